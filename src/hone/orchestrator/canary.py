@@ -1,8 +1,8 @@
 """The canary: a few tokens whose logprobs sampler and trainer must agree on, after every publication of weights.
 
-It has two parts. A fixed sequence, made of the run's first prompts, is scored by both, without any cache. And
-completions are sampled as in training, two of each of two prompts that stay the same through the run, so that whatever
-the sampler remembers of a prompt is used. It is short, for it is paid at every step. A resumed run measures the same.
+It has two parts. Both score a fixed sequence, made of the run's first prompts, without any cache. And completions are
+sampled as in training, two of each of two prompts that stay the same through the run, so that the sampler's caches are
+used. It is short because every step pays for it. A resumed run measures the same.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: n
 _LONGEST_LINE = 2**16
 """Bytes after which a line is passed on in parts: progress that is drawn over itself never ends one."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
-"""How a line begins that names what went wrong: hone's own, or the last of a traceback, which torch marks by rank."""
+"""The beginning of a line that names the error: hone's own, or a traceback's last line, which torch marks by rank."""
 
 
 class Log:
@@ -136,7 +136,7 @@ class Child:
             os.kill(self.pid, signum)  # not Popen's, which would wait for it
 
     def poll(self) -> int | None:
-        """Return `code`; if the process has ended, what is left of its group is killed, and its lines are read."""
+        """Return `code`; if the process has ended, kill what is left of its group, and read its lines."""
         # While it is not waited for, its number and its group's can't come to mean others.
         if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             self.kill()

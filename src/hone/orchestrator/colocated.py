@@ -42,7 +42,7 @@ class EnginePolicy:
         ]
 
     def load(self, version: int, path: Path | None = None) -> None:
-        """Forget what was computed with older weights; the new ones are there already."""
+        """Forget caches of older weights; the new ones are there already."""
         assert path is None, "the engine in this process samples with the trainer's own parameters"
         self.engine.weights_changed(version)
 
@@ -51,7 +51,7 @@ class EnginePolicy:
 
 
 def trajectory(request: Request, completion: Completion, versions: Sequence[int], renderer: ChatRenderer) -> Trajectory:
-    """Make the trajectory of a request; `versions` are those of the policy that sampled each token of the completion.
+    """Make the trajectory of a request; `versions` are the policy versions that sampled each token.
 
     Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts.
     """

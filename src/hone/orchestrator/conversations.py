@@ -1,11 +1,11 @@
-"""Rollouts: one completion each or, of a task of several turns, conversations in lock-step rounds.
+"""Rollouts: one completion each or, in a task of several turns, conversations in lock-step rounds.
 
     trajectories = roll_out(env, policy, maker, examples, draws, step, sampling)
 
-In each round every conversation that goes on has its next turn sampled, all in one call of the policy and in the order
-of the rollouts; then the environment answers all of them at once. So neither how long an answer takes nor when a
-conversation ends changes what is sampled. The tokens of a turn are kept as sampled, and what the chat template writes
-for the environment's answer is appended to them: nothing is tokenised twice.
+Each round samples the next turn of every conversation that goes on, in one call of the policy and in the order of the
+rollouts; then the environment answers all of them at once. So the time an answer takes, and the end of a conversation,
+do not change what is sampled. The tokens of a turn are kept as sampled, and what the chat template writes for the
+environment's answer is appended to them: nothing is tokenised twice.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ class RequestMaker:
     """Turns examples into sampling requests, `rollouts` per example.
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
-    (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; that of a later turn of
-    a conversation by its number too. `tools` are the environment's, as its prompts name them.
+    (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; the number of a later
+    turn is part of the key too. `tools` are the environment's, as its prompts name them.
     """
 
     renderer: ChatRenderer
@@ -62,7 +62,7 @@ class RequestMaker:
         return requests
 
     def key(self, step: int, draw: int, sample: int, *more: str | int) -> int:
-        """Return the key of a rollout's first turn; with `more` that of another of its random choices."""
+        """Return the key of a rollout's first turn; with `more`, of another of its random choices."""
         return rng.key(self.seed, self.purpose, step, draw, sample, *more)
 
     def limit(self, tokens: int) -> int:
@@ -199,8 +199,8 @@ class Conversation:
 class RecordedPolicy:
     """A `Sampler` that repeats what was `recorded`, by sample id, as version `version` of a policy.
 
-    With `lag`, a token is of the version that is recorded, if that is one of the `lag` before, and not a later one.
-    To a turn that was not recorded (an environment that answers where it did not then) it answers only the end.
+    A token gets its recorded version, clipped to the `lag` versions before this one and this one. A turn that was not
+    recorded (the environment answers where it did not before) is answered with an end token alone.
     """
 
     def __init__(self, recorded: Mapping[str, Trajectory], renderer: ChatRenderer, version: int, lag: int = 0) -> None:

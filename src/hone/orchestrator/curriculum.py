@@ -1,18 +1,18 @@
 """Which example comes when: a function of (seed, epoch, what the draws before showed).
 
-An epoch has each example of the pool once. Its order is decided at its first draw, from the groups that had been graded
-by then: those of all earlier steps. So what a group shows counts from the next epoch on. A step may begin within one
-epoch and end in the next; what its groups show then comes too late for that order. One that is retired by them before
-its draw is passed over, and the draw is `retired` in the ledger.
+An epoch has each example of the pool once. Its order is decided at its first draw, from the groups of all
+earlier steps. So what a group shows counts from the next epoch on. A step may begin within one epoch and end in the
+next; what its groups show then comes too late for that order. An example that they retire before its draw is passed
+over, and the draw is `retired` in the ledger.
 
 - The pass rate of an example is solved / graded completions of its last `window` draws.
 - Order `difficulty` goes by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there, and
-  with it the gradient (as in DOTS, arXiv:2506.05316). What was never measured counts as 1/2; equals come as shuffled.
+  with it the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; equals come as shuffled.
 - An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked while its
   last `park_after` draws had nothing solved; a parked one is drawn again `retry_parked` epochs after its last draw.
-- When the pool has no example left, all come back, and what was measured is forgotten.
+- When the pool has no example left, all come back, and all measurements are forgotten.
 
-All of it follows from the ledger, which is in the checkpoint: `restore` takes its draws again.
+The ledger decides all of it, and is in the checkpoint: `restore` takes its draws again.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Curriculum:
 
     @classmethod
     def from_config(cls, config: RLConfig, rows: int, left_out: Collection[int] = ()) -> Curriculum:
-        """Make that of a run whose training split has so many rows."""
+        """Make the curriculum of a run whose training split has so many rows."""
         orch = config.orchestrator
         total = rows if orch.max_examples is None else min(rows, orch.max_examples)
         return cls(total, config.seed, orch.curriculum, left_out)
@@ -170,13 +170,13 @@ class Curriculum:
         return replace(place, epoch=epoch, position=0, order=order, sizes=sizes, restarted=restarted)
 
     def _shuffled(self, epoch: int) -> np.ndarray:
-        """Return the indices of an epoch `[n]` int64, whatever was measured: shuffled, or in the order of the data."""
+        """Return the indices of an epoch `[n]` int64 before any selection: shuffled, or in the order of the data."""
         in_order = self.config.order == "sequential"
         order = np.arange(self.total) if in_order else epoch_order(self.total, self.seed, epoch)
         return order[self._used[order]]
 
     def _by_measure(self, order: np.ndarray, epoch: int) -> np.ndarray:
-        """Return those of `order` that are in the pool when this epoch begins, by difficulty if that is asked for."""
+        """Return the part of `order` in the pool when this epoch begins, by difficulty if the config says so."""
         retry = self._pool.retry_parked
         due = (epoch - self._last_epoch >= retry) & bool(retry)
         in_pool = ~self._retired & (~self._parked | due)

@@ -1,7 +1,7 @@
-"""What is reproducible in a run in mode split, in words: the examples it drew, the tokens it sampled, its training.
+"""Says what is reproducible in a run in mode split: the examples it drew, the tokens it sampled, its training.
 
-In one process all three are functions of config and seed. With a process for each role, a server may have begun one
-batch or another when a request comes, weights may arrive between any two tokens, and sums over ranks round otherwise.
+In one process, config and seed decide all three. With a process for each role, a server may have begun one batch or
+another when a request comes, weights may arrive between any two tokens, and sums over ranks round otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SAMPLED_BY = "completions are sampled by "
 """Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
 TOLERANCE: dict[Precision, float] = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
-"""How far the loss of several ranks may be from that of one process on the same batches, relative to its terms."""
+"""Largest distance of the loss of several ranks from that of one process on the same batches, relative to its terms."""
 
 
 def exactness(config: RLConfig, server: Server, ranks: int) -> dict[str, str]:

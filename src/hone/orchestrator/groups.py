@@ -59,8 +59,8 @@ class GroupSampler:
     ) -> list[Trajectory]:
         """Return what `sample` gives if the policy is version `step` and chooses the tokens of `recorded`.
 
-        Where versions may change meanwhile, each token is of the one that is recorded. ValueError if `recorded` are
-        not as many.
+        If versions may change meanwhile, each token gets its recorded one. Raises ValueError if `recorded` has another
+        number of them.
         """
         requests = self.maker.requests(examples, draws, step)
         rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
@@ -141,7 +141,7 @@ def group_state(group: Group) -> State:
 
 
 def oldest_version(group: Group, step: int) -> int:
-    """Return the oldest version of which a token of the group was sampled; `step` if none was."""
+    """Return the oldest version that sampled a token of the group; `step` without tokens."""
     versions = [int(t.versions[t.sampled_mask].min()) for t in group.trajectories if t.num_sampled]
     return min(versions, default=step)
 
@@ -170,9 +170,9 @@ def trainable(groups: Sequence[Group], truncated: str) -> list[Packed]:
 
 
 def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
-    """Enter how the draws of a step ended: those of its groups, and those that were passed over.
+    """Tell the curriculum how the draws of a step ended, of its groups and those passed over.
 
-    The curriculum goes by it from then on.
+    It goes by that from then on.
     """
     waiting, entries = iter(groups), []
     for draw in curriculum.draw(len(groups)):
@@ -195,8 +195,8 @@ def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group],
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[str, float]:
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
-    Of a task of several turns also how many they were, and the tokens between them, which are the environment's. With
-    `lag`, the versions that the sampler may be behind, also the staleness of the stalest token, in versions.
+    A task of several turns also has their number, and the environment's tokens between them. With `lag`, the versions
+    that the sampler may be behind, the staleness of the stalest token, in versions, is added.
     """
     scores = [score for group in groups for score in group.scores]
     trajectories = [t for group in groups for t in group.trajectories]
@@ -223,7 +223,7 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
-    """Compute the shares of completions whose sampled tokens are those of another: an earlier one of the same prompt
+    """Compute the shares of completions with the same sampled tokens as another: an earlier one of the same prompt
     (`completion/repeated`), or any of another prompt in the step (`completion/identical`).
     """
     texts = [[t.token_ids[t.sampled_mask].tobytes() for t in group.trajectories] for group in groups]

@@ -48,7 +48,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 
 @dataclass(frozen=True)
 class Role:
-    """How a role is started. `first` stands behind the command at the start of the run, `again` where it goes on.
+    """How a role is started. `first` is added to the command at the start of the run, `again` when it goes on.
 
     `health` is the (host, port) at which a server answers `GET /health` once it has loaded.
     """
@@ -174,7 +174,7 @@ class Launch:
             self._loading = time.monotonic(), _LOADING_LINE
 
     def _turn(self) -> int | None:
-        """Look at everything once, and do what it asks for; the exit code once the run has ended."""
+        """Check every process once and act on it; return the exit code once the run has ended."""
         self._look_at_run()
         self._look_at_server()
         for signum in self._stop.take():
@@ -258,9 +258,9 @@ class Launch:
         return None
 
     def _culprit(self, dead: list[Child]) -> Child:
-        """Return whose death caused the others: what a user can mend comes first, then what a signal ended.
+        """Return the process whose death caused the others: first what a user can mend, then what a signal ended.
 
-        Ranks follow one that was killed; rank 0 says what is wrong.
+        Ranks follow one that was killed; rank 0 reports the error.
         """
         if all(child.role == TRAINER and (child.code or 0) >= 0 for child in dead):
             ranks = self._children[TRAINER]
@@ -307,7 +307,7 @@ class Launch:
             time.sleep(_TICK)
 
     def _end(self) -> None:
-        """End what is left: SIGTERM, then SIGKILL."""
+        """End the remaining processes: SIGTERM, then SIGKILL."""
         for child in self._all():
             child.send(signal.SIGTERM)
         self._wait(self._all(), PATIENCE)

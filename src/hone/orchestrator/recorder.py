@@ -20,7 +20,7 @@ from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Outcome, Score, Trajectory
 
 WINDOW = 1000
-"""Completions over which the share of failures is taken: so many that 5 % do not pass for 10 % by chance."""
+"""Completions over which the share of failures is taken: enough that 5 % rarely look like 10 %."""
 LEAST = 256
 """The same in a run that has fewer altogether."""
 
@@ -161,7 +161,7 @@ class FailureWatch:
             )
 
     def evaluated(self, step: int, scores: Sequence[Score]) -> None:
-        """Show the first failure in an evaluation. They are in none of its averages, and end no run."""
+        """Show the first failure in an evaluation. Failures there enter no average, and end no run."""
         failures = [score for score in scores if score.outcome.is_failure]
         self._mark_inexact(step, failures)
         if failures and not self._evaluation_reported:

@@ -37,7 +37,7 @@ AT_ONCE, TOKENS_AT_ONCE = 256, 2**15
 
 @dataclass(frozen=True)
 class _Loaded:
-    """What a server was given last: a version, from a folder; `instance` names the process that took it."""
+    """The weights a server last got: a version, from a folder; `instance` names the process that took it."""
 
     version: int = 0
     path: str | None = None
@@ -47,9 +47,9 @@ class _Loaded:
 class ServerPolicy:
     """Samples from a server. `load` has the server take weights from a folder; without one, those of `spool`'s model.
 
-    Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; which
-    are too old is the caller's to say. Where the server does not name it (vLLM), all tokens of a call count as of the
-    version at its beginning, the oldest that they can be. `eos_ids` end a completion, as the stop ids of `renderer` do.
+    Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the
+    caller decides which are too old. If the server does not name it (vLLM), all tokens of a call count as of the
+    version at its beginning, the oldest possible. `eos_ids` end a completion, as the stop ids of `renderer` do.
     Raises Halt when the server is gone, was started anew, or samples from weights that it was not given from here.
     """
 
@@ -58,7 +58,7 @@ class ServerPolicy:
     ) -> None:
         self.server, self.renderer, self.spool = server, renderer, spool
         self.idle_seconds: float | None = None
-        """How long the server has had nothing to sample since it started, as of its last answer; None if unknown."""
+        """Seconds without work since the server started, as of its last answer; None if unknown."""
         self._ends = (*renderer.stop_ids, *eos_ids)
         self._loaded = _Loaded()
         self._given: Mapping[int, str | None] = {0: None}
@@ -97,7 +97,7 @@ class ServerPolicy:
         return _Loaded(version, folder, served and served.instance)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return the server's logprobs; NaN where it can't compute them: vLLM has those of temperature 1 only."""
+        """Return the server's logprobs; NaN where it can't compute them: vLLM does so at temperature 1 only."""
         vllm = self.server.backend == "vllm"
         if vllm and temperature != 1:
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
@@ -113,7 +113,7 @@ class ServerPolicy:
             ]
 
     async def _ask(self, bodies: Sequence[dict[str, Any]], begun: _Loaded) -> list[Any]:
-        """Return the answers, if the server has weights that it was given from here, also after the last of them.
+        """Return the answers, if the server had weights given from here, also after the last answer.
 
         `begun`: what it had been given when the call began.
         """
@@ -124,7 +124,7 @@ class ServerPolicy:
             return answers
 
     async def _post(self, client: ServerClient, body: dict[str, Any], begun: _Loaded) -> Any:
-        """Return the answer; what is wrong with its tokens is raised before the other answers have come."""
+        """Return the answer; raise an error in its tokens before the other answers have come."""
         answer = await client.post("/v1/completions", body)
         with self._readable("versions of its tokens"):
             versions = {v for choice in answer["choices"] for v in choice.get("policy_versions") or ()}

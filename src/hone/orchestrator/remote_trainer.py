@@ -52,8 +52,8 @@ class Published:
 class Publisher:
     """Publishes the versions of a session from `first` on, in order, in a thread of its own, until it is closed.
 
-    It goes no further than a version that `hold` is true of, until that is released: what is measured of it is then of
-    that version alone. After an error it publishes nothing more, and goes on to hand out what the trainer has made.
+    It stops at a version that `hold` is true of until that is released, so that measurements are of that version alone.
+    After an error it publishes nothing more, but still hands out what the trainer has made.
     """
 
     def __init__(
@@ -153,9 +153,9 @@ class _Closed(Exception):
 class RemoteTrainer:
     """`Updates` by a trainer elsewhere; the first `take` gives the version that the session begins with.
 
-    `alive` is called in waiting, and may raise. `check_time` too: StepAbandoned says that the run has to end, and so
-    that nothing more is to be published. With `saves(version)` the trainer writes its part of the checkpoint of that
-    version when it has made it. `phase` times what is waited for. `sampler_idle` is how long the server has had nothing
+    `alive` is called while waiting, and may raise. `check_time` too: StepAbandoned says that the run has to end, so
+    nothing more is published. With `saves(version)` the trainer writes its part of the checkpoint of that
+    version when it has made it. `phase` times the waiting. `sampler_idle` is how long the server has had nothing
     to do, in seconds, as of its last answer.
     """
 
@@ -240,7 +240,7 @@ class RemoteTrainer:
         return self._parts.pop(version)
 
     def close(self) -> None:
-        """End the session, whatever state it is in; a trainer that waits for a batch has heard it then."""
+        """End the session in any state; a trainer that waits for a batch is notified."""
         self.publisher.close()
         if self._ended or self._put > self.version:
             return

@@ -17,7 +17,7 @@ from hone.types import Message, Trajectory
 class Request:
     """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does.
 
-    `messages` are those of `prompt_ids`. `turn` counts the turns of the conversation `sample_id`, from 0.
+    `messages` are the conversation in `prompt_ids`. `turn` counts the turns of the conversation `sample_id`, from 0.
     """
 
     prompt_ids: tuple[int, ...]
@@ -37,7 +37,7 @@ class Sampler(Protocol):
 
 
 class Policy(Sampler, Protocol):
-    """A sampler whose weights change: the engine in this process, or a server. `version` is that of its weights."""
+    """A sampler whose weights change: the engine in this process, or a server. `version` is its weights' version."""
 
     @property
     def version(self) -> int: ...
@@ -64,9 +64,9 @@ class Update:
 
 
 class Updates(Protocol):
-    """What makes new versions of the weights: the trainer in this process, or one in processes of its own.
+    """A maker of new weights: the trainer in this process, or one in processes of its own.
 
-    `version` and `fingerprint()` are those of the last update that was taken; `ready`: `take` would not wait.
+    `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait.
     """
 
     @property
@@ -88,7 +88,7 @@ class Updates(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Publish no version any more: the run ends with what is on its way."""
+        """Publish no more versions: the run ends with what is in flight."""
         ...
 
     def fingerprint(self) -> str: ...

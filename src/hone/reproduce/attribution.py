@@ -1,15 +1,15 @@
 """Where a reward went: two graders' scores of the same completions, split into skill, parser, truncation and format.
 
-Of each completion, `recorded` is the recorded reward; `main` and `extra` are what the other grader makes of it, on the
-recorded grader's scale. Over the completions of a window of steps that both could grade:
+For each completion, `recorded` is the recorded reward; `main` and `extra` are the other grader's, on the recorded
+grader's scale. Over the completions of a window of steps that both could grade:
 
     skill       mean of `main` over the completions that the length limit did not stop
     truncation  mean of `main` over all completions, minus skill
     format      mean of `extra`
     parser      mean of recorded - main - extra
 
-Their sum is the mean recorded reward, exactly, so that a change between two windows is the sum of their changes. What
-the graders differ by from the start (a stricter one, say) is in `parser` of both windows, and in no change.
+Their sum is exactly the mean recorded reward, so that a change between two windows is the sum of their changes. If the
+graders differ from the start (one is stricter, say), that is in `parser` of both windows, and in no change.
 
 The main part is what the correctness function is worth, weight x value; all components, if its weight is 0 (similarity
 beside an exact match that only counts). It is scaled to the recorded grader's full marks. The format part are the
@@ -37,7 +37,7 @@ POINT = np.dtype(
         *((name, np.bool_) for name in ("was_right", "is_right", "truncated")),
     ]
 )
-"""What is kept of each completion. Rewards are NaN where grading failed."""
+"""Columns kept of each completion. Rewards are NaN where grading failed."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -
 
 @dataclass(frozen=True)
 class Split:
-    """What a mean reward, or a change of one, is made of."""
+    """The parts of a mean reward, or of a change of one."""
 
     skill: float
     truncation: float

@@ -35,7 +35,7 @@ NOTHING = "nothing"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What is known of one step; None for what isn't. Fingerprints `before` and `after` are of versions N and N + 1;
+    """All known facts of one step, None if unknown. Fingerprints `before` and `after` are of versions N and N + 1;
     `evals` are the samples of the evaluation of version N, as in `evals/step_N.jsonl`.
     """
 
@@ -49,7 +49,7 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two records part: `what` in words, and its two values."""
+    """A difference of two records: `what` in words, and its two values."""
 
     step: int
     quantity: str
@@ -111,7 +111,7 @@ def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Dif
 
 
 def _of_environment(step: int, row: Row, other: Row) -> Difference | None:
-    """Return the difference in the environment's messages, if the first token that differs was not sampled."""
+    """Return the environment's messages that differ, if the first token that differs was not sampled."""
     pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=NOTHING))
     first = next((index for index, (token, another) in pairs if token != another), None)
     masks = [one["sampled_mask"] for one in (row, other)]
@@ -161,7 +161,7 @@ OF_ROWS: tuple[tuple[str, Callable[[Row], Row]], ...] = (
     ("rollouts", lambda row: {f"the column {name}": row[name] for name in _COLUMNS if name in row}),
     ("advantages", lambda row: {"that": row["advantage"]}),
 )
-"""What of a completion is compared: each quantity with its values by what they are called."""
+"""How completions are compared: each quantity with its named values."""
 
 
 def _compare_evaluations(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
@@ -201,13 +201,13 @@ WEIGHTS = 100
 
 
 class Tolerance:
-    """Takes records for equal that differ by no more than `limit`, relative: for a run that was trained on several
-    ranks and its replay in one process, whose sums round otherwise.
+    """Treats records as equal that differ by at most `limit`, relative: for a run that was trained on several ranks and
+    its replay in one process, whose sums round otherwise.
 
-    What does not come from the train step is compared exactly. Of what does, each quantity has a size that its rounding
-    goes by: of the loss, whose terms cancel, the mean |advantage| of its tokens; of entropy and KL 1 nat, if they are
-    less; of the rest the quantity itself. Left out are the share of clipped tokens, which tokens at the edge decide,
-    and the gap to the sampler, which is nothing but rounding. `largest` is the largest distance, in words.
+    Values from outside the train step are compared exactly. Others are compared relative to a size: the value itself,
+    but for the loss, whose terms cancel, at least its tokens' mean |advantage|; for entropy and KL at least 1 nat. The
+    share of clipped tokens, which tokens at the edge decide, and the gap to the sampler, which is nothing but rounding,
+    are left out. `largest` is the largest distance, in words.
     """
 
     def __init__(self, limit: float) -> None:

@@ -83,7 +83,7 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
 
 
 def changed_settings(first: Run, second: Run) -> list[Setting]:
-    """List the settings in which two runs differ, but for where things lie, how they are shown, and what is saved."""
+    """List the settings in which two runs differ, except paths, display, and what is saved."""
     mine, theirs = flat(first.config), flat(second.config)
     names = [name for name in differing(mine, theirs) if name != "data.path"]
     return [Setting(name, mine.get(name), theirs.get(name)) for name in names]

@@ -3,8 +3,8 @@
 `begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already. `replay`
 takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step anew, with the
 evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the end of a run.
-Without `resamples` nothing can be sampled: `repeat` grades the recorded completions, and measures no version. With
-`evaluates` the run was to measure versions, and so to end with measuring the last one.
+Without `resamples` nothing can be sampled: `repeat` grades the recorded completions, and measures no version.
+`evaluates`: the run measured versions, and so ended with measuring the last one.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@ hashes.jsonl, metrics.jsonl        against what each checkpoint says they were t
 the ledger of checkpoints          against the rollouts: all draws of the steps before it, and no other
 
 timings.jsonl, events.jsonl and logs/ come from clocks and are not covered, nor is tokens/, which follows from the rest;
-run.json and config.toml are what re-executing steps starts from, and only the certificate has their hashes, but for the
-predictions in run.json. Hashes that were made to fit are found when the step is executed again.
+run.json and config.toml are where re-executing steps starts, and only the certificate has their hashes, but for the
+predictions in run.json. Executing a step again exposes forged hashes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 Tensors = dict[str, "torch.Tensor"]
 Progress = Callable[[str], None]
 CLOSED = frozenset({"done", "stopped", "budget"})
-"""Statuses of runs that ended as they should: whatever such a run wrote has its hash."""
+"""Statuses of runs that ended as they should: all their files have hashes."""
 
 
 @dataclass(frozen=True)
 class Damage:
-    """A file of the run, relative to it, that does not fit its hash or the rest of the run, and how that shows."""
+    """A file of the run, relative to it, that does not match its hash or the rest of the run, and the evidence."""
 
     file: str
     problem: str
@@ -86,7 +86,7 @@ class Logs:
 def check(
     run: Run, fingerprint: Callable[[Tensors], str], parameters: Callable[[Path], Tensors], progress: Progress
 ) -> Checked:
-    """Read every byte that a hash was taken of. `parameters` gives those of an exported model, by name."""
+    """Read every byte that has a hash. `parameters` gives an exported model's parameters by name."""
     checked = Checked()
     progress("checking the hashes of metrics and rollouts")
     logs = _read_logs(run, checked)
@@ -145,8 +145,8 @@ def _check_span(run: Run, logs: Logs, checked: Checked) -> None:
 def _check_steps(run: Run, logs: Logs, checked: Checked) -> None:
     """Compare each step's line of metrics, rollouts and evaluation with their hashes.
 
-    A step whose metrics have an update has its rollouts, for they are written first. What has no hash is damage too,
-    but for the last step of a process that died before it took the hashes.
+    A step whose metrics have an update has its rollouts, for they are written first. A missing hash is damage too,
+    except for the last step of a process that died before it took the hashes.
     """
     rollouts, evals = set(run.rollout_steps()), set(run.evals())
     updated = {step for step, line in logs.metrics.items() if "lr" in line}

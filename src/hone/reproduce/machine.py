@@ -1,6 +1,6 @@
-"""What of this machine is not as it was for a run: what can make a re-execution differ although nobody changed the run.
+"""How this machine differs from a run's: reasons why a re-execution may differ although nobody changed the run.
 
-Facts are those of run.json: package versions, processor, GPU, threads, variables that choose kernels, and digests of
+The facts come from run.json: package versions, processor, GPU, threads, variables that choose kernels, and digests of
 what the run read.
 """
 
@@ -33,9 +33,9 @@ def this_machine() -> dict[str, Any]:
 def differences(
     first: Mapping[str, Any], second: Mapping[str, Any], second_name: str = "here", ranks: bool = True
 ) -> list[str]:
-    """List facts in which two machines differ, as `torch 2.11.0 (here 2.12.0)`; not those that one doesn't know.
+    """List facts in which two machines differ, as `torch 2.11.0 (here 2.12.0)`; unknown facts are left out.
 
-    Without `ranks` their number is left out, for a re-execution, which allows for it.
+    Without `ranks` their number is left out, as a re-execution allows for it.
     """
     mine, theirs = first.get("sources", {}), second.get("sources", {})
     both = [name for name in SOURCES if name in mine and name in theirs]
@@ -49,9 +49,9 @@ def _format(value: Any) -> str:
 
 
 def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = True) -> list[str]:
-    """List why the run itself says that another run of its config may differ, and from which step on; up to `step`.
+    """List the run's own reasons why another run of its config may differ, and from which step on; up to `step`.
 
-    Without `sampling`, that a server sampled is left out.
+    Without `sampling`, sampling by a server is not a reason.
     """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
     counting = [entry for entry in entries if sampling or not entry["cause"].startswith(SAMPLED_BY)]

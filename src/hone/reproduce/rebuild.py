@@ -98,8 +98,8 @@ def read_config(run: Run) -> RLConfig | SFTConfig:
 
 
 def read_precision(run: Run) -> str:
-    """Return the precision of the run's weights. Of a run under other numerics nothing else of its config is read: it
-    may have settings that this hone does not know.
+    """Return the precision of the run's weights. For a run under other numerics, nothing else of its config is read:
+    it may have settings that this hone does not know.
     """
     if provenance.other_numerics(run.info) is None:
         return read_config(run).precision
@@ -324,7 +324,7 @@ class Versions:
         return None
 
     def replay_step(self, step: int) -> Difference | None:
-        """Take the next step again from its recorded rollouts; return how it differs from what was recorded."""
+        """Take the next step again from its recorded rollouts; return how it differs from the record."""
         again = self.execution.replay(step)
         return self.difference(self.records.record(step, without=(*EVALUATIONS, *CANARY, *SENT_BACK)), again)
 
@@ -336,7 +336,7 @@ class Versions:
     def differs_from_checkpoint(self) -> tuple[str, str] | None:
         """Return (file, tensor) of the first one in which the current version is not its checkpoint; None if all are.
 
-        With a tolerance all weights are one.
+        With a tolerance all weights count as one tensor.
         """
         trainer = self.execution.trainer
         saved, _ = self.checkpoints.load(trainer.version)

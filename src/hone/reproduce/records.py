@@ -1,4 +1,4 @@
-"""What a run recorded, step by step. Needs no torch."""
+"""A run's records, step by step. Needs no torch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Records:
 
     @cached_property
     def updates(self) -> list[int]:
-        """Steps whose update is recorded, ascending: not those of which there is an evaluation only."""
+        """Steps whose update is recorded, ascending; not steps with only an evaluation."""
         return [step for step in sorted(self.metrics) if self.is_update(step)]
 
     def is_update(self, step: int) -> bool:
@@ -53,7 +53,7 @@ class Records:
 
     @cached_property
     def evaluations(self) -> frozenset[int]:
-        """Versions of which the samples of an evaluation are there."""
+        """Versions whose evaluation samples exist."""
         return frozenset(self.run.evals())
 
     @cached_property
@@ -69,7 +69,7 @@ class Records:
         return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
     def recorded_fingerprint(self, version: int) -> str | None:
-        """Return that of the weights of a version; None where it isn't recorded."""
+        """Return the fingerprint of a version's weights; None if it isn't recorded."""
         return self.hashes.get(version, {}).get("weights")
 
     def rows(self, step: int) -> list[Row] | None:

@@ -1,7 +1,7 @@
 """Grading again what a run recorded. Reads its rollouts, needs neither its model nor torch, and writes nothing into it.
 
-What an environment of several turns kept of a conversation (its state) is not recorded: reward functions get the state
-that a conversation begins with.
+The state that an environment of several turns keeps of a conversation is not recorded: reward functions get the state
+at its beginning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ COLUMNS = (
     *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
     *("stop_reason", "prompt", "text", "answer", "info", "completion"),
 )
-"""Of a run's rollouts, what is read."""
+"""Columns that are read of a run's rollouts."""
 SHOWN = 3
 """Completions about which two graders disagree that are kept of each step."""
 LONGEST = 200
@@ -73,7 +73,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Grader:
-    """A task, for what it grades with. `template` makes its `answer` and `info` of those that were recorded."""
+    """A task that grades. `template` makes its `answer` and `info` from the recorded ones."""
 
     env: Environment
     template: Template | None = None
@@ -106,8 +106,8 @@ class Regraded:
 
     `points` `[N]` (POINT) has all of them. The run's own task graded `checked` of them again, `same` came out as
     recorded, `first_other` is the first that did not. `failed_old` and `failed_new` count those that could not be
-    graded, then and now; `failure` is the reason of the first now. Of `disagreeing` completions, `disagreements` are up
-    to three of each step, of usual length. `scores` are the new scores of each step as Arrow tables, if asked for.
+    graded, then and now; `failure` is the reason of the first now. `disagreements` are up to three `disagreeing`
+    completions of each step, of usual length. `scores` are the new scores of each step as Arrow tables, if asked for.
     """
 
     points: np.ndarray

@@ -17,8 +17,8 @@ from hone.runs.rollouts import rollouts_file
 class Replayed:
     """How far the replay came: from version `start` to `reached`, with that fingerprint.
 
-    `difference` is the first one from what was recorded. `matched` names the checkpoints and exported weights that came
-    out equal on the way; `missed` the first that did not.
+    `difference` is the first one from the record. `matched` names the checkpoints and exported weights that came out
+    equal on the way; `missed` the first that did not.
     """
 
     start: int
@@ -36,10 +36,10 @@ class Replayed:
 def replay(
     versions: Versions, start: int, until: int, parameters: Callable[[Path], Tensors], on_step: OnStep
 ) -> Replayed:
-    """Take the updates of steps `start` to `until` - 1 again, and compare each with what the run recorded.
+    """Take the updates of steps `start` to `until` - 1 again, and compare each with the record.
 
-    Stops at the first difference. `parameters` gives those of an exported model, by name. With a tolerance, the steps
-    after a checkpoint go on from that.
+    Stops at the first difference. `parameters` gives an exported model's parameters by name. With a tolerance, the
+    steps after a checkpoint go on from that.
     """
     trainer, records, result = versions.execution.trainer, versions.records, Replayed(start)
     exported = records.run.weights()

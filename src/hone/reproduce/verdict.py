@@ -35,8 +35,8 @@ RISES = {
 
 @dataclass(frozen=True)
 class Verdict:
-    """`cause` is the part of the split that the change is due to, `mixed`, `undecided` where the other grader can't
-    tell, or, without a change, `none`.
+    """`cause` is the part of the split that caused the change, `mixed`, `undecided` if the other grader can't tell, or
+    `none` without a change.
     """
 
     cause: str
@@ -57,8 +57,8 @@ class Verdict:
 
 
 def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
-    """Choose the windows between which the change is measured: from the best paid one to the last; of a run that ends
-    about as well paid as it ever was, from the first to the last.
+    """Choose the windows between which the change is measured: the best paid and the last or, if the last is about as
+    well paid as the best, the first and the last.
     """
     best, last = max(windows, key=lambda w: w.recorded), windows[-1]
     return (best, last) if best.recorded - last.recorded > noise(best, last, _Z_BEST) else (windows[0], last)
@@ -70,8 +70,8 @@ def noise(before: Window, after: Window, z: float = _Z) -> float:
 
 
 def change_between(before: Window, after: Window) -> Split:
-    """Compute the change. Where the length limit stopped all of one window, skill is not seen there: what it can have
-    cost, the worth of those that it did not stop in the other window, is truncation.
+    """Compute the change. If the length limit stopped all of one window, skill is not seen there: the worth of those it
+    did not stop in the other window counts as truncation.
     """
     change = after.split - before.split
     worth, stopped = change.skill + change.truncation, (before.truncated, after.truncated)
@@ -119,7 +119,7 @@ def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader
 
 
 def _parser_words(before: Window, after: Window, skill: float, total: float) -> str:
-    """Say which grader erred, where that is not the usual case; `skill` is its share of the change. Empty if it is."""
+    """Say which grader erred; empty in the usual case. `skill` is skill's share of the change."""
     if total > 0:
         paid_unseen = after.split.parser > -before.split.parser
         return "The recorded grader pays for what the other one does not see: that is not skill." if paid_unseen else ""
@@ -134,7 +134,7 @@ def _parser_words(before: Window, after: Window, skill: float, total: float) -> 
 
 
 def _blind(windows: Sequence[Window]) -> str:
-    """Say why a grader can't tell what changed, for it makes the same of every completion; empty if it does not."""
+    """Say why a grader can't tell what changed: it treats all completions alike; empty if it does not."""
     if all(one.right_both + one.right_new == 1.0 for one in windows):
         return "The other grader calls everything right: your parser loses answers, or the other one pays for any."
     if all(one.split.skill + one.split.truncation == 0.0 for one in windows):

@@ -1,10 +1,10 @@
-"""Is a run what it says? Its files against their hashes, and random steps of it executed again in full.
+"""Verify a run: compare its files with their hashes, and execute random steps of it again in full.
 
 A step is executed again from the nearest checkpoint before it, or from the initial model: the recorded rollouts bring
 the weights to the step, each version compared with its fingerprint; then the step is sampled, graded and trained anew,
-and compared quantity by quantity. What a server sampled can't be had again: those steps are graded and trained anew on
-their recorded completions. What a run that was killed had not yet hashed is always executed again, and so is the
-evaluation at the end. Five verdicts:
+and compared quantity by quantity. A server's samples can't be repeated: those steps are graded and trained anew on
+their recorded completions. Steps that a killed run had not hashed are always executed again, as is the last
+evaluation. Five verdicts:
 
 verified         the files fit their hashes, and the steps come out equal to the bit
 files only       the files fit their hashes; no step was executed again, so all may be made up
@@ -12,7 +12,7 @@ differs          a step comes out otherwise, though machine and sources are thos
 damaged          files do not fit their hashes
 not comparable   a step comes out otherwise, and so may it where machine, versions or sources differ
 
-Covered are metrics.jsonl, hashes.jsonl, rollouts/, evals/, checkpoints/ and weights/; timings.jsonl, events.jsonl and
+This covers metrics.jsonl, hashes.jsonl, rollouts/, evals/, checkpoints/ and weights/; timings.jsonl, events.jsonl and
 logs/ are not. run.json and config.toml say what to execute: their hashes are in the certificate, and nowhere in the
 run.
 """
@@ -46,11 +46,11 @@ WITH_EVALUATION = ("done", "budget")
 
 @dataclass(frozen=True)
 class StepCheck:
-    """One step, executed again; or with `is_evaluation` the evaluation of the last version, which `step` then is.
+    """One step, executed again; with `is_evaluation` the evaluation of the last version, which is `step` then.
 
     `start` is where its weights came from, in words, `replayed` how many steps were replayed from there. `difference`
-    is the first one that was found: with `while_replaying` at a step before, replayed from its recorded rollouts. With
-    `damage` it shows that this file was changed.
+    is the first one found: with `while_replaying` at an earlier step, replayed from its recorded rollouts. `damage`:
+    the difference shows that this file was changed.
     """
 
     step: int
@@ -81,11 +81,11 @@ class StepCheck:
 
 @dataclass
 class Verification:
-    """What was found. `evaluation` is the check of the one at the end, if the run has it and it was done again.
+    """The findings. `evaluation` is the check of the last evaluation, if there is one and it was done again.
 
-    `resampled`: steps were sampled anew; else taken again from their recorded completions. `reasons` are why a
-    difference would prove nothing; `notes` what could not be checked. `tolerance`: how far what training gives may be
-    from what is recorded, relative to its size; None: not at all.
+    `resampled`: steps were sampled anew, not taken from their recorded completions. `reasons` say why a difference
+    would prove nothing; `notes` what could not be checked. `tolerance` is the largest distance of training values from
+    the record, relative to their size; None: none.
     """
 
     verdict: Verdict
@@ -150,7 +150,7 @@ def choose_steps(candidates: Sequence[int], count: int, seed: int) -> list[int]:
 
 
 def unhashed_steps(checked: Checked) -> list[int]:
-    """List the steps that only executing them again can check, for what they wrote has no hash yet; ascending."""
+    """List the steps, ascending, whose files have no hash yet: only executing them again can check them."""
     return sorted(checked.open_steps | {version - 1 for version in checked.open_weights if version})
 
 
@@ -165,8 +165,8 @@ def check_steps(
 ) -> None:
     """Execute the steps again, then the evaluation of version `evaluated`, and set the verdict.
 
-    Stops at the first that comes out otherwise. `on_replay(step)` and `on_repeat(step)` are called before either is
-    done, `on_end` when a step has been checked.
+    Stops at the first that differs. `on_replay(step)` and `on_repeat(step)` are called before each of them, `on_end`
+    when a step has been checked.
     """
     for step in [*steps, *([evaluated] if evaluated is not None else [])]:
         is_evaluation = step == evaluated
@@ -233,7 +233,7 @@ def _compare_evaluation(versions: Versions, again: StepRecord) -> Difference | N
 
 
 def _not_repeated(again: StepRecord) -> tuple[str, ...]:
-    """Return the metrics that no re-execution has, and those of a canary if it measured none: a server's is another."""
+    """Return the metrics that no re-execution has, with the canary's if it measured none: a server's differs."""
     measured = any(name.startswith(CANARY) for name in again.metrics or ())
     return SENT_BACK if measured else (*SENT_BACK, *CANARY)
 

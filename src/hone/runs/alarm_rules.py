@@ -1,8 +1,8 @@
-"""The rules of the alarms: a table of what is looked for, and of what helps against it.
+"""The rules of the alarms: a table of symptoms, and of remedies.
 
 A rule gets the history of the steps and its threshold, and returns what it measured at the last of them, with the
-evidence in words, or None. Means are over windows of steps; a rise or a fall counts only if it is also beyond what the
-steps scatter by (`SIGMAS`). What each looks for, with its default threshold, is in `hone.config.alarms`.
+evidence in words, or None. Means are over windows of steps; a rise or a fall counts only if it also exceeds the
+scatter of the steps (`SIGMAS`). The symptom of each, with its default threshold, is in `hone.config.alarms`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from hone.runs.history import History, Window, differ
 from hone.runs.progress import percent
 
 SOLVED = 0.9
-"""Where this share of completions is correct, neither sameness nor low entropy is a worry."""
+"""From this share of correct completions on, neither sameness nor low entropy is a worry."""
 GROWN = 1.2
 """Completions that are so many times as long as when the reward was best have grown."""
 FLAT, PATIENCE = 0.1, 3
 """Correctness that rose by less than this share of itself, and of a component's gain, for so many windows is flat:
 partial credit, and the form of an answer, rise before it does."""
 RISEN = 0.2
-"""By how much the share of identical completions must have risen: some tasks have few answers from the beginning."""
+"""Least rise of the share of identical completions: some tasks have few answers from the beginning."""
 LASTING = 3
 """Steps for which a gradient must be large that is no larger than a single one before: single ones come and go."""
 RISING = 1.0
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule:
-    """What an alarm looks for, and what helps."""
+    """An alarm's symptom, and its remedy."""
 
     measure: Callable[[History, float], Measured]
     advice: str
@@ -137,8 +137,8 @@ def _wrong(history: History, threshold: float) -> Measured:
 def _component(history: History, threshold: float) -> Measured:
     """Look for a component of the reward that earns more than before, with correctness where it was or lower.
 
-    Its gain is its rise times its share of the weights. What is the reward itself, or decides what is correct, may rise
-    for long before a completion is wholly correct: there only a fall counts. A gain is counted from the component's
+    Its gain is its rise times its share of the weights. The reward itself, or what decides correctness, may rise long
+    before a completion is wholly correct: there only a fall counts. A gain is counted from the component's
     lowest window, and from some windows ago.
     """
     total = sum(map(abs, history.weights.values())) or 1.0
@@ -196,7 +196,7 @@ def _grader(history: History, threshold: float) -> Measured:
 
 
 def _entropy_collapse(history: History, threshold: float) -> Measured:
-    """Look for a policy that is nearly deterministic before the task is solved. In SFT nothing is tried."""
+    """Look for a policy that is nearly deterministic before the task is solved. Not for SFT, which tries nothing."""
     now, first, correct = history.now("entropy"), history.first("entropy"), history.now("outcome/correct")
     if not (now and first and correct) or correct.mean >= SOLVED:
         return None
@@ -252,7 +252,7 @@ def _solved_pool(history: History, threshold: float) -> Measured:
 
 
 def _dead_pool(history: History, threshold: float) -> Measured:
-    """Look for a pool of which nothing is solved, where the reward does not rise either."""
+    """Look for a pool of which nothing is solved while the reward does not rise either."""
     steps = math.ceil(threshold)
     _, parked, total = _pool(history)
     if total > 0 and parked / total >= PARKED:

@@ -1,4 +1,4 @@
-"""Alarms: what ruins runs is looked for at every step, reported once, and acted on as the config says.
+"""Alarms: look for what ruins runs at every step, report it once, and act on it as the config says.
 
 An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
 a window of steps, the next time for two, then for four; until then it is not reported again. It is a function of the
@@ -24,26 +24,26 @@ if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
 
 TRAINED = ("reward/mean", "groups/trained", "loss")
-"""Metrics of which a step that was taken has one."""
+"""Metrics, one of which every step has."""
 GAP = "gap"
 """The alarm that has no rule: `hone.orchestrator.canary` raises it."""
 SHIFTED = ("falling_reward", "wrong")
-"""Alarms that compare with a run's best: what a curriculum leaves to be learned is harder than what it had then."""
+"""Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""
 OVER = "alarm_over"
 """Kind of the event that an alarm is over."""
 ORDER: tuple[Action, ...] = ("off", "warn", "checkpoint", "pause", "stop")
-"""From nothing to the strongest."""
+"""Actions, from none to the strongest."""
 DONE = {
     "checkpoint": " A checkpoint is saved.",
     "pause": " The run is saved and paused.",
     "stop": " The run is saved and stops.",
 }
-"""What an action does, in words."""
+"""An action's effect, in words."""
 
 
 @dataclass(frozen=True)
 class Alarm:
-    """An alarm that is raised at a step, and what is to be done."""
+    """An alarm that is raised at a step, and its action."""
 
     step: int
     name: str
@@ -75,9 +75,9 @@ class AlarmStop(Halt):
 class Alarms:
     """The alarms of a run: which ones are raised, and what they ask for.
 
-    `weights` are those of the reward's components, by name; without them no component can be an alarm. `correctness` is
-    the component that decides what is correct. With `shifting`, prompts are chosen by what was solved, and those of
-    `SHIFTED` are off unless the config has an action of their own.
+    `weights` are the reward components' by name; without them no component can be an alarm. `correctness` is the
+    component that decides what is correct. `shifting`: prompts are chosen by what was solved, and the alarms `SHIFTED`
+    are off unless the config has an action of their own.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Alarms:
         self._times: Counter[str] = Counter()
 
     def restore(self, lines: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()) -> None:
-        """Take in the metrics and the events before a resume; what was raised then is not reported again."""
+        """Take in the metrics and the events before a resume, so as not to report their alarms again."""
         for line in lines:
             self.look(int(line["step"]), line)
         kinds = [event["kind"] for event in events if event.get("name") == GAP and event["kind"] in ("alarm", OVER)]
@@ -157,7 +157,7 @@ class Alarms:
         return Alarm(step, name, action, finding)
 
     def done(self) -> None:
-        """Forget what was asked for: it has been done."""
+        """Forget the requested action: it is done."""
         self.asked, self.cause = "off", ""
 
 
@@ -178,5 +178,5 @@ class AlarmWatch(Observer):
 
 
 def took_step(metrics: Mapping[str, Any]) -> bool:
-    """Return True for metrics of a step, False for those of an evaluation or of the run's end."""
+    """Return True for metrics of a step, False for metrics of an evaluation or of the run's end."""
     return any(name in metrics for name in TRAINED)

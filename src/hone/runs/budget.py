@@ -56,8 +56,8 @@ def process_seconds() -> float:
 class Budget:
     """What a run has spent over all its processes, and whether another step fits into its limits.
 
-    `before` is what its earlier processes spent. A step is expected to take as long, and as many tokens, as the most of
-    the last ten, and what follows it as long as the longest of each such phase so far, with the process's own end.
+    `before` is what its earlier processes spent. A step is expected to take as much time and as many tokens as the
+    most of the last ten; the phases after it each take as long as their longest so far, with the process's own end.
     """
 
     def __init__(
@@ -157,7 +157,7 @@ def _money(usd: float) -> str:
 
 
 def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
-    """Return what the run in `folder` has spent. Tokens are those of the steps that it still has."""
+    """Return what the run in `folder` has spent. Tokens count only the steps that it still has."""
     lines = read_lines(folder / "timings.jsonl")
     superseded = [line for log in folder.glob("superseded/*/timings.jsonl") for line in read_lines(log)]
     metrics = read_lines(folder / "metrics.jsonl")

@@ -40,7 +40,7 @@ class Checkpoints:
     def save(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
         """Write step `step`, complete or not at all. Equal content gives equal bytes; a step can be saved again.
 
-        What lies in the folder `part`, on the same file system, is moved into it.
+        The content of the folder `part`, on the same file system, is moved into it.
         """
         with new_dir(self.path(step)) as folder:
             for entry in sorted(part.iterdir()) if part else ():

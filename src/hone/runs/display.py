@@ -1,4 +1,4 @@
-"""What a run shows while it works: a live panel on a terminal, plain lines elsewhere."""
+"""A run's output while it works: a live panel on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _INTERVAL = 2.0
 
 
 class Display(Observer):
-    """Keeps what is to be shown, as `progress`; this one shows nothing."""
+    """Keeps the state to show in `progress`; this one shows nothing."""
 
     def __init__(self, progress: Progress | None = None) -> None:
         self.progress = progress or Progress("rl", 0)

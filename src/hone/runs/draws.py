@@ -1,7 +1,7 @@
-"""What became of every draw of an RL run, read from its checkpoints and rollouts; and whether each epoch was whole.
+"""Reads how every draw of an RL run ended, from its checkpoints and rollouts; checks that each epoch was whole.
 
-The ledger of record is in the checkpoints. What a run did after its newest one is read from the rollouts; a resume
-would take those draws again.
+The ledger of record is in the checkpoints. Draws after the newest one are read from the rollouts; a resume would take
+them again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 
 CHECKPOINT, ROLLOUTS = "checkpoint", "rollouts"
 MEASURED = ("solved", "graded")
-"""What an entry of the ledger has besides where the curriculum goes by it."""
+"""Further keys of a ledger entry if the curriculum uses it."""
 
 
 def read_draws(run: Run) -> list[dict[str, Any]]:
     """Return one record per draw, in their order: draw, step, example_id, state, tokens, and `source`.
 
-    With a curriculum that measures, also how many of the `graded` rollouts were `solved`. Draws that were passed over
-    (`retired`) since the newest checkpoint have left no trace but the gap in the numbers.
-    `source` is `checkpoint` for those of the newest intact one, `rollouts` for those of steps since then.
+    If the curriculum measures, also how many of the `graded` rollouts were `solved`. Draws that were passed over
+    (`retired`) since the newest checkpoint leave only a gap in the numbers. `source` is `checkpoint` up to the newest
+    intact one, `rollouts` for steps since then.
     """
     step, draws = 0, []
     for saved in reversed(run.checkpoints.steps()):
@@ -44,7 +44,7 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
 
 
 def measures(run: Run) -> bool:
-    """Return True if the run's curriculum goes by what was solved."""
+    """Return True if the run's curriculum uses what was solved."""
     config = run.config if (run.path / "config.toml").is_file() else {}
     curriculum = config.get("orchestrator", {}).get("curriculum", {})
     return curriculum.get("order") == "difficulty" or "pool" in curriculum
@@ -73,11 +73,11 @@ def drawn(run: Run, step: int) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Epochs:
-    """How often the examples came. `pool` is how many there are, None while that isn't known.
+    """Counts of the examples' draws. `pool` is how many examples there are, None while unknown.
 
-    `over` epochs have ended; `open` draws belong to the one under way. `faults` says, epoch by epoch, what came too
-    often or not at all. Where a curriculum changes what is drawn, `sizes` are the draws of each epoch begun, and `left`
-    is how many examples are in its pool (`pool/active`, …), if it has one.
+    `over` epochs have ended; `open` draws belong to the one under way. `faults` lists, epoch by epoch, examples that
+    came too often or not at all. If a curriculum changes what is drawn, `sizes` are the draws of each epoch begun, and
+    `left` is how many examples are in its pool (`pool/active`, …), if it has one.
     """
 
     pool: int | None

@@ -31,7 +31,7 @@ MARKER = "COMPLETE"
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
-"""Of a file that a library made, which may be readable to its owner only."""
+"""Mode of a file that a library made, which may be readable to its owner only."""
 RESTORE = "mend it, or restore it from a copy"
 """What to do about a damaged file."""
 LARGEST = 2**31
@@ -164,8 +164,8 @@ def is_complete(folder: Path) -> bool:
 
 
 def verify(folder: Path, content: bool = True) -> list[str]:
-    """Return what is wrong with a directory made by `new_dir`; empty if every byte is as it was written. Without
-    `content` only the names and sizes of files are looked at.
+    """Return the damage to a directory made by `new_dir`; empty if every byte is as written. Without `content` only
+    names and sizes of files are checked.
     """
     try:
         listed = read_json(folder / MARKER)["files"]
@@ -245,12 +245,12 @@ def check_plain(value: Any, depth: int = _DEPTH, finite: bool = True) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return True for what a metric may be: a finite number, a truth value, or None for what was not finite."""
+    """Return True if a metric may have this value: a finite number, a truth value, or None if it was not finite."""
     return value is None or (isinstance(value, int | float) and -_LARGEST_NUMBER < value < _LARGEST_NUMBER)
 
 
 def parse_time(stamp: Any) -> datetime | None:
-    """Return an ISO time in this machine's time zone; None for None or "". ValueError for what is no time."""
+    """Return an ISO time in this machine's time zone; None for None or "". Raises ValueError for other texts."""
     try:
         return datetime.fromisoformat(stamp).astimezone() if stamp not in (None, "") else None
     except (OverflowError, TypeError):
@@ -319,8 +319,8 @@ def current_name(metric: str) -> str:
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
     """Move the lines of a log for which `goes(record)` to the file `moved_to`.
 
-    They are written there before they are removed here, so that a crash loses none of them and doing it again gives
-    the same two files. Without such lines nothing is written.
+    They are written there before they are removed here, so that a crash loses none, and a repeat gives the same two
+    files. Without such lines nothing is written.
     """
     kept, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
@@ -333,7 +333,7 @@ def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Pat
 class JsonlLog:
     """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open.
 
-    Several threads may append. `bytes` and `sha256` are those of the file as it is.
+    Several threads may append. `bytes` and `sha256` describe the file as it is.
     """
 
     def __init__(self, path: Path):
@@ -377,7 +377,7 @@ class JsonlLog:
 
 
 class Rewound(Exception):
-    """A log lost lines: a resume has rolled the run back, and what was read of it no longer holds."""
+    """A log lost lines: a resume has rolled the run back, and earlier reads of it are no longer valid."""
 
 
 class Tail:
@@ -386,7 +386,7 @@ class Tail:
     def __init__(self, path: Path):
         self.path = path
         self.inode = 0
-        """Number of the file that is read: another one after a roll-back. 0 while there is none."""
+        """Number of the file that is read; it changes after a roll-back. 0 while there is none."""
         self._read = 0
         self._count = 0
         self._last = b""

@@ -18,7 +18,7 @@ POLL = 0.25
 _QUIET = {"start", "weights"}
 """Events that are not worth a line."""
 _PHASES = {"paused": "pause", "continued": "under way"}
-"""What follows from an event."""
+"""Consequences of an event."""
 
 
 class Steps:

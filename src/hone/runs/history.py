@@ -14,7 +14,7 @@ NOTHING = math.nan
 SIGMAS = 5.0
 """Standard errors by which two windows must differ: the extremes of thousands of windows are compared, in many runs."""
 RECENT = 10
-"""Windows from whose steps the scatter is taken: that of ten steps alone is too small once in a while."""
+"""Windows whose steps give the scatter: ten steps alone sometimes scatter too little."""
 
 
 @dataclass(frozen=True)
@@ -75,10 +75,10 @@ class Series:
 
 
 class History:
-    """Metrics of the steps of a run so far; those that a step does not have are unknown in it.
+    """Metrics of the steps of a run so far; unknown where a step does not have them.
 
-    Windows are of `window` steps; `weights` are those of the reward's components, by name, and `correctness` is the one
-    that decides whether a completion is correct.
+    Windows are of `window` steps; `weights` are the reward components' by name, and `correctness` is the one that
+    decides whether a completion is correct.
     """
 
     def __init__(self, window: int, weights: Mapping[str, float] | None = None, correctness: str | None = None) -> None:
@@ -90,7 +90,7 @@ class History:
         self._unknown = Series(window)
 
     def append(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step; null, as what was not finite is written, is unknown."""
+        """Take in the metrics of a step; null (not finite) is unknown."""
         numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         for name in numbers.keys() - self._series.keys():
             self._series[name] = Series(self.window, [NOTHING] * len(self.steps), [UNKNOWN] * len(self.steps))

@@ -15,7 +15,7 @@ DEFAULT_ROOT = Path("outputs")
 def find_runs(root: Path) -> Iterator[Path]:
     """Yield every directory under `root`, itself included, with a run.json; runs within runs and in `.previous/` too.
 
-    What a run keeps inside itself (its weights, what a resume superseded) is not looked into; links are not followed.
+    A run's own folders (weights, what a resume superseded) are not searched; links are not followed.
     Raises UserError if there is no such folder.
     """
     if not root.is_dir():

@@ -24,7 +24,7 @@ OUTCOME_STYLES = {
     "grader_error": "bold red",
     "grader_timeout": "bold red",
 }
-"""How rich shows each outcome, here and in reports."""
+"""The style of each outcome, here and in reports."""
 
 
 class LiveDisplay(Display):

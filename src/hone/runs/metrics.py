@@ -21,7 +21,7 @@ Better = Literal["higher", "lower", ""]
 
 @dataclass(frozen=True)
 class Metric:
-    """A row of `METRICS`. In a `name` a `*` stands for anything: `reward/*/mean` is of any component."""
+    """A row of `METRICS`. `*` in a `name` matches anything: `reward/*/mean` is any component's."""
 
     name: str
     where: str
@@ -29,14 +29,14 @@ class Metric:
     `canary` after each publication of weights, `time` from a clock, in timings.jsonl."""
     unit: str = ""
     label: str = ""
-    """What it is, where its name does not say so; `{}` is what the `*` stands for."""
+    """Its meaning, if its name does not say it; `{}` is what the `*` matches."""
     better: Better = ""
     curve: bool = False
-    """True for what is drawn if nothing is chosen."""
+    """True if it is drawn by default."""
     tolerance: float | None = 0
-    """By how many times the limit of rounding a run on other ranks may be off; 0 is not at all, None: not compared."""
+    """Times the rounding limit by which a run on other ranks may differ; 0 means equal, None: not compared."""
     alias: str = ""
-    """What other trainers call it."""
+    """Its name in other trainers."""
     needs: str = ""
     """The setting without which it is not written."""
 
@@ -145,9 +145,9 @@ class Written:
 
 
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> Written | str:
-    """Return when a run of `config` writes `metric`; if it never does, what is wrong, as the end of a sentence.
+    """Return when a run of `config` writes `metric`; if it never does, the fault, as the end of a sentence.
 
-    `env_id` is the task's own id, where that is known: what is measured of it is called so. A component of a reward may
+    `env_id` is the task's own id, if known: its metrics are named after it. A component of a reward may
     have any name.
     """
     in_eval = metric.startswith("eval/")

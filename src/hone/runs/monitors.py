@@ -36,7 +36,7 @@ WAITING = 10_000
 SILENT_SECONDS = 120.0
 """A monitor that takes this long for one message hangs. Above the 90 s that W&B's start may take."""
 FINISH_SECONDS = 30.0
-"""How long the end of a run waits for its monitors, all together."""
+"""Seconds that the end of a run waits for all its monitors together."""
 COLUMNS = ("step", "prompt", "completion", "reward", "components", "outcome", "advantage")
 """Of the tables of samples."""
 TEXT = 4000

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Observer:
-    """Watches a run and changes none of its numbers. Override what you need; what is raised ends the run."""
+    """Watches a run and changes none of its numbers. Override what you need; any exception ends the run."""
 
     def check(self, training: Any) -> None:
         """Called before anything is written, with the `RL` or `SFT`. UserError refuses the run."""

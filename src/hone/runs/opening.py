@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 _COPYING = "copying"
 """Status of a run that is being made from another one's checkpoint."""
 _NEEDED = ("status", "inexact", "versions", "hardware", "threads", "resumes")
-"""What a resume needs of run.json."""
+"""Keys of run.json that a resume needs."""
 _INHERITED = ("versions", "hardware", "threads", "variables", "sources", "drift")
 _INHERITED += ("reward_weights", "reward_ranges", "correctness")
-"""What a branch's run.json has from the run that it goes on from: it says how the steps up to there were made."""
+"""Keys that a branch's run.json takes from its parent run: they say how the steps up to there were made."""
 
 
 @dataclass
@@ -45,8 +45,8 @@ class Opening:
     ranks train.
 
     What `open` makes: run.json, the first step to take, the (tensors, state) to go on from, and what all processes of
-    the run spent. `differs` names what is not as it was when the run began, and so makes it another run than one that
-    never stopped. With `nothing_left` it is a run at its end, in which nothing was changed.
+    the run spent. `differs` names the changes since the run began that make it another run than one that never stopped.
+    `nothing_left`: the run is at its end, and nothing was changed.
     """
 
     config: RunConfig
@@ -257,7 +257,7 @@ class Opening:
         return verify(path) if path.exists() else ["the folder is gone"]
 
     def _note_resume(self, changes: list[Change]) -> None:
-        """Enter the resume in run.json. One that restores nothing begins anew: it is exact, whatever was before."""
+        """Enter the resume in run.json. If it restores nothing, it begins anew, and is exact."""
         step, info = self.start_step, self.info
         if changes:
             self.say(f"Changed since the run began: {', '.join(map(str, changes))}.")
@@ -282,7 +282,7 @@ class Opening:
         self.spent = spent(self.folder, info)
 
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
-        """Return what is not as it was in the run when it came to `start_step`; nothing, if nothing is restored.
+        """Return the changes since the run was at `start_step`; none if nothing is restored.
 
         Raises UserError if that would break exactness and was not allowed. A run that went on with other settings
         before may do so again, or be set back to those that it had at that step.
@@ -337,8 +337,8 @@ class Opening:
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     """Return (name, before, now) of the facts in two run.json that can make equal runs differ.
 
-    They are packages, processor, GPU, ranks, threads, variables that choose kernels, and hone's code. What one of the
-    two doesn't know is left out.
+    They are packages, processor, GPU, ranks, threads, variables that choose kernels, and hone's code. Facts that
+    one of the two lacks are left out.
     """
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]

@@ -1,5 +1,5 @@
-"""Whose output directory is it, and is a run written there? What hone wrote is recognised by its run.json; anything
-else is never touched.
+"""Who owns an output directory, and whether a run is written there. hone recognises its own files by run.json, and
+never touches others.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from hone.runs.rollouts import EVALS, RESULTS, TOKENS, steps_in
 SPOOL = "spool"
 """Folder for weights on their way to a server: nothing in it outlives the process."""
 AUDIT = "audit.json"
-"""What the audit before step 0 found, or that there was none."""
+"""Findings of the audit before step 0, or that there was none."""
 PAUSED, PAUSE_POLL = "paused.json", 0.5
 """There while a run is paused: `hone runs continue` takes it away. Seconds between two looks of the run at it."""
 CARD = ("report.html", "report.json", "card.md")
 """The run card: as a page, and as facts; and a file of hone 0.1."""
 GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
-"""What a program gave a run; they are the run's where its run.json says so, under `kept`."""
+"""Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
 NAMES = (
     *("config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", AUDIT, PAUSED),
     *("rollouts", TOKENS, "checkpoints", "weights", SPOOL, "logs", "superseded", "wandb", "trackio"),
     *(*CARD, "curve.svg", RESULTS, "metadata.json", "run.json"),
 )
-"""What hone writes in the directory of a run or an evaluation; run.json last: it is also the last to be moved away.
+"""Files that hone writes in the directory of a run or an evaluation; run.json, the last, is also moved away last.
 
-Not here, for evaluations have their folders beside them: the files `evals/step_N.jsonl`.
+`evals/step_N.jsonl` are not here, for evaluations have their folders beside them.
 """
 
 FORMAT = "hone-run-1"
@@ -96,7 +96,7 @@ class _Resume(_Change):
 
 
 class RunFacts(_Facts):
-    """The types of what readers use of run.json. None of it is needed here: older runs lack some."""
+    """The types of the keys of run.json that readers use. All are optional: older runs lack some."""
 
     id: str
     kind: Literal["rl", "sft", "eval"]
@@ -184,7 +184,7 @@ def check_target(path: Path, flag: str) -> None:
 def check_output(folder: Path, protect: list[Path]) -> None:
     """Raise UserError if a new run in `folder` would touch what it must not: foreign files, or the run's own sources.
 
-    Foreign are files beside folders that hone did not make, and without a run.json whatever has a name that the run
+    Foreign files are files beside folders that hone did not make and, without a run.json, any with a name that the run
     itself would write.
     """
     if folder.exists() and not folder.is_dir():
@@ -313,8 +313,8 @@ ELSEWHERE = 0
 def holder(folder: Path) -> int | None:
     """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it can't be named, None for none.
 
-    Of a run in several processes it is the launcher, if there is one: the signals that end a run are for it.
-    Not to be called by that process itself: closing the file would release its own lock.
+    For a run in several processes it is the launcher, if there is one: it takes the signals that end a run.
+    That process itself must not call this: closing the file would release its own lock.
     """
     launcher = _holder(folder / LAUNCHER)
     return _holder(folder / LOCK) if launcher is None else launcher

@@ -58,7 +58,7 @@ class Prediction:
 
     @property
     def statement(self) -> str:
-        """What is predicted, without the probability."""
+        """The prediction without its probability."""
         return f"{self.metric}@{'end' if self.end else self.step} {self.op} {_number(self.number)}"
 
     @property
@@ -67,13 +67,13 @@ class Prediction:
         return (self.metric, None if self.end else self.step, self.op, self.number, self.p)
 
     def holds(self, value: float) -> bool:
-        """Return True if it came true. Of NaN nothing is true."""
+        """Return True if it came true. NaN makes it false."""
         return _OPS[self.op](value, self.number)
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What became of a prediction: `outcome` None if that is not decided, and `why` not."""
+    """The result of a prediction: `outcome` None if it is undecided, and `why`."""
 
     prediction: Prediction
     outcome: bool | None
@@ -89,7 +89,7 @@ class Scored:
 def check(config: RunConfig, env_id: str | None = None) -> None:
     """Raise UserError if the config's predictions can't be those of its run. `env_id`: the task's own id, if known.
 
-    Those of a resume are compared with the run's when it is opened: it may go to other steps.
+    A resume's are compared with the run's when it is opened: it may go to other steps.
     """
     if config.resume is None:
         read(config, env_id)
@@ -195,7 +195,7 @@ def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
 def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
     """Raise UserError if a resume comes with other predictions than the run in `folder` was begun with.
 
-    None, or the same, are fine. A run that has no step yet takes those that it is given now.
+    The same, or none, are fine. A run that has no step yet takes the new ones.
     """
     if damage := problem(info, folder):
         raise UserError(f"{folder / 'run.json'}: {damage}: restore it, or begin a new run in another --output-dir")
@@ -230,7 +230,7 @@ def kept(config: Config, info: Mapping[str, Any]) -> Config:
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
-    """Score a run's predictions as far as its metrics decide them. Nothing is true of a metric that was not finite."""
+    """Score a run's predictions as far as its metrics decide them. A metric that was not finite makes them false."""
     predicted = entries(info)
     lines = {line["step"]: line for line in read_lines(folder / "metrics.jsonl")} if predicted else {}
     scored = []
@@ -248,7 +248,7 @@ def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
 
 
 def settle(info: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Enter what became of the predictions in run.json's facts; return those of the event, empty without any."""
+    """Enter the predictions' results in run.json's facts; return the event's fields, empty without any."""
     if KEY not in info:
         return {}
     scored = score(info, folder)

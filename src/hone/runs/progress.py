@@ -1,4 +1,4 @@
-"""What is known of a run at a moment, and how it is put in words: shared by the plain and the live display."""
+"""The state of a run at a moment, and its wording: shared by the plain and the live display."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Progress:
     first_step: int = 0
     began: float = 0.0
     seconds: list[float] = field(default_factory=list)
-    """Of each step, without pauses."""
+    """Seconds of each step, without pauses."""
     step: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, Any] = field(default_factory=dict)
@@ -131,7 +131,7 @@ class Progress:
 
 
 def reward_interval(metrics: Mapping[str, float | None], env: str) -> tuple[float, float] | None:
-    """Return the 95 % interval of the mean reward of an evaluation; None without one, and where it has no width: if all
+    """Return the 95 % interval of the mean reward of an evaluation; None without one, and if it has no width: if all
     examples have the same reward, nothing shows how sure that is.
     """
     low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))

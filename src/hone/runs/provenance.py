@@ -21,7 +21,7 @@ from hone.errors import UserError
 from hone.runs.budget import Spent
 
 NUMERICS = 2
-"""Rises whenever a change of hone may change the bytes of a run, or what is computed from them; run.json records it.
+"""Rises with every change of hone that may change a run's bytes, or what is computed from them; run.json records it.
 
 1  hone 0.1
 2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
@@ -140,7 +140,7 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
     """Return `hone rl @ outputs/config.toml --resume`, to paste, for the run with this run.json; with further words.
 
-    Several ranks of SFT are started by torchrun, as many as trained last; those of RL are a setting.
+    torchrun starts several ranks of SFT, as many as trained last; ranks of RL are a setting.
     """
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]

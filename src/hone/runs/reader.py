@@ -109,24 +109,24 @@ class Run:
         return to_table([line for line in lines if line.keys() != {"step"}])
 
     def plot(self, *metrics: str) -> Figure:
-        """Return a Plotly figure of metrics by step; by default of reward, or loss, and what was measured held out."""
+        """Return a Plotly figure of metrics by step; by default reward, or loss, and held-out measures."""
         return figure(self, metrics)
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """Return what the train step computed, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
-        `trainer_logprobs`, with a value for each sampled token, null where the completion was not trained on. None if
-        that was not recorded.
+        """Return the train step's values, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
+        `trainer_logprobs`, with a value for each sampled token, null for untrained completions. None if they were not
+        recorded.
         """
         return read_tokens(self.path, step)
 
     def evals(self) -> list[int]:
-        """Return the versions of which the samples of an evaluation are there, ascending. Older runs have none."""
+        """Return the versions whose evaluation samples exist, ascending. Older runs have none."""
         return list(steps_in(self.path / EVALS, ".jsonl"))
 
     def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
         """Return the samples of the evaluation of a version; keys as in `hone.evaluation.result.EvalSample.row`.
 
-        Without a version those of `hone eval`, of which the directory has to be. Raises UserError if there are none.
+        Without a version, the directory must be one of `hone eval`. Raises UserError if there are none.
         """
         path = self.path / (RESULTS if version is None else evals_file(version))
         if not path.exists():

@@ -1,7 +1,7 @@
-"""Rolling a run back to a checkpoint: what came after it moves to `superseded/<n>/`.
+"""Rolling a run back to a checkpoint: later files move to `superseded/<n>/`.
 
-The state restored from checkpoint N is that before step N. So metrics, timings, rollouts, evaluations and alarms of
-step N and later go, and weights and checkpoints of versions after N. A crash midway is finished by the next resume: the
+Checkpoint N restores the state before step N. So metrics, timings, rollouts, evaluations and alarms of step N and later
+go, and weights and checkpoints of versions after N. A crash midway is finished by the next resume: the
 plan is on disk first, every move is a rename, and doing any part again changes nothing.
 """
 

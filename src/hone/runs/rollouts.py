@@ -55,7 +55,7 @@ def step_of(path: Path) -> int | None:
 
 
 def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
-    """Return what is named after a step in a folder of a run, and has this ending, by step, ascending."""
+    """Return the files of a run's folder that are named after a step and have this ending, by step, ascending."""
     found = {step_of(path): path for path in folder.glob(f"step_*{ending}")}
     return {step: found[step] for step in sorted(step for step in found if step is not None)}
 
@@ -105,9 +105,9 @@ def schema() -> pyarrow.Schema:
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of one group: `index` within its step, `state` what became of it (trained, filtered, failed).
+    """Return the rows of one group: `index` within its step, `state` is its fate (trained, filtered, failed).
 
-    A sample whose grader failed has the state `failed`, whatever the group's is.
+    A sample whose grader failed has the state `failed` in any group.
     """
     shared = {
         "step": step,
@@ -203,7 +203,7 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
 
 
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
-    """Write those of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
+    """Write the token statistics of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
 
     Rows have `sample_id`, and `entropies` (written as float16) and `trainer_logprobs` (float32), natural log, with a
     value for each token that was sampled, in order; None where the completion was not trained on.

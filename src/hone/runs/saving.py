@@ -27,7 +27,7 @@ Ending = Literal["done", "stopped", "budget"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What an exact resume needs: tensors, of which group `model` is the policy, and the loop's own state.
+    """The state that an exact resume needs: tensors, of which group `model` is the policy, and the loop's own state.
 
     The tensors are the live ones. `state()` may be called later, by another thread, and gives the state of now. `part`
     is a folder of files, in place of tensors, that other processes wrote; they are moved into the checkpoint.
@@ -41,11 +41,11 @@ class Snapshot:
 class Saver:
     """Saves versions of the policy: weights to use, checkpoints to resume from.
 
-    `export(folder, step, parameters)` writes weights; `parameters` are those of the tensors' group `model`, if there is
-    one. They come first: where there is a checkpoint there are its weights, however the process ends. `snapshot` is
-    told whether a checkpoint is to be made of it. Unless `ckpt.background` is off, the loop waits only while the
+    `export(folder, step, parameters)` writes weights; `parameters` are the tensors of group `model`, if there is one.
+    Weights come first: each checkpoint has its weights, however the process ends. `snapshot` gets whether a checkpoint
+    will be made of it. Unless `ckpt.background` is off, the loop waits only while the
     tensors are copied; a thread writes the files, one version at a time. An alarm may ask for a checkpoint, and for a
-    pause after it. With `planned`, a version can become one only if `wants_checkpoint` was true of it before.
+    pause after it. With `planned`, a version becomes one only if `wants_checkpoint` was true of it before.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Saver:
         self._writing: Future[None] | None = None
         self._saved: tuple[int, bool] | None = None
         self.halted = False
-        """Set when the run must not go on: what is saved then is a checkpoint."""
+        """Set when the run must not go on: then a checkpoint is saved."""
 
     @property
     def stopping(self) -> bool:
@@ -114,17 +114,17 @@ class Saver:
             self.halted = False
 
     def wants_checkpoint(self, step: int) -> bool:
-        """Return True if `save(step)` will make a checkpoint, as far as that is known before."""
+        """Return True if `save(step)` will make a checkpoint, as far as that is known now."""
         if self.run.alarms.saves and self._promised is None:
             self._promised = step
         return step == self._promised or (self.ckpt is not None and self._is_due(step, last=False))
 
     def close(self) -> None:
-        """Wait for what is being written; errors of that are left aside."""
+        """Wait for the files being written; ignore their errors."""
         self._thread.shutdown()
 
     def _is_due(self, step: int, last: bool) -> bool:
-        """Return True if version `step` is to be saved, and is not yet."""
+        """Return True if version `step` should be saved, and is not yet."""
         interval = self.ckpt.interval if self.ckpt else None
         regular = interval is not None and step % interval == 0
         if not (last or regular or self._is_resumed(step) or self._is_asked_for(step)):
@@ -188,7 +188,7 @@ def _copies(tensors: Tensors) -> Tensors:
 def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> None:
     """Wait until `hone runs continue`, or until the run has `ended` otherwise; version `step` is saved.
 
-    A file in the run's directory is there meanwhile: whoever takes it away lets the run go on.
+    A file is in the run's directory meanwhile: removing it lets the run go on.
     """
     mark = run.folder / PAUSED
     write_json(mark, {"step": step, "alarm": cause})

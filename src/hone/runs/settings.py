@@ -31,7 +31,7 @@ _FREE = (
 )
 """Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""
 _SERVER = "orchestrator.client.base_url"
-"""Where a server is does not matter, but that there is one."""
+"""Settings whose presence matters, but not their value: a server's address."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
 _BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
@@ -77,9 +77,9 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the config.toml of the run in `folder`, empty without one, and sentences about what is damaged in it.
+    """Return the config.toml of the run in `folder`, empty without one, and sentences about damage in it.
 
-    Settings of another type than they have are left out. Raises UserError as `read_toml`.
+    Settings of a wrong type are left out. Raises UserError as `read_toml`.
     """
     path = folder / "config.toml"
     if not os.path.lexists(path):
@@ -117,9 +117,9 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
 
 
 def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool = False) -> list[str]:
-    """Return names of the settings in which two `flat` configs differ, but for those that don't change the numbers.
+    """Return names of the settings in which two `flat` configs differ, except those that don't change the numbers.
 
-    `names_matter`: whether those of the model and its template do.
+    `names_matter`: the names of the model and its template do.
     """
     before, now = _with_own_paths(old), _with_own_paths(new)
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))

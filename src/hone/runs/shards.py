@@ -1,7 +1,7 @@
 """Tensors that several ranks wrote together, each its rows: `FOLDER/trainer/`, by `torch.distributed.checkpoint`.
 
-Its index is a pickle, which could run code of whoever made the checkpoint. Here nothing is made of it but the records
-that such an index consists of.
+Its index is a pickle, which could run code of whoever made the checkpoint. Here it can only make the records that such
+an index consists of.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES = {
     "pathlib": ("Path", "PosixPath", "PurePosixPath"),
     "pathlib._local": ("Path", "PosixPath", "PurePosixPath"),
 }
-"""What an index may name: module → names; of torch its dtypes as well. None of them runs code of the index."""
+"""Names allowed in an index: module → names; torch's dtypes as well. None of them runs code of the index."""
 
 
 def is_sharded(folder: Path) -> bool:
@@ -102,10 +102,10 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name; with `only`, those of that group.
+    """Return the tensors by group and name; with `only`, of that group.
 
-    Into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of `process_group` load
-    together, each its rows. By default whole and on the CPU, in this process alone.
+    They are loaded into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of
+    `process_group` load together, each its rows. By default whole and on the CPU, in this process alone.
     """
     import torch
     from torch.distributed.checkpoint.state_dict_loader import load as load_together
@@ -125,7 +125,7 @@ def load(
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
     """Write the tensors by group and name, each rank of `process_group` its rows; all ranks together.
 
-    What one rank fails with, a full disk for example, is raised on all.
+    An error of one rank, a full disk for example, is raised on all.
     """
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter

@@ -1,8 +1,8 @@
-"""What ends a run early: signals, and what the machine refuses (a full disk, an I/O error, no memory).
+"""Reasons for an early end: signals, and failures of the machine (a full disk, an I/O error, no memory).
 
 Stopping is polite: the first signal lets the step finish and be saved, a second Ctrl-C stops at once.
 
-SIGTERM is how schedulers and spot machines say that the process will be killed in a moment. A step that would take
+With SIGTERM, schedulers and spot machines announce that they will kill the process in a moment. A step that would take
 longer than the grace period is given up then: the state before it is still whole, and is saved.
 """
 
@@ -66,7 +66,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What a shell reports for a process ended by that signal: 130 or 143; 0 if none came."""
+        """A shell's exit code for a process ended by that signal: 130 or 143; 0 if none came."""
         return 0 if self.signum is None else 128 + self.signum
 
     @property
@@ -85,7 +85,7 @@ class StopRequest:
             self._abandonable = False
 
     def release(self) -> None:
-        """Let Ctrl-C end at once what is still waited for: all is saved."""
+        """Let Ctrl-C end the remaining waits at once: all is saved."""
         if self._before:
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -132,7 +132,7 @@ class StopRequest:
 def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     """Return (cause, remedy) if the machine is to blame for `error`; None if it may be a bug, or a file of the user's.
 
-    Of file errors only those are the run's that concern a file below `folder`, or name none.
+    A file error counts only if it concerns a file below `folder`, or names none.
     """
     if is_out_of_memory(error):
         return "out of memory", _NO_MEMORY

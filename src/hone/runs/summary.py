@@ -30,7 +30,7 @@ KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
 _FACTS = {"status", "seed", "command", "versions", "hardware", "threads"}
 _TRAINING_FACTS = {"exact", "inexact", "started", "resumes"}
-"""What the words about a run need of run.json."""
+"""Keys of run.json that the words about a run need."""
 _AT_WORK = ("running", "paused", "copying")
 _ENDED = {
     "done": "done, {}",
@@ -59,7 +59,7 @@ class Summary:
     progress: Progress
     spent: Spent
     damage: list[str] = field(default_factory=list)
-    """What of the run is lost or can't be read, in sentences; all else can be shown."""
+    """Sentences about lost or unreadable parts of the run; all else can be shown."""
 
     @property
     def seconds(self) -> float:
@@ -84,7 +84,7 @@ class Summary:
 
 
 Reader = Callable[[Path, dict[str, Any], int], tuple[Progress, Spent]]
-"""Makes of a run's directory, its run.json and its number of steps how far it came and what it spent."""
+"""Computes a run's progress and cost from its directory, its run.json and its number of steps."""
 
 
 def summarize(path: Path, training: Reader | None = None, ours: bool = False) -> Summary:
@@ -280,7 +280,7 @@ def shortened(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Raised:
-    """An alarm that was raised, and the step at which it was over: None while it is not."""
+    """An alarm that was raised, and the step at which it was over; None before."""
 
     name: str
     since: int

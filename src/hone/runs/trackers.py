@@ -49,8 +49,8 @@ class Tracker:
 class Wandb(Tracker):
     """Weights & Biases. Its files lie in `wandb/` inside the run directory.
 
-    The axis is hone's own step counter, not that of the client, which only grows: steps that a resume takes again are
-    drawn where they belong.
+    The axis is hone's own step counter, not the client's, which only grows: steps that a resume takes again are drawn
+    where they belong.
     """
 
     def start(

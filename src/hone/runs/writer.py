@@ -97,9 +97,9 @@ class RunWriter:
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A new run moves an earlier one of hone to `.previous/<its id>`. `observers` are by default those of the config:
-        display, alarms, monitors. `keep` are the texts of files that belong to the run, by name. `brought` is what else
-        an `Opening` takes: `parameters`, `sources`, `with_tensors`, `ranks`. UserError, with nothing touched, if the
+        A new run moves an earlier one of hone to `.previous/<its id>`. `observers` default to the config's: display,
+        alarms, monitors. `keep` are the texts of files that belong to the run, by name. `brought` are an `Opening`'s
+        other arguments: `parameters`, `sources`, `with_tensors`, `ranks`. UserError, with nothing touched, if the
         directory can't be written or holds foreign files, one of those names that is no run's, or any of `protect`
         (paths that the run reads); or as `Opening.open`.
         """
@@ -137,7 +137,7 @@ class RunWriter:
         return run
 
     def _begin(self, config: RunConfig, resuming: bool, keep: Mapping[str, str]) -> None:
-        """Write what a directory has from its start on, and take away what is of another state."""
+        """Write a directory's first files, and remove those of another state."""
         step, folder = self.start_step, self.folder
         self.event("resume" if resuming else "start", step)
         if self._differs:
@@ -174,7 +174,7 @@ class RunWriter:
     def log_step(
         self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
     ) -> None:
-        """Write the step's lines. Nothing in `metrics` may come from a clock; that goes into `timings`.
+        """Write the step's lines. `metrics` must not hold times; they go into `timings`.
 
         `time/<phase>` of each `phase` since the last call, `time/step` and `time/total` (over all processes of the
         run), in seconds, are added to the timings. A metric that isn't finite becomes null, with an event that says
