@@ -1,4 +1,4 @@
-r"""Where the answer stands in a completion, what marks it, what kind of thing it is, and what would be a wrong one.
+r"""Finds the answer in a completion, its marks and its kind, and makes a wrong one.
 
 statement_of(subject)  # head "6 * 7 is\n", opening "<answer>", answer "42", closing "</answer>", tail "\n"
 kind_of(subject), wrong_answer(subject, subjects)  # Kind.NUMBER, "43"
@@ -20,7 +20,7 @@ from hone.environments.numbers import read_number
 
 
 class Form(StrEnum):
-    """What marks the answer of a completion as such."""
+    """The marks of an answer in a completion."""
 
     TAG = "tag"
     BOXED = "boxed"
@@ -128,7 +128,7 @@ def statement_of(subject: Subject) -> Statement:
 def answer_span(subject: Subject) -> tuple[int, int] | None:
     """Find the answer in the reference: by the task's parser, else by the data's answer, else by common marks.
 
-    None if it stands nowhere. The answer in a fenced block is all of that block.
+    Returns None if it is not there. The answer in a fenced block is all of that block.
     """
     text = subject.text
     if not text.strip():
@@ -218,7 +218,7 @@ def kind_of_text(answer: str) -> Kind:
 
 
 def value_of(expression: str) -> Fraction | None:
-    """Compute arithmetic with + - * / and brackets. None if it is something else, or divides by zero."""
+    """Compute arithmetic with + - * / and brackets. Returns None for other texts and division by zero."""
     text = expression.translate(_SIGNS)
     if len(text) > 200 or not re.fullmatch(r"[0-9\s+\-*/()]+", text) or "**" in text or "//" in text:
         return None
@@ -259,7 +259,7 @@ def same_answer(given: str, answer: str) -> bool:
 
 
 def wrong_answer(subject: Subject, subjects: Sequence[Subject]) -> str | None:
-    """Return a wrong answer of the form of the right one; None if none can be made."""
+    """Return a wrong answer of the form of the right one; None if that is impossible."""
     return next(iter(wrong_answers(subject, subjects, 1)), None)
 
 

@@ -1,6 +1,6 @@
-"""Whether a text gets the same reward each time: in another process, twice in a row, and after other texts.
+"""Checks that a text gets the same reward each time: in another process, twice in a row, and after other texts.
 
-A reward that does not makes a run that nobody can repeat, and advantages that compare luck. Rewards are computed in
+If it does not, nobody can repeat the run, and advantages compare luck. Rewards are computed in
 fresh worker processes, functions marked `inline` too: one has the texts in order, then each twice, from the last to the
 first; the other has them in order again, with another hash seed.
 """
@@ -85,7 +85,7 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
 
 
 def _grade(prober: Prober, text: Text) -> Probe:
-    """Grade one text at a time, so that each comes after the one before it; always, whatever hung before."""
+    """Grade one text at a time, so that each comes after the one before it, also if one hung before."""
     prober.hung.clear()
     return prober.grade([text])[0]
 

@@ -1,6 +1,6 @@
-"""Completions that try what a task pays for beside the answer: styles of text, and calls of tools up to the last turn.
+"""Completions that test what a task pays for beside the answer: styles of text, and calls of tools up to the last turn.
 
-Which of them are right and which are wrong, the grading says.
+Grading says which of them are right.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ STYLES = {
     " with all styles": f"# Solution\n<think>\n{_PROSE}\n{_WORDS * 3}\n</think>\n{_BULLETS}\n```python\nprint(1)\n```\n"
     "{answer}",
 }
-"""What reward functions are known to pay for, around an answer or none."""
+"""Styles that reward functions are known to pay for, around an answer or none."""
 LONGER = {
     " with long reasoning": STYLES[" with long reasoning"],
     " given ten times": "\n".join(["{answer}"] * 10),
@@ -66,7 +66,7 @@ def wrong_text(subject: Subject, subjects: Sequence[Subject]) -> str | None:
 
 
 def terse_text(subject: Subject) -> str | None:
-    """Return the answer of the reference in its form alone; None if the reference says nothing else anyway."""
+    """Return the answer of the reference in its form alone; None if the reference has no more than that."""
     statement = statement_of(subject)
     terse = statement.stating(statement.answer)
     return terse if statement.answer and terse.strip() != subject.text.strip() else None
@@ -110,7 +110,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
 
 
 def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
-    """Yield conversations that do the same at each turn, some of which end otherwise. Tools are called, if any."""
+    """Yield conversations that do the same at each turn, some with another end. They call tools, if any."""
     turns = min(env.max_turns, MOST_TURNS)
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
     ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}

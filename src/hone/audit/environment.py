@@ -28,7 +28,7 @@ from hone.environments.workers import Limits
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Examples whose reference is tried before training, and those that are tried with other texts too."""
 BACKSTOP = 3.0
-"""By the clock, grading a text may take this many times its processor time: a grader that sleeps is ended then."""
+"""Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
 _NOT_ISOLATED = Finding(
     "not-isolated",
     Verdict.NOTE,
@@ -61,10 +61,9 @@ def audit_environment(
     """Audit a task in full, on `num_examples` examples of `split`, drawn by `seed`.
 
     All functions of the task run in worker processes, also those marked `inline`; a text may take `timeout` seconds.
-    Where no other process can load the task, what is hostile to a grader is left out.
-    `max_tokens` and `count_tokens` say what a completion may be long, and how long a text is. `allows` are findings
-    that are meant so, and why, besides the task's own (`Environment.audit_allows`). `more` are further checks, such as
-    of a model. Raises UserError for a task without data.
+    If no other process can load the task, texts hostile to a grader are left out. `max_tokens` limits a completion,
+    `count_tokens` measures a text. `allows` are intended findings, and why, besides the task's own
+    (`Environment.audit_allows`). `more` are further checks, as of a model. Raises UserError if the task has no data.
     """
     began = time.perf_counter()
     isolated, env.isolated = env.isolated, True
@@ -123,7 +122,7 @@ def _is_gradable(references: Sequence[Probe]) -> bool:
 
 
 def _check_rewards(prober: Prober, probes: list[Probe], hostile: bool, progress: Callable[[str], None]) -> list[Check]:
-    """Check what is paid for what; `probes`, those of the references, get the others added."""
+    """Check the rewards; `probes` holds those of the references, and gets the others added."""
     checks = []
     if any(probe.correct for probe in probes):
         progress("harmless styles")
@@ -169,7 +168,7 @@ def allowing(report: Report, allows: Mapping[str, str]) -> Report:
 
 
 def _allow(finding: Finding, allowed: Mapping[str, str]) -> Finding:
-    """Return the finding as a note, if it is allowed as a whole; else without those of its texts that are."""
+    """Return the finding as a note, if all of it is allowed; else without its allowed texts."""
     if finding.verdict in (Verdict.PASS, Verdict.NOTE):
         return finding
     name, *keys = _keys(finding)

@@ -1,4 +1,4 @@
-r"""Whether the prompts ask for what the parser reads, and whether the references fit into a completion.
+r"""Checks that the prompts ask for what the parser reads, and that the references fit into a completion.
 
 Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence, the last line.
 """

@@ -1,6 +1,6 @@
-"""Whether a wrong answer can earn as much as a right one: a policy finds that, and stops to look for right answers.
+"""Checks that no wrong answer earns as much as a right one: a policy finds it, and stops looking for right answers.
 
-The most that a wrong answer earns stands against the least that a right one does. Both follow from the ranges that the
+It compares the most that a wrong answer earns with the least for a right one. Both follow from the ranges that the
 rubric declares for its components, taken as reachable together, and from texts and conversations that were graded.
 """
 
@@ -65,7 +65,7 @@ class Total:
 def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
     """Compare the best wrong answer with the worst right one.
 
-    `probes` are the texts that were graded so far; those that try what is paid beside the answer are added here.
+    `probes` are the texts that were graded so far; texts that test other paid features are added here.
     """
     env, rubric = prober.env, prober.env.rubric
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
@@ -107,8 +107,8 @@ def contribution(weight: float, values: tuple[float, float]) -> tuple[float, flo
 def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
     """Yield the least rewards of right answers, or the most of wrong ones.
 
-    They are those of the texts as they are, and those of the declared ranges, each with what the components without a
-    range got in one text.
+    They come from the texts as they are, and from the declared ranges, each with what the components without a range
+    got in one text.
     """
     end = 0 if right_answers else 1
     declared = {

@@ -1,4 +1,4 @@
-"""What a model makes of a task before it is trained on it: whether there is something to reinforce, and room for it."""
+"""Checks a model on a task before training: whether there is something to reinforce, and room for it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.types import Outcome
 LOW_RATE, HIGH_RATE = 0.01, 0.9
 TRUNCATED_WARN, TRUNCATED_FAIL, UNPARSABLE = 0.05, 0.30, 0.5
 _SAME = 1e-6
-"""Rewards of a group that differ by no more than this have no variance."""
+"""Rewards of a group that differ by at most this have no variance."""
 
 
 def policy_check(result: EvalResult, max_tokens: int | None) -> Check:

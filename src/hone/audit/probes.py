@@ -22,11 +22,11 @@ from hone.grading import last_line
 from hone.types import Example, Message, Outcome, Reply, Score
 
 Script = str | Sequence[Message]
-"""What the model says: a text, or messages, of which only those of the assistant count."""
+"""The model's output: a text, or messages, of which only the assistant's count."""
 AT_ONCE = 8
 """Names of texts that are tried at a time."""
 MOST_HUNG = 4
-"""Names of texts at which a grader may hang before no more are tried."""
+"""Most names of texts at which a grader may hang; then no more are tried."""
 _SHOWN = 3
 """Texts that a finding keeps."""
 
@@ -36,7 +36,7 @@ class Subject:
     """An example, and a completion of it that deserves full marks: None if the task declares none.
 
     `text` is the last message of that completion, the one that is graded; `answer` is its answer as it stands in
-    `text`, by the task's own parser; None if it does not stand there word for word.
+    `text`, by the task's own parser; None if it is not there word for word.
     """
 
     example: Example

@@ -20,7 +20,7 @@ from hone.types import Message, Outcome
 
 
 class Verdict(StrEnum):
-    """How bad a finding is, the worst first. Only `fail` makes an audit fail."""
+    """The severity of a finding, the worst first. Only `fail` makes an audit fail."""
 
     FAIL = "fail"
     WARN = "warn"

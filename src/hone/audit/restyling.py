@@ -84,7 +84,7 @@ class Restyling:
     around: bool = False
 
     def apply(self, subject: Subject, env: Environment) -> str | None:
-        """Return the reference's last message in this style; None if it does not apply, or would change nothing."""
+        """Return the reference's last message in this style; None if it does not apply, or changes nothing."""
         s = statement_of(subject)
         if not isinstance(self.style, str):
             text = self.style(s, kind_of(subject, env.answer_is_exact))

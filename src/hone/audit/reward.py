@@ -15,7 +15,7 @@ from hone.audit.restyling import RESTYLINGS, Restyling
 from hone.environments.parsers import completion_text
 
 LUCKY_SHARE = 0.1
-"""What is right by luck now and then counts where it pays in more than this share of the examples."""
+"""An answer right by luck counts if it pays in more than this share of the examples."""
 _TINY = 1e-9
 _DESERVES = {exploit.name: exploit.deserves for exploit in EXPLOITS}
 ByName = Mapping[str, Sequence[Probe]]
@@ -115,8 +115,8 @@ def _by_name(probes: Sequence[Probe]) -> dict[str, list[Probe]]:
 
 
 def _takes_bare_answers(subjects: Sequence[Subject], by_name: ByName, lost: ByName) -> bool:
-    """Return True if the completion is to be the answer and nothing else: no reference marks it, and all that says
-    something before or after it is refused. A thought may be taken.
+    """Return True if the completion must be the answer alone: no reference marks it, and texts with words before or
+    after it are refused. A thought may be taken.
     """
     forms = [statement_of(subject) for subject in subjects]
     if not forms or not all(s.form is Form.BARE or (s.form is Form.CODE and s.text == s.marked) for s in forms):
@@ -150,10 +150,10 @@ def _sort(restyling: Restyling, bare: bool) -> str:
 def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) -> tuple[Check, list[Probe]]:
     """Grade completions that deserve nothing: they must not be correct, or paid, or run.
 
-    `hostile` tries also what may take a grader's time or safety: the environment must be isolated then, as a text may
-    hang it, and code in it would run in this process. Of `graded`, the probes so far, those of the references say which
-    examples to leave out: where the reference is not correct, nothing is known of what is wrong. Conversations wait for
-    their tools: without `hostile` they are played with one example.
+    `hostile` also tries texts that may cost a grader time or safety: the environment must be isolated then, as a text
+    may hang it, and code in it would run in this process. The references in `graded`, the probes so far, say which
+    examples to leave out: without a correct reference, nobody knows what is wrong. Conversations wait for their tools:
+    without `hostile` they are played with one example.
     """
     reference = [probe for probe in graded if probe.name == "reference"]
     assert prober.env.isolated or not hostile, "hostile texts are graded in processes that can be ended"
@@ -195,7 +195,7 @@ def check_exploits(prober: Prober, hostile: bool, graded: Sequence[Probe] = ()) 
 
 
 def _paid(prober: Prober, by_name: ByName, tried: int) -> list[Finding]:
-    """Find the exploits that were scored as correct without being so, and what is paid without an answer."""
+    """Find exploits that were wrongly scored as correct, and texts paid without an answer."""
     paid = {name: some for name, probes in by_name.items() if (some := _undeserved(prober, name, probes))}
     nothing = {p.example_id: p.score.reward for p in by_name.get("empty", ()) if not p.failed}
     garbage = [

@@ -1,4 +1,4 @@
-"""What there is to learn from a reward: what guessing earns and what right answers earn; and how long grading takes."""
+"""Statistics of a reward: what guessing earns, what right answers earn, and how long grading takes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from hone.environments.parsers import message_text
 from hone.environments.workers import cores
 
 COMMON_ANSWERS = 4
-"""How many of the most common answers are tried as the answer to everything."""
+"""Number of the most common answers that are tried as the answer to everything."""
 HIGH_FLOOR = 0.3
 """Guessing that earns a larger share of what right answers earn is worth a note; above a half, which two answers to
 choose from explain, a warning."""
 FEW = 8
-"""Of fewer examples, one answer to all of them may be chance."""
+"""With fewer examples, one answer to all of them may be chance."""
 _CONSTANT = "always answering"
 BATCH = 128
 SLOW_SECONDS = 1.0
@@ -79,7 +79,7 @@ def _guesses(subjects: Sequence[Subject]) -> list[Text]:
 def _floor(
     words: str, reward: float, blind: Sequence[dict[str, Any]], ceiling: float, examples: int
 ) -> Iterator[Finding]:
-    """Yield what is found of the best guess against what right answers earn."""
+    """Yield findings on the best guess against right answers."""
     bottom = 0.0 if ceiling > 0.0 else min(guess["reward"] for guess in blind)
     share = (reward - bottom) / (ceiling - bottom) if ceiling > bottom else 1.0
     enough = examples >= FEW or not words.startswith(_CONSTANT)

@@ -1,13 +1,13 @@
-"""Auditing a model's chat template: what a task of several turns, or of tools, would trip over.
+"""Auditing a model's chat template: faults that break a task of several turns, or of tools.
 
 It tests what hone renders with: the `renderers` package for the models that it knows by name, else the model's own
-template. Of the former it also says where the two differ.
+template. For the former it also reports where the two differ.
 
     report = audit_template("Qwen/Qwen3-0.6B")
     report.names()  # {"think-stripping"}
 
-A rule looks at one conversation and returns the first `Problem` that it sees, or None. Rules stand in an order in which
-each may rely on those before it, so one cause is one finding.
+A rule looks at one conversation and returns the first `Problem` that it sees, or None. Rules are ordered
+so that each may rely on those before it, so one cause is one finding.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ TEXTS = {
     "formats": "{0} {role} {} 100% %s %(role)s \\n \\u0041 $x",
     "HTML": "<b>&amp;</b> \"q\" 'r'",
 }
-"""What templates and tokenizers are known to change."""
+"""Texts that templates and tokenizers are known to change."""
 SPECIAL = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
-"""What looks like a special token in what a template writes."""
+"""A pattern of special tokens in a template's text."""
 TAGS = ("<think>", "</think>", "<answer>", "</answer>", "<tool_call>", "</tool_call>", "<tool_response>")
 _EMPTY_THOUGHT = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
 
@@ -137,8 +137,8 @@ class Conversation:
 
 @dataclass(frozen=True)
 class Problem:
-    """A finding's name and `what`, the conversation that shows it, the difference in words, and how bad it is, if that
-    is not what is usual for the name.
+    """A finding's name and `what`, the conversation that shows it, the difference in words, and its severity, if
+    unusual for the name.
     """
 
     name: str
@@ -188,7 +188,7 @@ class ChatSubject:
         return self.rendering.format is not None or not self.by_template
 
     def answer(self, text: str, thought: str | None = None, calls: Sequence[dict[str, Any]] = ()) -> Message:
-        """Return a turn of the assistant. Where the template opens a thought there is one."""
+        """Return an assistant's turn, with a thought if the template opens one."""
         if thought is None and self.renderer.opened_by_template:
             thought = "hm"
         content = text if thought is None else f"<think>\n{thought}\n</think>\n\n{text}"
@@ -216,7 +216,7 @@ class ChatSubject:
         return min((at for form in forms if (at := written.find(form, start)) >= 0), default=-1)
 
     def has_controls(self, *texts: Any) -> bool:
-        """Return True if texts hold that of a special token."""
+        """Return True if texts hold a special token's text."""
         return any(token in str(text) for token in self.controls for text in texts)
 
     def sampled_ids(self, message: Message, tools: list[Tool] | None) -> list[int]:
@@ -266,7 +266,7 @@ class ChatSubject:
 
 
 def first_problem(subject: ChatSubject, conversation: Conversation, rules: Iterable[Rule]) -> Problem | None:
-    """Return what is wrong by the first rule that does not hold; None if all do."""
+    """Return the problem of the first rule that does not hold; None if all do."""
     for rule in rules:
         try:
             problem = rule(subject, conversation)
@@ -298,7 +298,7 @@ def keeps_texts(subject: ChatSubject, conversation: Conversation) -> Problem | N
 
 
 def _lost_text(subject: ChatSubject, conversation: Conversation, index: int, text: str, written: str) -> Problem:
-    """Say why a text does not stand in what is written."""
+    """Say why a text is missing in the rendered text."""
     message = conversation.messages[index]
     role = str(message["role"])
     difference = f"{text[:80]!r} of {role} is not in {written[-160:]!r}"
@@ -437,7 +437,7 @@ def _rewritten(subject: ChatSubject, asked: Conversation) -> Problem | None:
 
 @functools.lru_cache(maxsize=8)
 def _is_sound(subject: ChatSubject) -> bool:
-    """Return True if one short turn continues its prompt and ends: else nothing can be said about several."""
+    """Return True if one short turn continues its prompt and ends: if not, several cannot be judged."""
     shortest = Conversation([user("a"), subject.answer("b")])
     problem = first_problem(subject, shortest, (keeps_texts, continues, ends))
     return problem is None or problem.name == "adds-thought"
@@ -475,7 +475,7 @@ def parting(before: str, after: str, one: str = "the prompt", other: str = "the 
 
 
 Checked = tuple[str, list[Problem]]
-"""A summary, and what was found."""
+"""A summary, and the problems found."""
 
 
 def audit_template(
@@ -539,7 +539,7 @@ def findings_from(problems: Iterable[Problem]) -> tuple[Finding, ...]:
 
 
 def _what_works(found: Iterable[str]) -> tuple[str, str]:
-    """Return the title of stripped thoughts, which says after which messages, and the remedy: what is not affected."""
+    """Return the title of stripped thoughts, with the messages before them, and the remedy: what is not affected."""
     after = {"user": "a message of the user follows", "tool": "an answer of a tool follows", "answer": "it is finished"}
     works = {"answer": "tasks of one turn", "tool": "tools that answer after the last message of the user"}
     fine = " and ".join(works[what] for what in works if what not in found)
@@ -576,8 +576,8 @@ def check_tokens(subject: ChatSubject) -> Checked:
 
 
 def conversations(subject: ChatSubject) -> Iterator[tuple[str, Conversation, Verdict | None]]:
-    """Yield what is tried: its name, the conversation, and how bad it is if the template refuses it. None: another
-    conversation shows that.
+    """Yield the trials: name, conversation, and severity if the template refuses it. None: another conversation shows
+    that.
     """
     answer, thought = subject.answer("the sky."), subject.answer("the sky.", thought="look up")
     yield "an answer", Conversation([user("a"), subject.answer("b")]), FAIL

@@ -1,4 +1,4 @@
-"""Rows of a task: read from JSONL, Parquet or the hub, or generated from a seed; their order, and what is held out."""
+"""Rows of a task: read from JSONL, Parquet or the hub, or generated from a seed; their order, and the held-out part."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ class DataSource:
 def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
     """Read a data set: a local JSONL or Parquet file, a folder of them, or "USER/SET" or "USER/SET:CONFIG" of the hub.
 
-    Of a folder that names its splits (`train-00000.parquet`, `train/…`) only those files are read. Raises UserError for
-    what is missing, unreadable or empty.
+    If a folder names its splits (`train-00000.parquet`, `train/…`), only those files are read. Raises UserError if the
+    data is missing, unreadable or empty.
     """
     if isinstance(source, Rows):
         return source
@@ -151,7 +151,7 @@ def _as_json(row: Row, where: str) -> Row:
 
 
 def _number(value: Any) -> Any:
-    """Return a number of numpy as one of Python. TypeError for what is none."""
+    """Return a number of numpy as one of Python. Raises TypeError for other values."""
     if not isinstance(value, np.generic):
         raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
     return value.item()
@@ -192,8 +192,8 @@ def train_and_eval(
     """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
 
     Each names a file, a folder or a hub id, or is the rows. `halve` divides a `dataset` that comes without an
-    `eval_dataset`; what neither names, `own` makes: the rows of "train" or "eval". A template changes what is read,
-    before it is halved.
+    `eval_dataset`; `own` makes the rows of "train" or "eval" that neither names. Templates change rows before they
+    are halved.
     """
 
     @functools.cache
@@ -223,7 +223,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 class Draws:
     """Maps the d-th draw of a run to the index of an example: each of the `n` comes once per epoch, in a new order.
 
-    A pure function of (seed, draw), so a resumed run draws what it would have drawn.
+    A pure function of (seed, draw), so a resumed run draws the same.
     """
 
     def __init__(self, n: int, seed: int) -> None:
@@ -259,7 +259,7 @@ def split_words(held_out: float = 0.1) -> tuple[tuple[str, ...], tuple[str, ...]
 
 @dataclass(frozen=True)
 class Overlap:
-    """Which of `checked` training examples are among `held_out` evaluation examples.
+    """The overlap of `checked` training examples with `held_out` evaluation examples.
 
     `rows` are the indices in the training split, ascending; `identical` of them have the same answer and info too;
     `pair` has the indices of the first in both splits.
@@ -279,9 +279,9 @@ def find_overlap(
     held_out_indices: Sequence[int],
     advance: Callable[[int], None] = lambda done: None,
 ) -> Overlap:
-    """Find the training examples, of these indices, whose prompt is that of a held-out one, whatever the answer is.
+    """Find the training examples, of these indices, with the same prompt as a held-out one, with any answer.
 
-    Where most prompts are alike (a game that always begins with the same words), whole examples are compared. Rows that
+    If most prompts are alike (a game that always begins with the same words), whole examples are compared. Rows that
     make no example are skipped. `advance` is called with the number of examples done.
     """
     others = list(_examples(held_out, held_out_indices))
@@ -312,7 +312,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row with nothing usable in the first column there is of `names`, or with none of them."""
+    """Return the error for a row whose first column of `names` is unusable, or that has none of them."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
@@ -321,7 +321,7 @@ def bad_column(where: str, row: Row, *names: str) -> UserError:
 
 
 def brief(value: Any) -> str:
-    """Return how an error names a value: its repr, of which 60 characters are enough."""
+    """Return a value's repr for an error, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
 

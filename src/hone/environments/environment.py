@@ -135,7 +135,7 @@ class Environment:
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
         """Run all functions of this task in one new process with this PYTHONHASHSEED in the block, also inline ones.
 
-        Yields False if there is none: no process can load this environment, or it has one of its own. Afterwards limits
+        Yields False without one: no process can load this environment, or it has its own. Afterwards limits
         and processes are as before.
         """
         kept = self._workers, self._limits, self.isolated
@@ -148,9 +148,9 @@ class Environment:
             self._workers, self._limits, self.isolated = kept
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
-        """Make the task's columns from those of its data set, as `hone.environments.template` says.
+        """Make the task's columns from its data set's, as `hone.environments.template` says.
 
-        Call it before the data is used. `name` is what errors call the template. Raises UserError for a malformed
+        Call it before the data is used. Errors call the template `name`. Raises UserError for a malformed
         template, one that makes a column nothing reads, and a task that generates its rows itself.
         """
         if not self._has_own_columns and (unknown := [column for column in columns if column not in COLUMNS]):
@@ -258,8 +258,8 @@ class Environment:
     def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
         """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
-        Only a rollout (`Trajectory`, `Reply`) can count as stopped by the length limit. What a reward function draws is
-        decided by `seed`, the example and the rollout's sample id.
+        Only a rollout (`Trajectory`, `Reply`) can count as stopped by the length limit. `seed`, the example and the
+        rollout's sample id decide what a reward function draws.
         """
         return self.grade_many([(example, completion)], seed)[0]
 
@@ -267,7 +267,7 @@ class Environment:
         """Grade each (example, completion); return the scores in order.
 
         They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
-        environment. Async reward functions of different samples wait at the same time; those of one sample run one
+        environment. Async reward functions of different samples wait at the same time; functions of one sample run one
         after another, for they share `state`.
         """
         scores: list[Score | None] = []
@@ -287,7 +287,7 @@ class Environment:
         return [next(graded) if score is None else score for score in scores]
 
     def grading(self, sample: Sample) -> Work[Measured]:
-        """Run the functions of the rubric on a sample, in whatever process this is."""
+        """Run the functions of the rubric on a sample, in this process."""
         return self.rubric.measure(sample, self.parser)
 
     @property
@@ -300,7 +300,7 @@ class Environment:
         return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
-        """Return the workers; None if there are to be none, or if they would load another environment."""
+        """Return the workers; None if there should be none, or if they would load another environment."""
         if self._loaded is None or self._limits.workers == 0 or inside():
             return None
         origin, rubric, parser = self._loaded

@@ -56,7 +56,7 @@ def load_environment(
 ) -> Environment:
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
-    Without `eval_data` a tenth of the prompts is held out. `weights` are those of the functions, by default 1;
+    Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
     `correct` names the function that decides which answers are right, by default the first.
     """
     places = _as_list(rewards)
@@ -143,7 +143,7 @@ def _raw_prompt(row: Row) -> Any:
 
 
 def _prompt(row: Row) -> str:
-    """Return the prompt as text: no held-out row has that of a training row."""
+    """Return the prompt as text: no held-out row shares one with a training row."""
     prompt = _raw_prompt(row)
     if prompt is None:
         raise KeyError("prompt")
@@ -151,10 +151,10 @@ def _prompt(row: Row) -> str:
 
 
 class _Grader:
-    """A reward function as its parameters tell what it wants.
+    """A reward function, with the arguments that its parameters ask for.
 
     `batched`: it has TRL's form and gets lists. `others` are names that a rubric does not offer, and so may be columns
-    of the data; `columns` are those of them that it needs.
+    of the data; `columns` are the ones it needs.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -218,7 +218,7 @@ class _Grader:
 class Given:
     """A task that a program gives.
 
-    `args` are those of `load_environment`, which name the files that the run keeps; `files` are their texts by name.
+    `args` are `load_environment`'s, which name the files that the run keeps; `files` are their texts by name.
     `graded_here` names functions that no other process can import, so that all run in this one; `not_kept` is why
     `rewards.py` can't be imported by itself, "" if it can. `load` makes the task.
     """
@@ -281,7 +281,7 @@ def given_task(
 
 
 def _place(func: RewardFunc) -> str | None:
-    """Return where a worker process finds the function; None for one of a notebook, a script or another function."""
+    """Return where a worker process finds the function; None if it is in a notebook, a script or another function."""
     place = f"{func.__module__}:{component_name(func)}"
     if func.__module__ != "__main__":
         with suppress(UserError):

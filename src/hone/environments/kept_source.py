@@ -1,7 +1,7 @@
 """The source of functions that a program gives, as a file that can be imported by itself.
 
-A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So what the functions
-use is written down with them: imports, constants as they are now, and the functions and classes of the same module,
+A notebook's cells and a script's `__main__` are gone when the run is resumed, verified or read. So the functions are
+written down with what they use: imports, constants as they are now, and the functions and classes of the same module,
 each before what uses it.
 """
 
@@ -26,8 +26,8 @@ HEAD = '"""The reward functions of this run and what they use, as they were when
 def kept_source(functions: Sequence[Callable[..., Any]], runs: bool = True) -> tuple[str, str]:
     """Return the text of a file that defines these functions, and why it can't be imported by itself ("" if it can).
 
-    What can't be written down is a comment in it; then the file raises an error when it is imported, rather than grade
-    otherwise. With `runs` the text is executed, to see whether it can be imported.
+    Parts that can't be written down are comments in it; then the file raises an error when it is imported, rather than
+    grade otherwise. With `runs` the text is executed, to see whether it can be imported.
     """
     writer = _Writer()
     text = writer.write(functions)

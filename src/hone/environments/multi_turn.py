@@ -38,7 +38,7 @@ class MultiTurnEnv(Environment):
         }
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """Return the messages that follow those of the model; none if the conversation is over. May be async."""
+        """Return the messages that follow the model's; none if the conversation is over. May be async."""
         raise NotImplementedError
 
     @property
@@ -90,7 +90,7 @@ class MultiTurnEnv(Environment):
 
 
 Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
-"""What the environment says, and the state after it; or why it failed."""
+"""The environment's messages, and the state after them; or why it failed."""
 
 
 def settled(
@@ -114,7 +114,7 @@ def settled(
 
 
 def _copied(message: Any) -> Message:
-    """Return the message as JSON; ValueError says why it is none of the environment's."""
+    """Return the message as JSON. Raises ValueError, with the reason, if an environment can't send it."""
     needed = "messages with a text as role and content"
     if isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")):
         needed = "messages of other roles than the model's"

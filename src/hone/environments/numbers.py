@@ -1,7 +1,7 @@
 r"""Reading numbers as people and models write them: exactly, and never by guessing.
 
-Read are `1,234`, `$1,234.00`, `1.5e3`, `½`, `3/4`, `\frac{3}{4}`, `**42**`, `\(42\)`, `−7`, `42.`, `42 km/h`, `42%`,
-`x = 42`, `1 234`, `<42>` and `42 (six times seven)`. Whatever may mean two things is no number: `3 or 4`, `12 34`,
+It reads `1,234`, `$1,234.00`, `1.5e3`, `½`, `3/4`, `\frac{3}{4}`, `**42**`, `\(42\)`, `−7`, `42.`, `42 km/h`, `42%`,
+`x = 42`, `1 234`, `<42>` and `42 (six times seven)`. Ambiguous texts are no numbers: `3 or 4`, `12 34`,
 `12,34`, `0,5`, `5 million`, `3-4`, `5:30`.
 
     read_number("$1,234.50 per month")  # Fraction(2469, 2)
@@ -76,8 +76,8 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the one number that `text` states, perhaps with a unit or a remark in brackets; None for none or if
-    it may mean two. `42%` reads 42, or with `percent` 42/100.
+    """Return the one number that `text` states, perhaps with a unit or a remark in brackets; None if there
+    is none, or it may mean two. `42%` reads 42, or with `percent` 42/100.
     """
     try:
         return find_number(text, percent=percent)
@@ -123,7 +123,7 @@ class NumberParser(AnswerParser[Fraction]):
 
 
 class LastNumberParser(Parser):
-    """The last number of the text is the answer, wherever it stands; if it may mean two things, there is none."""
+    """The last number of the text, at any place, is the answer; if it is ambiguous, there is none."""
 
     expects = "a number"
 
@@ -169,7 +169,7 @@ def _clean(text: str) -> str:
 
 
 def _numerals(text: str) -> list[_Numeral]:
-    """Return the last numbers in clean text. Digits in a word (H2O) and ordinals (4th) are none."""
+    """Return the last numbers in clean text. Digits in a word (H2O) and ordinals (4th) don't count."""
     found = []
     for match in collections.deque(_BLOB.finditer(text), maxlen=64):
         start, end = match.span()

@@ -1,7 +1,7 @@
-r"""Parsers find the answer in a completion. None means that there is no well-formed one, which is not a wrong one.
+r"""Parsers find the answer in a completion. None means no well-formed answer, which differs from a wrong one.
 
-What the model thought is no answer: text between `<think>` and `</think>` is not looked at, nor is text before a
-`</think>` that nothing opened (the chat template did), nor text after a `<think>` that nothing closed.
+Thoughts are no answers: text between `<think>` and `</think>` is skipped, and so is text before a
+`</think>` that nothing opened (the chat template did), and text after a `<think>` that nothing closed.
 
     parser = AnswerParser(read_number)
     parser.value("Half of <answer>84</answer> is\n\boxed{42}")  # Fraction(42)
@@ -41,7 +41,7 @@ REMARK = re.compile(
     r"(?<=\S)(?:[.;!]+ (?=[^\W\d_])|,? (?:because|since|as|which)\b| ?— ?| [-–] (?=[^\W\d_]+ [^\W\d_]{2})"
     r"| (?P<bracket>[(\[])(?=[^()\[\]]*(?<![\\\w])(?:[A-Za-z]{4}|[A-Za-z']+ [A-Za-z])))"
 )
-"""Where a sentence, a reason or a remark in brackets begins behind an answer."""
+"""The beginning of a sentence, a reason or a remark in brackets after an answer."""
 _DOUBT = re.compile(r"\W*(?:or|alternatively|maybe|perhaps|possibly|another|either|otherwise)\b", re.IGNORECASE)
 _DENIAL = re.compile(r"\W*(?:no|nope|not|but|wait|actually|is (?:wrong|incorrect|not))\b", re.IGNORECASE)
 _THINK = re.compile(r"</?think>")
@@ -63,7 +63,7 @@ def completion_text(completion: str | Sequence[Message]) -> str:
 
 
 def visible_text(text: str) -> str:
-    """Return `text` without what was thought, and without the markers `<|…|>` that a server may leave at its end."""
+    """Return `text` without thoughts, and without the markers `<|…|>` that a server may leave at its end."""
     kept: list[str] = []
     start, thinking = 0, False
     for tag in _THINK.finditer(text):
@@ -84,7 +84,7 @@ class Parser:
     """The answer is the whole text, without surrounding whitespace. Subclasses override `parse`."""
 
     expects = "an answer"
-    """What a well-formed completion holds, in words, for the explanation of an unparsable one."""
+    """The content of a well-formed completion, in words, to explain an unparsable one."""
 
     def parse(self, text: str) -> str | None:
         """Return the answer in `text`, or None if there is no well-formed one."""
@@ -147,9 +147,8 @@ class AnswerParser(Parser, Generic[T]):
     the chat template may have opened it.
 
     A line after a marker is read as a whole or, if that is not well-formed, without a remark at its end: `42 (I checked
-    it)`, `42. I hope it is correct.` Where prose is well-formed for `read`, a line counts only where there is no other
-    answer, but for what `read_line` makes of it. Then so does "sentence" (`the answer is …`), as far as
-    `read_line` reads it.
+    it)`, `42. I hope it is correct.` If prose is well-formed for `read`, a line counts only without another answer,
+    unless `read_line` reads it. Then "sentence" (`the answer is …`) counts too, as far as `read_line` reads it.
     """
 
     def __init__(
@@ -181,7 +180,7 @@ class AnswerParser(Parser, Generic[T]):
         return None if found is None else found[0]
 
     def value(self, completion: str | Sequence[Message]) -> T | None:
-        """Return what `read` makes of the answer in a completion; None if there is no well-formed one."""
+        """Return the value that `read` gives the answer in a completion; None if no answer is well-formed."""
         found = self._find(completion_text(completion))
         return None if found is None else found[1]
 

@@ -1,4 +1,4 @@
-"""What tasks of question and answer share: columns, splits, mathematics as answers; and word problems made from a seed.
+"""Shared parts of question-and-answer tasks: columns, splits, mathematics as answers; and word problems from a seed.
 
 A word problem has the form of GSM8K: everyday arithmetic in two to four steps. Its answer tells the steps, with each
 calculation as `<<12*3=36>>36`, and ends in a line `#### 36`.
@@ -99,8 +99,8 @@ def own_problems(split: str) -> Rows:
 class MathParser(AnswerParser[str]):
     r"""The answer is the last `\boxed{…}`, `<answer>` pair or `ANSWER:` that math-verify may be able to read.
 
-    What follows `ANSWER:` must be mathematics: prose there is read only where there is no other answer, and so is
-    mathematics after `the answer is`.
+    After `ANSWER:` mathematics is expected: prose there is read only if there is no other answer, and so is mathematics
+    after `the answer is`.
     """
 
     def __init__(self) -> None:
@@ -230,14 +230,14 @@ for ${price} a bag. How many dollars does the bakery take if it sells them all?
 > They fill {count = whole / size} bags.
 > The bags bring in {income = count * price} dollars.
 """
-"""Of each its name and what it draws (`4..18x5`: a number from 4 to 18, times 5) or works out (from left to right), the
+"""Each with its name and its draws (`4..18x5`: a number from 4 to 18, times 5) or works out (from left to right), the
 question, and the steps of the solution. `{burnt?is:are}` is one word for 1, and another for more.
 """
 STORIES = _STORIES.split("\n\n")
 
 
 def word_problems(n: int, *, seed: int, env_id: str, split: str) -> Rows:
-    """Return `n` rows with `question` and `answer`. None of "eval" has the story and numbers of one of "train"."""
+    """Return `n` rows with `question` and `answer`. No row of "eval" has story and numbers of one of "train"."""
     return generated_rows(lambda rng: word_problem(rng, split == "eval"), n, seed=seed, env_id=env_id, split=split)
 
 

@@ -24,9 +24,9 @@ OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 
 def inline(func: Func) -> Func:
-    """Mark a function as cheap and pure: it is run in hone's own process, where nothing limits it.
+    """Mark a function as cheap and pure: it runs in hone's own process, where nothing limits it.
 
-    For a reward function that cannot hang, whatever a model wrote; `env_response` of a task of several turns can be
+    Use it for a reward function that cannot hang on any completion; `env_response` of a task of several turns can be
     marked too. A rubric runs here if all its functions are marked.
     """
     func.inline = True  # type: ignore[attr-defined]
@@ -46,7 +46,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Sample:
-    """What a reward function is asked about: a completion of an example, and what the environment kept of it."""
+    """A reward function's input: a completion of an example, and the environment's state of it."""
 
     example: Example
     completion: list[Message]
@@ -58,9 +58,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """What the task's code computed for a completion.
+    """The results of the task's code for a completion.
 
-    `answer` is the one that its parser found, as text to show (None: none); `seconds` is wall time.
+    `answer` is what its parser found, as text to show (None: nothing); `seconds` is wall time.
     """
 
     components: dict[str, float]
@@ -197,7 +197,7 @@ def answer_rubric(correctness: RewardFunc) -> Rubric:
 
 
 def component_name(func: RewardFunc) -> str:
-    """Return the name of a reward function: its own, that of the function in a partial, or its class's."""
+    """Return the name of a reward function: its own, its partial's function's, or its class's."""
     func = _unwrapped(func)
     return getattr(func, "__name__", type(func).__name__)
 
@@ -230,7 +230,7 @@ def _accepted(name: str, func: RewardFunc) -> tuple[str, ...]:
 
 
 class _Offer:
-    """The arguments that reward functions are offered. What one of them changes, but for `state`, no other one sees."""
+    """The arguments that reward functions are offered. No function sees the changes of another, but for `state`."""
 
     def __init__(self, sample: Sample, parser: Parser) -> None:
         example = sample.example
@@ -257,7 +257,7 @@ class _Offer:
 
 
 def _explain(sample: Sample, parser: Parser, answer: str | None, components: Mapping[str, float]) -> str:
-    """Explain the reward in one line: what was expected and what came, then each component."""
+    """Explain the reward in one line: the expected and the given answer, then each component."""
     if answer is None:
         text = completion_text(sample.completion)
         found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"

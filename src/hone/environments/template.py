@@ -1,16 +1,16 @@
-"""A template makes a task's columns of those that a data set has, by configuration and without a script.
+"""A template makes a task's columns from a data set's, by configuration and without a script.
 
     {question = "{problem} Answer with a number.", answer = "{gold}", info = {level = "{meta.level}"}}
 
 Each key is a column of the new row, and the new row has no others. Text may hold placeholders: `{gold}` is the column
-`gold`; `{meta.level}` is what stands under `level` in the column `meta`, `{choices.0}` the first of a list (unless a
-column has just that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list
+`gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a
+column has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list
 of messages. Text that is one placeholder and nothing else keeps the type of what it stands for: a number, a list, a
 list of messages; but a `prompt`, `question` or `completion` that is a number is written out, for these are text or
-messages. Anywhere else, and in what a message says, the value is written out as well: `true`, `false`, lists and tables
+messages. Anywhere else, and in a message's text, the value is written out as well: `true`, `false`, lists and tables
 as JSON.
 
-A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name what stands in a turn:
+A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name parts of a turn:
 
     {each = "{conversations}", role = "{from}", content = "{value}", roles = {human = "user", gpt = "assistant"}}
 
@@ -40,9 +40,9 @@ _AS_JSON = (bool, list, tuple, dict)
 
 
 class Template:
-    """Makes rows of rows. `columns` is what the config says, `name` where it says so: "data.template".
+    """Makes rows from rows. `columns` comes from the config, under the key `name`: "data.template".
 
-    Raises UserError for a placeholder that is none: Python's conversions and formats (`{a!r}`, `{a:>5}`), brackets.
+    Raises UserError for a bad placeholder: Python's conversions and formats (`{a!r}`, `{a:>5}`), brackets.
     """
 
     def __init__(self, columns: Mapping[str, Any], name: str = "template") -> None:

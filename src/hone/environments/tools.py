@@ -34,7 +34,7 @@ from hone.model.tool_calls import HERMES, Call, openai_call, tool_calls
 from hone.types import Message, Outcome, content_hash
 
 ERROR = "error:"
-"""How the answer to a call begins that did not work."""
+"""The beginning of the answer to a failed call."""
 STATE = "state"
 """A parameter of this name is not the model's to give: it gets the conversation's state."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
@@ -45,7 +45,7 @@ class ToolEnv(MultiTurnEnv):
     """A task with `tools`: each call in the model's message is answered by a message of the role "tool".
 
     `tools` are plain or async functions with type hints; their docstrings tell the model what they do. A parameter
-    named `state` gets the conversation's state, which must stay JSON. What a tool returns is its answer: text as it is,
+    named `state` gets the conversation's state, which must stay JSON. A tool's return value is its answer: text as is,
     other values as JSON, cut to `max_chars`. The conversation is over when the model calls nothing, or after
     `max_turns` of its messages. An unknown tool, wrong arguments, a malformed call and an exception are answers that
     begin with "error:"; only exceptions in `stop_errors` mean that the tool itself is broken, and fail the sample.
@@ -104,7 +104,7 @@ class ToolEnv(MultiTurnEnv):
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
         """Return an error for the model if a tool was killed at its deadline or ended its process.
 
-        For other failures, such as an exception that left `env_response`, None: the sample fails.
+        Returns None for other failures, such as an exception that left `env_response`: the sample fails.
         """
         calls = calls_of(messages[-1])
         late = failure.outcome is Outcome.GRADER_TIMEOUT
@@ -114,7 +114,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(call, text) for call in calls]
 
     def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[Any]:
-        """Run a call and return its answer; that of an async tool is still to be awaited."""
+        """Run a call and return its answer; the caller awaits an async tool's."""
         try:
             function, arguments = self._read(call)
         except ValueError as error:
@@ -136,7 +136,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(*pair) for pair in zip(calls, texts, strict=True)]
 
     def _read(self, call: dict[str, Any]) -> tuple[ToolFunction, dict[str, Any]]:
-        """Return the tool that a call names, and its arguments. ValueError says what is wrong with it."""
+        """Return the tool that a call names, and its arguments. Raises ValueError with the fault."""
         name, given = arguments_of(call)
         if not name:
             raise ValueError(f"the call cannot be read: {_raw(call)!r}")

@@ -1,6 +1,6 @@
 """The processes that an environment's functions run in: each loads the environment by its id and arguments.
 
-What runs there is `start` at the end of this file. Functions run in hone's own process if no worker can load this
+They run `start` at the end of this file. Functions run in hone's own process if no worker can load this
 environment (it was made in a notebook, or changed after it was loaded) and if they are marked `inline`.
 """
 
@@ -32,14 +32,14 @@ Progress = Callable[[str], None]
 CHUNK = 64
 """Most samples in one question, where async functions wait together."""
 BACKSTOP = 6.0
-"""By the clock, a sample may take this many times its processor time."""
+"""Wall time of a sample may be this many times its processor time."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """How many processes there are, and what a sample may take.
+    """The number of processes, and the limits of a sample.
 
     `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
     much by the clock; else time of the clock. `hash_seed` is PYTHONHASHSEED, which decides the order of sets.
@@ -64,7 +64,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Origin:
-    """How an environment was loaded, with the digests of its task files (`task_files.sources`)."""
+    """The way an environment was loaded, with the digests of its task files (`task_files.sources`)."""
 
     env_id: str
     kwargs: dict[str, Any]
@@ -154,7 +154,7 @@ def cores() -> int:
 
 
 def _packed(sample: Sample) -> str:
-    """Pickle the sample: `info` may hold what JSON does not (dates, bytes, tuples). What comes back is JSON."""
+    """Pickle the sample: `info` may hold what JSON does not (dates, bytes, tuples). Results are JSON."""
     try:
         return base64.b64encode(pickle.dumps(sample)).decode()
     except (pickle.PicklingError, TypeError, AttributeError) as error:

@@ -31,7 +31,7 @@ _FREE = (
 )
 """Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""
 _SERVER = "orchestrator.client.base_url"
-"""Settings whose presence matters, but not their value: a server's address."""
+"""A server's address: its presence matters, its value does not."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
 _BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
