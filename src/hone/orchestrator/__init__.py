@@ -1,1 +1,1 @@
-"""The driver: draws examples, samples groups, grades, packs, and runs the RL loop."""
+"""Parts of an RL step: drawing, sampling and grading groups; and the processes of mode split."""

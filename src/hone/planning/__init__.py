@@ -1,1 +1,1 @@
-"""What a run will do, take and cost, before it starts: step arithmetic, memory, time, and settings that surprise."""
+"""What a run will do, take and cost, before it starts: steps, memory, time, surprising settings; and the doctor."""

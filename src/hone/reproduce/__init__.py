@@ -1,1 +1,1 @@
-"""Re-executing what a run recorded: replay, verify, diff. Nothing here writes into a run."""
+"""Re-executing and re-scoring what a run recorded: replay, verify, diff, regrade. Nothing here writes into a run."""

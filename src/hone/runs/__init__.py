@@ -1,4 +1,4 @@
-"""Run directories: what the training loops write, and how it is read back. A leaf: it imports none of hone's rooms."""
+"""Run directories: what the training loops write, and how it is read back. It imports no room but `config`."""
 
 from hone.runs.reader import Run
 

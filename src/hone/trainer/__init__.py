@@ -1,1 +1,1 @@
-"""The train step on packed batches, its optimiser and schedule, and the SFT loop."""
+"""The train step on packed batches, its optimiser and schedule, the data of SFT, and several ranks."""
