@@ -272,7 +272,7 @@ def test_files_of_the_user_are_not_overwritten(here, settings):
     assert main(["rl", *flags, *words]) == 0
     Path("out/data.jsonl").write_text("mine")
     for more in ({}, {"resume": True}):
-        with pytest.raises(UserError, match=r"out/data\.jsonl is no file of a run"):
+        with pytest.raises(UserError, match=r"out/data\.jsonl is not a file of a run"):
             hone.rl(dataset=ROWS, reward_funcs=[rewards.digits], output_dir="out", **settings | more)
     assert Path("out/data.jsonl").read_text() == "mine" and not Path("out/.previous").exists()
     Path("out/data.jsonl").unlink()
@@ -304,7 +304,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "there is no key 'max_step': did you mean max_steps?": task(max_step=4),
         "there is no key 'learning_rate': did you mean trainer.optim.lr?": task(learning_rate=4),
         "`hone eval --help all` lists all keys": lambda: hone.evaluate("reverse-text", xyzzy=1),
-        "no function with a name": task(reward_funcs=[lambda completion: 1.0]),
+        "not a named function": task(reward_funcs=[lambda completion: 1.0]),
         "there is no reward function": task(reward_funcs=[], dataset=ROWS),
         "there is no data set": task(dataset=None),
         "dataset is a Table: give a path": task(dataset=Table()),

@@ -23,8 +23,8 @@ RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "reasoning_gym
         ("reasoning-gym:countdown", "evaluates the answer as Python code.*hone's own task `countdown`"),
         ("reasoning_gym:rush-hour", "is refused: it gives no answer that its own score accepts"),
         ("reasoning-gym:leg_count", "did you mean .*leg_counting"),
-        ("gym:leg_counting", "before a colon stands a library"),
-        ("reasoning-gym:", "before a colon stands a library"),
+        ("gym:leg_counting", "write LIBRARY:TASK"),
+        ("reasoning-gym:", "write LIBRARY:TASK"),
     ],
 )
 def test_ids_that_are_none_are_refused_with_the_remedy(env_id: str, message: str):

@@ -96,12 +96,12 @@ def test_arguments_of_a_simple_type_are_checked(here: Path):
     [
         ("json", "names a module of the standard library"),
         ("math", "names a module of the standard library"),
-        ("os.path", "is no environment id"),
-        ("someone/reverse-text", "is no environment id.*did you mean reverse-text"),
-        ("../secret", "is no environment id"),
-        ("", "is no environment id"),
+        ("os.path", "is not an environment id"),
+        ("someone/reverse-text", "is not an environment id.*did you mean reverse-text"),
+        ("../secret", "is not an environment id"),
+        ("", "is not an environment id"),
         ("revers-text", "no environment 'revers-text': did you mean reverse-text"),
-        ("numpy", "'numpy' is no environment.*no function load_environment"),
+        ("numpy", "'numpy' is not an environment.*no function load_environment"),
     ],
 )
 def test_ids_that_are_none(here: Path, env_id: str, why: str):

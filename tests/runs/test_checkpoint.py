@@ -115,7 +115,7 @@ def index(file: str = "__0_0.distcp") -> Metadata:
         (index("/etc/hostname"), "no file beside it"),
         (index("../model"), "no file beside it"),
         (index(".."), "no file beside it"),
-        (Metadata({"model/embed": BytesStorageMetadata()}), "model/embed is no tensor"),
+        (Metadata({"model/embed": BytesStorageMetadata()}), "model/embed is not a tensor"),
         (index(), None),
     ],
 )

@@ -293,7 +293,7 @@ def _place(func: RewardFunc) -> str | None:
 def _checked(func: Any) -> RewardFunc:
     """Return the function, if it is one with a name. Raises UserError if not."""
     if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
-        raise UserError(f"{func!r} in reward_funcs is no function with a name: define one with `def`")
+        raise UserError(f"{func!r} in reward_funcs is not a named function: define one with `def`")
     return func
 
 

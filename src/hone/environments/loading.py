@@ -74,7 +74,7 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
     build = getattr(module, "load_environment", None)
     if not callable(build):
         raise UserError(
-            f"{env_id!r} is no environment: {module.__file__ or module.__name__} has no function load_environment; "
+            f"{env_id!r} is not an environment: {module.__file__ or module.__name__} has no function load_environment; "
             f"{_nearest(env_id)}"
         )
     _check_arguments(env_id, build, kwargs)
@@ -102,8 +102,7 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     name = ADAPTERS.get(library.replace("_", "-"))
     if name is None or not task:
         raise UserError(
-            f"{env_id!r} is no environment id: before a colon stands a library ({' or '.join(ADAPTERS)}), after it the "
-            "name of its task"
+            f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(ADAPTERS)}"
         )
     module = importlib.import_module(f"hone.environments.adapters.{name}")
     build = functools.partial(module.load, task)
@@ -117,7 +116,7 @@ def _find_module(env_id: str) -> ModuleType:
     name = env_id.replace("-", "_")
     if not name.isidentifier():
         raise UserError(
-            f"{env_id!r} is no environment id: an id is a Python module's name with dashes; {_nearest(env_id)}"
+            f"{env_id!r} is not an environment id: an id is a Python module's name with dashes; {_nearest(env_id)}"
         )
     if name in sys.stdlib_module_names:
         raise UserError(f"environment id {env_id!r} names a module of the standard library; rename the environment")

@@ -82,7 +82,7 @@ def _check(value: Any, name: str) -> None:
 
 def _check_each(value: Mapping[str, Any], name: str) -> None:
     if lacking := MESSAGE - value.keys():
-        raise UserError(f'{name} has each, but no {min(lacking)}: say what stands in a turn, such as "{{value}}"')
+        raise UserError(f'{name} has each, but no {min(lacking)}: say what is in a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
         raise UserError(f"{name} has {min(unknown)!r}; beside each there may be role, content, roles and name")
     source, roles = value["each"], value.get("roles", {})
@@ -140,7 +140,7 @@ def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
         if field is not None and (form or conversion or not field.strip() or set(field) & set("[]{}")):
             written = "{" + field + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
             raise UserError(
-                f"{name}: {written} is no placeholder; write {{column}} or {{column.key}}, and {{{{ and }}}} for braces"
+                f"{name}: {written} is not a placeholder: write {{column}} or {{column.key}}, {{{{ and }}}} for braces"
             )
     return [(literal, field) for literal, field, *_ in parsed]
 

@@ -169,7 +169,7 @@ def _check_json(state: dict[str, Any]) -> None:
         json.dumps(state)
     except (TypeError, ValueError, RecursionError) as error:
         raise UserError(
-            f"the state of a conversation is no JSON, so it can't be sent to the processes that answer ({error}): let "
+            f"the state of a conversation is not JSON, so it can't be sent to the processes that answer ({error}): let "
             "initial_state keep numbers, texts, lists and tables in it, or set grading.workers = 0"
         ) from None
 

@@ -50,7 +50,7 @@ class ServerPolicy:
     Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the
     caller decides which are too old. If the server does not name it (vLLM), all tokens of a call count as of the
     version at its beginning, the oldest possible. `eos_ids` end a completion, as the stop ids of `renderer` do.
-    Raises Halt when the server is gone, was started anew, or samples from weights that it was not given from here.
+    Raises Halt when the server is gone, was started anew, or samples from weights that this run did not give it.
     """
 
     def __init__(
@@ -132,8 +132,8 @@ class ServerPolicy:
             if version not in self._given:
                 self._check_server(await self._served(client), begun)
                 raise Halt(
-                    f"{self.server.name} sampled from version {version} of the weights, which it was not given from "
-                    "here: another run uses it"
+                    f"{self.server.name} sampled from version {version} of the weights, which this run did not "
+                    "give it: another run uses it"
                 )
         return answer
 

@@ -235,7 +235,7 @@ def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(
-            f"the rollouts of {which} are not such as hone writes ({type(error).__name__}: {error}), so they can't be "
+            f"the rollouts of {which} do not have hone's form ({type(error).__name__}: {error}), so they can't be "
             "trained on: compare them with another copy of the run"
         ) from error
 

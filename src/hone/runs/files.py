@@ -254,7 +254,7 @@ def parse_time(stamp: Any) -> datetime | None:
     try:
         return datetime.fromisoformat(stamp).astimezone() if stamp not in (None, "") else None
     except (OverflowError, TypeError):
-        raise ValueError(f"{stamp!r} is no time") from None
+        raise ValueError(f"{stamp!r} is not a time") from None
 
 
 def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
@@ -299,12 +299,12 @@ def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
         if not (type(step) is int and 0 <= step < 2**53) and (numbers or step is not None):
             raise ValueError("not a record of a step")
         if numbers and (wrong := [name for name, value in record.items() if not is_number(value)]):
-            raise ValueError(f"{wrong[0][:60]!r} is no finite number")
+            raise ValueError(f"{wrong[0][:60]!r} is not a finite number")
         if numbers and b"/exact" in line:
             record = {current_name(name): value for name, value in record.items()}
         if path.name == "events.jsonl":
             if wrong := [name for name in ("kind", "name", "evidence") if not isinstance(record.get(name, ""), str)]:
-                raise ValueError(f"its {wrong[0]} is no text")
+                raise ValueError(f"its {wrong[0]} is not text")
             parse_time(record.get("time"))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None

@@ -168,7 +168,7 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
 def refuse_inside_run(path: Path, flag: str) -> None:
     """Raise UserError if `path`, given by `flag`, lies where a run keeps its files: nothing is written into a run."""
     if around := _run_around(path):
-        raise UserError(f"{path} lies in the run {around[0]}, into which nothing is written: choose another {flag}")
+        raise UserError(f"{path} lies in the run {around[0]}, where nothing may be written: choose another {flag}")
 
 
 def check_target(path: Path, flag: str) -> None:
@@ -226,7 +226,7 @@ def check_kept(folder: Path, names: Iterable[str]) -> None:
     for name in names:
         if name not in own and os.path.lexists(folder / name):
             raise UserError(
-                f"{folder / name} is no file of a run, and a run of this program would keep its own there: move it, or "
+                f"{folder / name} is not a file of a run, and this program's run would keep its own there: move it, or "
                 "choose another output_dir"
             )
 

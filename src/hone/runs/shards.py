@@ -62,7 +62,7 @@ def _read_index(folder: Path) -> Metadata:
             metadata = _Unpickler(file).load()
             for key, stored in metadata.state_dict_metadata.items():
                 if not isinstance(stored, TensorStorageMetadata):  # any other is read as a pickle
-                    raise ValueError(f"{key} is no tensor")
+                    raise ValueError(f"{key} is not a tensor")
             for stored in (metadata.storage_data or {}).values():
                 name = stored.relative_path
                 if name in (".", "..") or Path(name).name != name or stored.transform_descriptors:

@@ -133,7 +133,7 @@ def _evaluation(path: Path) -> tuple[Progress, Spent]:
     metrics, seconds = metadata.get("metrics", {}), metadata.get("seconds", {})
     for numbers in (metrics, seconds):
         if not isinstance(numbers, dict) or not all(map(is_number, numbers.values())):
-            raise UserError(f"{file} is damaged (a number of the evaluation is none): {RESTORE}")
+            raise UserError(f"{file} is damaged (a value of the evaluation is not a number): {RESTORE}")
     progress.evals = {current_name(name): value for name, value in metrics.items()}
     return progress, Spent(sum(value or 0.0 for value in seconds.values()))
 

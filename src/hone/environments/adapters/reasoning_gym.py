@@ -208,7 +208,7 @@ def load(
     if task not in SCORED:
         near = difflib.get_close_matches(task, SCORED, n=3)
         remedy = f"did you mean {' or '.join(near)}?" if near else f"the tasks are {', '.join(sorted(SCORED))}"
-        raise UserError(f"reasoning-gym:{name} is no task that hone knows to be scored faithfully; {remedy}")
+        raise UserError(f"reasoning-gym:{name} is not a task that hone can score faithfully; {remedy}")
     if importlib.util.find_spec("reasoning_gym") is None:
         raise UserError(
             f"reasoning-gym:{name} needs reasoning-gym, which is not installed: "
