@@ -120,17 +120,17 @@ class Workers:
         answers: list[Any] = []
         again: list[int] = []
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        for chunk in self._asked(kind, chunks, waits, doing):
+        for chunk in self._ask_chunks(kind, chunks, waits, doing):
             here = min(size, len(items) - len(answers))
             if isinstance(chunk, GraderFailure) and here > 1:
                 again += range(len(answers), len(answers) + here)
             answers += [chunk] * here if isinstance(chunk, GraderFailure) else chunk
-        alone = self._asked(kind, [[items[i]] for i in again], waits, doing) if again else []
+        alone = self._ask_chunks(kind, [[items[i]] for i in again], waits, doing) if again else []
         for index, chunk in zip(again, alone, strict=True):
             answers[index] = chunk if isinstance(chunk, GraderFailure) else chunk[0]
         return answers
 
-    def _asked(self, kind: str, chunks: list[list[Any]], waits: int, doing: str) -> list[Any]:
+    def _ask_chunks(self, kind: str, chunks: list[list[Any]], waits: int, doing: str) -> list[Any]:
         cpu, clock = self._limits.seconds(waits)
         failures: list[str] = []
 

@@ -73,7 +73,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     if _is_prose(answer) and not _is_prose(gold):
         return False
     try:
-        return _asked(answer, gold)
+        return _verdict(answer, gold)
     except NoVerdict as nothing:
         return nothing.failure
 
@@ -170,8 +170,8 @@ def _plain(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=2**16)
-def _asked(answer: str, gold: str) -> bool | None:
-    """Return what math-verify says, remembered. Raises NoVerdict, which is not, if it says nothing."""
+def _verdict(answer: str, gold: str) -> bool | None:
+    """Return math-verify's verdict, cached. Raises NoVerdict, which is not cached, if there is none."""
     if not inside():
         return _worker().ask([answer, gold], CPU_SECONDS, CLOCK_SECONDS)
     try:

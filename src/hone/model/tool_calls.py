@@ -58,13 +58,13 @@ class Format:
 
     def calls(self, text: str, tools: Sequence[Tool] | None = None) -> list[Call]:
         """Return the calls in a text, in order."""
-        return [call for call, _ in self._found(text, tools or ())]
+        return [call for call, _ in self._find_calls(text, tools or ())]
 
     def before_calls(self, text: str) -> str:
         """Return the text up to its first call, without white space at the end; all of it if it calls nothing."""
-        return next((text[:at].rstrip() for _, at in self._found(text, ())), text)
+        return next((text[:at].rstrip() for _, at in self._find_calls(text, ())), text)
 
-    def _found(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
+    def _find_calls(self, text: str, tools: Sequence[Tool]) -> list[tuple[Call, int]]:
         """Return each call, and where it (or the list that it stands in) starts."""
         found: list[tuple[Call, int]] = []
         at = self._spoken_from(text, tools)

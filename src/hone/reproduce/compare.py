@@ -106,11 +106,11 @@ def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Dif
         for row, other in unequal:
             what = f"{{}} of sample {row['sample_id']}"
             if found := _compare(step, quantity, what, values_of(row), values_of(other)):
-                return _of_environment(step, row, other) or found if quantity == "tokens" else found
+                return _environment_difference(step, row, other) or found if quantity == "tokens" else found
     return None
 
 
-def _of_environment(step: int, row: Row, other: Row) -> Difference | None:
+def _environment_difference(step: int, row: Row, other: Row) -> Difference | None:
     """Return the environment's messages that differ, if the first token that differs was not sampled."""
     pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=NOTHING))
     first = next((index for index, (token, another) in pairs if token != another), None)

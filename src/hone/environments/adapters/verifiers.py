@@ -69,7 +69,7 @@ class Served:
 
     def row(self, index: int) -> dict[str, Any]:
         """Return prompt, answer and key of a task."""
-        return self._about_tasks(lambda: self._asked(["row", index]))
+        return self._about_tasks(lambda: self._ask(["row", index]))
 
     def score(self, index: int, text: str, stop_reason: str) -> dict[str, float] | GraderFailure:
         """Return the score of each reward function."""
@@ -88,12 +88,12 @@ class Served:
         return answer
 
     def _admitted(self, question: list[Any]) -> dict[str, Any]:
-        reply = self._asked(question)
+        reply = self._ask(question)
         if "refused" in reply:
             raise UserError(f"{self._env_id} {reply['refused']}")
         return reply
 
-    def _asked(self, question: list[Any]) -> Any:
+    def _ask(self, question: list[Any]) -> Any:
         try:
             return self._worker.ask(question, LOAD_SECONDS, LOAD_CLOCK)
         except NoVerdict as nothing:
