@@ -170,7 +170,7 @@ def test_a_stream_adds_up_to_the_whole(served: Served) -> None:
         logprobs[i] = logprobs.get(i, []) + choice.logprobs.token_logprobs
         offsets[i] = offsets.get(i, []) + choice.logprobs.text_offset
         reasons[i] = choice.finish_reason
-    assert len(chunks) > 4
+    assert len(chunks) >= 3  # one or more of each sample, and the usage
     for choice in whole.choices:
         i = choice.index
         assert (texts[i], ids[i], reasons[i]) == (choice.text, choice.model_extra["token_ids"], "length")
