@@ -9,8 +9,18 @@ import numpy as np
 import pytest
 
 from hone.environments import Range, Rubric
-from hone.reproduce.attribution import POINT, MainPart, Split, Window, parts_seen, window, windows
-from hone.reproduce.verdict import change_between, choose_ends, judge
+from hone.reproduce.attribution import (
+    POINT,
+    MainPart,
+    Split,
+    Window,
+    change_between,
+    choose_ends,
+    judge,
+    parts_seen,
+    window,
+    windows,
+)
 from hone.types import Outcome, Score
 
 
@@ -68,11 +78,6 @@ def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_reco
     assert parts_seen(right, both, sparse, two) == pytest.approx((2.0, 0.0)), "the recorded grader had no format"
 
 
-def test_a_component_that_abstained_is_worth_nothing() -> None:
-    marks = MainPart.from_rubric(TWO_PART)
-    assert parts_seen(scored(TWO_PART, format=1.0), scored(TWO_PART, correctness=1.0), marks, marks) == (0.9, 0.0)
-
-
 def points(step, recorded, main, extra=0.0, truncated=False, was_right=False, is_right=False, length=7) -> np.ndarray:
     found = np.empty(len(recorded), POINT)
     found["step"], found["recorded"], found["main"], found["extra"] = step, recorded, main, extra
@@ -81,26 +86,19 @@ def points(step, recorded, main, extra=0.0, truncated=False, was_right=False, is
     return found
 
 
-def split(recorded, main, extra, truncated) -> Split:
-    return window(points(0, recorded, main, extra, truncated), 0, 0).split
-
-
 def test_the_split_by_hand() -> None:
     """Four completions, the third cut off: right for both; right, which the recorded grader lost; nothing; wrong.
 
     skill 1.8 / 3, truncation 1.8 / 4 - skill, format 0.3 / 4, parser (0 - 1.0) / 4; together 1.1 / 4.
     """
     recorded = np.array([1.0, 0.0, 0.0, 0.1])
-    found = split(recorded, [0.9, 0.9, 0.0, 0.0], [0.1, 0.1, 0.0, 0.1], [False, False, True, False])
+    cut = [False, False, True, False]
+    found = window(points(0, recorded, [0.9, 0.9, 0.0, 0.0], [0.1, 0.1, 0.0, 0.1], cut), 0, 0).split
     assert asdict(found) == pytest.approx({"skill": 0.6, "truncation": -0.15, "format": 0.075, "parser": -0.25})
     assert found.total == pytest.approx(recorded.mean())
-
-
-def test_truncated_completions_that_are_right_cost_nothing() -> None:
     ones = np.ones(4)
-    found = split(ones, ones, 0.0, [True, False, True, False])
-    assert found == Split(skill=1.0, truncation=0.0, format=0.0, parser=0.0)
-    assert split(ones, ones / 2, 0.0, True) == Split(0.5, 0.0, 0.0, 0.5), "none is complete"
+    stopped = window(points(0, ones, ones / 2, 0.0, True), 0, 0).split
+    assert stopped == Split(parser=0.5, skill=0.5, truncation=0.0, format=0.0), "none is complete"
 
 
 def columns(recorded: list[float], main: list[float], size: int = 4, truncated: float = 0.0) -> np.ndarray:
@@ -116,17 +114,14 @@ def test_a_run_of_200_steps_is_cut_into_ten_windows_of_20() -> None:
     assert [one.name for one in found] == [f"{i}-{i + 19}" for i in range(0, 200, 20)]
     assert [one.count for one in found] == [80] * 10 and found[3].length == 7
     assert [one.name for one in windows(columns([0.0] * 3, [0.0] * 3))] == ["0", "1", "2"]
+    shares = window(columns([1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]), 0, 3)
+    assert (shares.right_both, shares.right_old, shares.right_new) == (0.25, 0.25, 0.25)
 
 
 def test_what_one_grader_could_not_grade_is_in_no_mean() -> None:
     found = window(columns([1.0, math.nan, 0.0], [1.0, 1.0, math.nan]), 0, 2)
     assert found is not None and (found.count, found.graded, found.recorded, found.split.skill) == (12, 4, 1.0, 1.0)
     assert window(columns([1.0, math.nan], [1.0, 1.0]), 1, 1) is None
-
-
-def test_shares_of_right_answers() -> None:
-    found = window(columns([1.0, 1.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]), 0, 3)
-    assert found is not None and (found.right_both, found.right_old, found.right_new) == (0.25, 0.25, 0.25)
 
 
 def test_a_fall_is_measured_from_the_best_window_and_else_from_the_first() -> None:
@@ -154,9 +149,11 @@ def change(found) -> dict[str, float]:
     ("before", "after", "cause", "words"),
     [
         ((0.9, 0.9), (0.2, 0.9), "parser", "Your parser lost it: the model did not get worse."),
-        ((0.9, 0.9), (0.1, 0.75), "parser", "Your parser lost most of it; the model got a little worse, too."),
-        ((0.8, 0.8), (0.2, 0.95), "parser", "Your parser lost it: the model even got better."),
-        ((0.9, 0.5), (0.5, 0.5), "parser", "The recorded grader had paid for what the other one does not see"),
+        ((0.8, 0.8), (0.2, 0.95), "parser", "Your parser lost it: the model did not get worse."),
+        ((0.9, 0.9), (0.1, 0.75), "parser", "Your parser lost most of it: the model got a little worse."),
+        ((0.9, 0.5), (0.5, 0.5), "parser", "The recorded grader had paid for what the other one does not see."),
+        ((0.4, 0.9), (0.1, 0.9), "parser", "if the other grader is right: it was more lenient from the start."),
+        ((0.9, 0.9), (0.2, 0.8), "parser", "by 0.70 from steps 0-1 to 0-1: parser -0.60, skill -0.10, truncation 0.00"),
         ((0.9, 0.9), (0.2, 0.2), "skill", "The model got worse: both graders say so."),
         ((0.7, 0.9), (0.2, 0.4), "skill", "The model got worse"),  # a stricter parser, as strict all along
         ((0.9, 0.9), (0.3, 0.6), "mixed", "Several things together: "),
@@ -173,11 +170,6 @@ def test_verdicts(before, after, cause, words) -> None:
     assert change_between(found.before, found.after).total == pytest.approx(after[0] - before[0])
 
 
-def test_a_fall_beside_a_grader_that_was_more_lenient_from_the_start_is_no_proof() -> None:
-    """It stays so if the other grader misses what the recorded one sees."""
-    assert "if the other grader is right: it was more lenient" in verdict((0.4, 0.9), (0.1, 0.9)).sentence
-
-
 def test_a_grader_that_makes_the_same_of_everything_tells_nothing() -> None:
     right, nothing = verdict((0.9, 1.0), (0.2, 1.0)), verdict((0.9, 0.0), (0.2, 0.0))
     assert (right.cause, nothing.cause) == ("undecided", "undecided")
@@ -190,11 +182,6 @@ def test_one_grader_does_not_tell_the_model_from_its_parser() -> None:
     before, after = verdict((0.9, 0.9), (0.2, 0.2)).before, verdict((0.9, 0.9), (0.2, 0.2)).after
     found = judge(before, after, same_grader=True)
     assert found.cause == "undecided" and "both graders" not in found.sentence
-
-
-def test_what_was_paid_for_nothing_may_come_with_a_worse_model() -> None:
-    worse = verdict((0.9, 0.5), (0.3, 0.4)).sentence
-    assert "paid for what the other one does not see; the model got a little worse, too." in worse
 
 
 def test_where_the_limit_stops_all_what_it_cost_is_truncation() -> None:
@@ -221,26 +208,3 @@ def test_a_run_that_does_not_change_is_seldom_said_to_fall() -> None:
             before, after = choose_ends(windows(made))
             fell += judge(before, after).cause != "none"
     assert fell <= 20
-
-
-def test_the_sentence_has_the_numbers() -> None:
-    found = verdict((0.9, 0.9), (0.2, 0.8))
-    assert found.sentence.startswith(
-        "the recorded reward fell by 0.70 from steps 0-1 to 0-1: "
-        "parser -0.60, skill -0.10, truncation 0.00, format 0.00. "
-    )
-
-
-def test_truncation_is_a_cause_of_its_own() -> None:
-    """Right as ever where it comes to its end; cut off, it is worth nothing."""
-    cut = np.array([True, True, True, False])
-    before = window(columns([1.0], [1.0]), 0, 0)
-    after = window(points(0, 1.0 - cut, 1.0 - cut, truncated=cut, was_right=~cut, is_right=~cut), 0, 0)
-    assert before is not None and after is not None
-    found = judge(before, after)
-    assert found.cause == "truncation" and change(found) == {
-        "skill": 0.0,
-        "truncation": -0.75,
-        "format": 0.0,
-        "parser": 0.0,
-    }

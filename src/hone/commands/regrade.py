@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hone.commands.status import Status
@@ -21,9 +21,8 @@ from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.pages import visible
-from hone.reproduce.attribution import Window, window, windows
+from hone.reproduce.attribution import Verdict, Window, choose_ends, judge, window, windows
 from hone.reproduce.regrade import Grader, Regraded, regrade, sort_by_typical_length
-from hone.reproduce.verdict import Verdict, choose_ends, judge
 from hone.runs import Run, provenance
 from hone.runs.files import write_file
 from hone.runs.listing import find_run
@@ -177,7 +176,7 @@ def as_record(result: Result) -> dict[str, Any]:
         "completions": len(regraded.points),
         "failed": {"recorded": regraded.failed_old, "now": regraded.failed_new},
         "check": check,
-        "windows": [one.record() for one in result.windows],
+        "windows": [asdict(one) for one in result.windows],
         "verdict": result.verdict.record(),
         "disagreements": regraded.disagreeing,
     }

@@ -18,8 +18,9 @@ recorded grader's other components: as the other grader sees those that it has b
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,10 @@ from hone.types import Outcome, Score
 WINDOWS = 10
 """Parts that the steps of a run are cut into."""
 FEW_STEPS = 5
+Z, Z_BEST = 1.96, 2.77
+"""Of a 95 % interval; of one for the best of nine windows, each with its chance of being the best (Bonferroni)."""
+SMALL, MOST = 0.1, 0.75
+"""Shares of a change: up to which a part is not worth naming as a cause, and from which it is the cause."""
 POINT = np.dtype(
     [
         *((name, np.float64) for name in ("recorded", "regraded", "main", "extra")),
@@ -38,6 +43,15 @@ POINT = np.dtype(
     ]
 )
 """Columns kept of each completion. Rewards are NaN where grading failed."""
+WORDS = {
+    "skill": ("The model got worse: both graders say so.", "The model got better: both graders say so."),
+    "truncation": (
+        "The completions outgrew their length limit, and lost their answers to it.",
+        "Fewer completions lost their answer to the length limit.",
+    ),
+    "format": ("The points for format went, not the right answers.", "Points for format were won, not right answers."),
+}
+"""What a part means as the cause of a fall, and of a rise; for the parser's see `_judge_parser`."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +60,6 @@ class MainPart:
 
     components: tuple[str, ...]
     full: float
-
-    def worth(self, score: Score) -> float:
-        """Return what the main part is worth in a score."""
-        return sum(score.weights.get(name, 0.0) * score.components.get(name, 0.0) for name in self.components)
 
     @classmethod
     def from_rubric(cls, rubric: Rubric) -> MainPart:
@@ -67,40 +77,37 @@ class MainPart:
         None of the scores is a failure.
         """
         weights = scores[0].weights
-        fits = [
-            name
-            for name in weights
-            if all((score.components.get(name, 0.0) >= 1) == (score.outcome is Outcome.CORRECT) for score in scores)
-        ]
-        name = max(fits, key=lambda name: weights[name] != 0, default=None)
-        if name is None or not weights[name]:
-            return cls(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
-        return cls((name,), weights[name])
+        for name, weight in weights.items():
+            gave_one = [score.components.get(name, 0.0) >= 1 for score in scores]
+            if weight and gave_one == [score.outcome is Outcome.CORRECT for score in scores]:
+                return cls((name,), weight)
+        return cls(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
 
 
 def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -> tuple[float, float]:
     """Compute (`main`, `extra`) of one completion: what the new grader sees, on the old one's scale."""
     scale = old_main.full / new_main.full if old_main.full > 0 and new_main.full > 0 else 1.0
+    main = sum(new.weights.get(name, 0.0) * new.components.get(name, 0.0) for name in new_main.components)
     extra = 0.0
     for name, weight in old.weights.items():
         if name not in old_main.components:
             known = new.components if name in new.weights and name not in new_main.components else old.components
             extra += weight * known.get(name, 0.0)
-    return scale * new_main.worth(new), extra
+    return scale * main, extra
 
 
 @dataclass(frozen=True)
 class Split:
     """The parts of a mean reward, or of a change of one."""
 
+    parser: float
     skill: float
     truncation: float
     format: float
-    parser: float
 
     @property
     def total(self) -> float:
-        return self.skill + self.truncation + self.format + self.parser
+        return self.parser + self.skill + self.truncation + self.format
 
     def __sub__(self, other: Split) -> Split:
         return Split(*(getattr(self, f.name) - getattr(other, f.name) for f in fields(self)))
@@ -131,10 +138,6 @@ class Window:
     def name(self) -> str:
         return f"{self.first}-{self.last}" if self.last > self.first else str(self.first)
 
-    def record(self) -> dict[str, Any]:
-        """Return its fields as JSON-ready values."""
-        return asdict(self)
-
 
 def window(points: np.ndarray, first: int, last: int) -> Window | None:
     """Summarise the points `[N]` (POINT) of these steps; None if both graders could grade none of them."""
@@ -145,6 +148,9 @@ def window(points: np.ndarray, first: int, last: int) -> Window | None:
     was, now, stopped = both["was_right"], both["is_right"], both["truncated"]
     ended = both["main"] if stopped.all() else both["main"][~stopped]  # if all were stopped, truncation is 0
     skill = float(ended.mean())
+    # Completions of a step resemble each other; a few steps may be alike by chance.
+    steps = np.array([both["recorded"][both["step"] == step].mean() for step in np.unique(both["step"])])
+    samples = [steps] if len(steps) >= FEW_STEPS else [steps, both["recorded"]]
     return Window(
         first=int(inside["step"].min()),
         last=int(inside["step"].max()),
@@ -152,17 +158,17 @@ def window(points: np.ndarray, first: int, last: int) -> Window | None:
         graded=len(both),
         recorded=float(both["recorded"].mean()),
         regraded=float(both["regraded"].mean()),
-        error=_standard_error(both["step"], both["recorded"]),
+        error=max(float(s.std(ddof=1) / np.sqrt(len(s))) if len(s) > 1 else 0.0 for s in samples),
         right_both=float((was & now).mean()),
         right_old=float((was & ~now).mean()),
         right_new=float((~was & now).mean()),
         truncated=float(stopped.mean()),
         length=float(both["length"].mean()),
         split=Split(
+            parser=float((both["recorded"] - both["main"] - both["extra"]).mean()),
             skill=skill,
             truncation=float(both["main"].mean()) - skill,
             format=float(both["extra"].mean()),
-            parser=float((both["recorded"] - both["main"] - both["extra"]).mean()),
         ),
     )
 
@@ -174,10 +180,107 @@ def windows(points: np.ndarray) -> list[Window]:
     return [w for part in parts if (w := window(points, int(part[0]), int(part[-1]))) is not None]
 
 
-def _standard_error(steps: np.ndarray, values: np.ndarray) -> float:
-    """Compute the standard error of the mean from the means of the steps, as completions of a step resemble each
-    other. A few means may be alike by chance; then it is at least that from the completions.
+@dataclass(frozen=True)
+class Verdict:
+    """`cause` is the part of the split that caused the change, `mixed`, `undecided` if the other grader can't tell, or
+    `none` without a change.
     """
-    means = np.array([values[steps == step].mean() for step in np.unique(steps)])
-    samples = [means] if len(means) >= FEW_STEPS else [means, values]
-    return max(float(part.std(ddof=1) / np.sqrt(len(part))) if len(part) > 1 else 0.0 for part in samples)
+
+    cause: str
+    sentence: str
+    before: Window
+    after: Window
+
+    def record(self) -> dict[str, Any]:
+        """Return the verdict as JSON-ready values."""
+        change, ends = change_between(self.before, self.after), {"from": asdict(self.before), "to": asdict(self.after)}
+        change = {"recorded": change.total} | asdict(change)
+        return {"cause": self.cause, "sentence": self.sentence, "change": change} | ends
+
+
+def choose_ends(windows: Sequence[Window]) -> tuple[Window, Window]:
+    """Choose the windows between which the change is measured: the best paid and the last or, if the last is about as
+    well paid as the best, the first and the last.
+    """
+    best, last = max(windows, key=lambda w: w.recorded), windows[-1]
+    return (best, last) if best.recorded - last.recorded > noise(best, last, Z_BEST) else (windows[0], last)
+
+
+def noise(before: Window, after: Window, z: float = Z) -> float:
+    """Return how far recorded means may differ without a change: a 95 % interval, at least 0.01."""
+    return max(0.01, z * float(np.hypot(before.error, after.error)))
+
+
+def change_between(before: Window, after: Window) -> Split:
+    """Compute the change. If the length limit stopped all of one window, skill is not seen there: the worth of those it
+    did not stop in the other window counts as truncation.
+    """
+    change = after.split - before.split
+    worth = change.skill + change.truncation
+    all_stopped, other = (after, before) if worth < 0 else (before, after)
+    if all_stopped.truncated < 1.0 or other.truncated == 1.0:
+        return change
+    cost = min(abs(worth), max(0.0, (1 - other.truncated) * other.split.skill))
+    truncation = math.copysign(cost, worth)
+    return replace(change, skill=worth - truncation, truncation=truncation)
+
+
+def judge(before: Window, after: Window, run: Sequence[Window] = (), same_grader: bool = False) -> Verdict:
+    """Name the cause of the change between two windows.
+
+    `run` are all windows, which show whether the other grader tells completions apart at all; `same_grader`: there is
+    no other one.
+    """
+    if before is after:
+        sentence = f"there is no change to split: all that was graded both times is of the steps {before.name}."
+        return Verdict("none", sentence, before, after)
+    change = change_between(before, after)
+    parts, total, where = asdict(change), change.total, f"from steps {before.name} to {after.name}"
+    listed = ", ".join(f"{name} {signed(value)}" for name, value in parts.items())
+    if abs(total) <= noise(before, after):
+        hidden = max(map(abs, parts.values())) > max(0.05, noise(before, after))
+        more = " Its parts moved against each other." if hidden else ""
+        sentence = f"the recorded reward did not change {where} ({signed(total)}, within noise): {listed}.{more}"
+        return Verdict("none", sentence, before, after)
+    shares = {name: value / total for name, value in sorted(parts.items(), key=lambda part: -part[1] / total)}
+    cause = next(iter(shares))
+    if shares[cause] < MOST:
+        named = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share > SMALL)
+        cause, words = "mixed", f"Several things together: {named}."
+    elif cause == "skill" and same_grader:
+        cause, words = "undecided", "One grader can't tell the model from its parser: name another one with --env."
+    elif cause == "parser":
+        cause, words = _judge_parser([before, after, *run], total, shares["skill"])
+    else:
+        words = WORDS[cause][total > 0]
+    sentence = f"the recorded reward {'fell' if total < 0 else 'rose'} by {abs(total):.2f} {where}: {listed}. {words}"
+    return Verdict(cause, sentence, before, after)
+
+
+def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tuple[str, str]:
+    """Say which grader erred, the first two windows being the ends; `skill` is skill's share of the change."""
+    before, after = (one.split.parser for one in windows[:2])
+    if all(one.right_both + one.right_new == 1.0 for one in windows):
+        words = "The other grader calls everything right: your parser loses answers, or the other one pays for any."
+        return "undecided", words
+    if all(one.split.skill + one.split.truncation == 0.0 for one in windows):
+        words = "The other grader sees nothing in any completion, so it can't tell what changed: is it for this task?"
+        return "undecided", words
+    if total > 0 and after > -before:
+        return "parser", "The recorded grader pays for what the other one does not see: that is not skill."
+    if total > 0:
+        return "parser", "Answers came into a form that the recorded grader reads; as many were right before."
+    if before > -after:
+        return "parser", "The recorded grader had paid for what the other one does not see."
+    if before < -max(0.05, noise(windows[0], windows[1])):
+        return "parser", "Your parser lost it, if the other grader is right: it was more lenient from the start."
+    worse = skill > SMALL
+    return (
+        "parser",
+        f"Your parser lost {'most of ' * worse}it: the model {'got a little' if worse else 'did not get'} worse.",
+    )
+
+
+def signed(value: float) -> str:
+    """Format `+0.05`, `-0.50`, `0.00`."""
+    return f"{value:+.2f}" if abs(value) >= 0.005 else "0.00"

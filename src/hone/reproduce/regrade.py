@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -85,19 +85,18 @@ class Grader:
 
     def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:
         """Grade the completions, in order; `seed` is the run's."""
-        scores = self.env.grade_many([self._example_and_reply(one) for one in recorded], seed)
-        return [Pair(*pair) for pair in zip(recorded, scores, strict=True)]
-
-    def _example_and_reply(self, recorded: Recorded) -> tuple[Example, Reply]:
-        example, reply = recorded.example, recorded.reply
-        if self.template is not None:
-            row = {"prompt": example.prompt, "answer": example.answer, "info": example.info}
-            made = self.template.row(row, f"sample {reply.sample_id}")
-            example = Example(example.prompt, str(made.get("answer", example.answer)), made.get("info", example.info))
-        if isinstance(self.env, MultiTurnEnv):
-            state = self.env.initial_state(example, seed=0)
-            reply = Reply(reply.messages, reply.stop_reason, reply.sample_id, state=state)
-        return example, reply
+        asked = []
+        for one in recorded:
+            example, reply = one.example, one.reply
+            if self.template is not None:
+                row = {"prompt": example.prompt, "answer": example.answer, "info": example.info}
+                row |= self.template.row(row, f"sample {reply.sample_id}")
+                example = Example(example.prompt, str(row["answer"]), row["info"])
+            if isinstance(self.env, MultiTurnEnv):
+                state = self.env.initial_state(example, seed=0)
+                reply = Reply(reply.messages, reply.stop_reason, reply.sample_id, state=state)
+            asked.append((example, reply))
+        return [Pair(*pair) for pair in zip(recorded, self.env.grade_many(asked, seed), strict=True)]
 
 
 @dataclass
@@ -123,7 +122,13 @@ class Regraded:
 
     def add(self, pairs: Sequence[Pair], old_main: MainPart, new_main: MainPart) -> None:
         """Add a step's completions; keep typical ones about which the graders disagree."""
-        self.points = np.concatenate([self.points, np.array([_point(p, old_main, new_main) for p in pairs], POINT)])
+        rows = []
+        for pair in pairs:
+            one, new = pair.recorded, pair.score
+            main, extra = parts_seen(one.score, new, old_main, new_main)
+            right = (one.score.outcome is Outcome.CORRECT, new.outcome is Outcome.CORRECT)
+            rows.append((one.score.reward, new.reward, main, extra, one.step, one.length, *right, one.reply.truncated))
+        self.points = np.concatenate([self.points, np.array(rows, POINT)])
         failed = [pair.score for pair in pairs if pair.score.outcome.is_failure]
         self.failed_old += sum(pair.recorded.score.outcome.is_failure for pair in pairs)
         self.failed_new += len(failed)
@@ -159,60 +164,43 @@ def regrade(
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
     for done, step in enumerate(steps):
-        recorded = list(read_step(run, step))
+        recorded = read_step(run, step)
         pairs = grader.grade(recorded, seed)
         if own is not None:
-            quota = (done + 1) * check // len(steps) - done * check // len(steps)
-            result.check(pairs if own is grader else own.grade(spread(recorded, quota), seed))
-        old_main = old_main or recorded_main_part(recorded, own)
+            quota = min((done + 1) * check // len(steps) - done * check // len(steps), len(recorded))
+            spread = [recorded[i * len(recorded) // quota] for i in range(quota)]
+            result.check(pairs if own is grader else own.grade(spread, seed))
+        graded = [one.score for one in recorded if not one.score.outcome.is_failure]
+        if old_main is None and graded:
+            same_weights = own is not None and own.env.rubric.weights == graded[0].weights
+            old_main = MainPart.from_rubric(own.env.rubric) if own and same_weights else MainPart.from_scores(graded)
         result.add(pairs, old_main or MainPart((), 0.0), new_main)
         if keep_scores:
             result.scores.append(scores_table(pairs))
         progress(done + 1)
-        graded = len(result.points)
-        if graded >= 256 and result.failed_new > max_failed * graded:
+        count = len(result.points)
+        if count >= 256 and result.failed_new > max_failed * count:
             raise UserError(
-                f"{result.failed_new:,} of the first {graded:,} completions could not be graded ({result.failure}): "
+                f"{result.failed_new:,} of the first {count:,} completions could not be graded ({result.failure}): "
                 "mend the task, or allow more with --grading.max-failed"
             )
     return result
 
 
-def read_step(run: Run, step: int) -> Iterator[Recorded]:
+def read_step(run: Run, step: int) -> list[Recorded]:
     """Read the completions that a run recorded of a step."""
+    recorded = []
     for row in run.rollouts(step, COLUMNS).to_pylist():
         prompt, info = json.loads(row["prompt"]), json.loads(row["info"] or "{}")
         single = [{"role": "assistant", "content": row["text"]}]
         turns = single if row["completion"] is None else json.loads(row["completion"])
         outcome = Outcome(row["outcome"])
         reward = math.nan if outcome.is_failure else row["reward"]
-        yield Recorded(
-            step=step,
-            example=Example(prompt, row["answer"] or "", info, row["example_id"]),
-            reply=Reply([*prompt, *turns], row["stop_reason"], row["sample_id"]),
-            text=row["text"],
-            length=sum(row["sampled_mask"]),
-            score=Score(reward, dict(row["components"]), dict(row["weights"]), outcome, row["detail"] or ""),
-        )
-
-
-def recorded_main_part(recorded: Sequence[Recorded], own: Grader | None) -> MainPart | None:
-    """Return the main part of the grader that recorded these: of the run's own task, unless that has changed since.
-    None if all failed.
-    """
-    graded = [one.score for one in recorded if not one.score.outcome.is_failure]
-    if not graded:
-        return None
-    if own is not None and own.env.rubric.weights == graded[0].weights:
-        return MainPart.from_rubric(own.env.rubric)
-    return MainPart.from_scores(graded)
-
-
-def spread(items: Sequence[Any], count: int) -> list[Any]:
-    """Return `count` of the items, evenly spread, the first among them; all if there are no more."""
-    if count >= len(items):
-        return list(items)
-    return [items[i * len(items) // count] for i in range(count)]
+        score = Score(reward, dict(row["components"]), dict(row["weights"]), outcome, row["detail"] or "")
+        example = Example(prompt, row["answer"] or "", info, row["example_id"])
+        reply = Reply([*prompt, *turns], row["stop_reason"], row["sample_id"])
+        recorded.append(Recorded(step, example, reply, row["text"], sum(row["sampled_mask"]), score))
+    return recorded
 
 
 def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
@@ -221,28 +209,22 @@ def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
     return sorted(pairs, key=lambda pair: abs(len(pair.recorded.text) - median))
 
 
-def _point(pair: Pair, old_main: MainPart, new_main: MainPart) -> tuple:
-    one, new = pair.recorded, pair.score
-    main, extra = parts_seen(one.score, new, old_main, new_main)
-    right = (one.score.outcome is Outcome.CORRECT, new.outcome is Outcome.CORRECT)
-    return (one.score.reward, new.reward, main, extra, one.step, one.length, *right, one.reply.truncated)
-
-
 def scores_table(pairs: Sequence[Pair]) -> pyarrow.Table:
     """Make a table of new scores, a row for each completion; it joins with the rollouts by step and sample_id."""
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
-    names = ("sample_id", "example_id", "recorded_outcome", "outcome", "detail")
-    fields = [("step", pa.int32()), *((name, text) for name in names)]
-    fields += [("recorded_reward", number), ("reward", number)]
-    fields += [(name, pa.map_(text, number)) for name in ("components", "weights")]
+    types = {"step": pa.int32()} | dict.fromkeys(
+        ("sample_id", "example_id", "recorded_outcome", "outcome", "detail"), text
+    )
+    types |= {"recorded_reward": number, "reward": number}
+    types |= dict.fromkeys(("components", "weights"), pa.map_(text, number))
     rows = []
     for pair in pairs:
-        old, new = pair.recorded.score, pair.score
-        row = {"step": pair.recorded.step, "sample_id": pair.recorded.reply.sample_id}
-        row |= {"example_id": pair.recorded.example.id, "detail": new.detail}
-        row |= {"recorded_reward": None if old.outcome.is_failure else old.reward, "recorded_outcome": str(old.outcome)}
-        row |= {"reward": None if new.outcome.is_failure else float(new.reward), "outcome": str(new.outcome)}
+        one, old, new = pair.recorded, pair.recorded.score, pair.score
+        row = {"step": one.step, "sample_id": one.reply.sample_id, "example_id": one.example.id}
+        row |= {"recorded_outcome": str(old.outcome), "outcome": str(new.outcome), "detail": new.detail}
+        row |= {"recorded_reward": None if old.outcome.is_failure else old.reward}
+        row |= {"reward": None if new.outcome.is_failure else float(new.reward)}
         rows.append(row | {"components": list(new.components.items()), "weights": list(new.weights.items())})
-    return pa.Table.from_pylist(rows, schema=pa.schema(fields))
+    return pa.Table.from_pylist(rows, schema=pa.schema(types))
