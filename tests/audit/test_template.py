@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from chat_templates import CHATML, LLAMA3, QWEN3, QWEN3_THINKING
 from test_bridge import SPECIALS
-from tokenizers import AddedToken, Tokenizer, normalizers
 
 from hone.audit.report import Finding, Report
 from hone.audit.template import audit_template
 from hone.errors import UserError
 from hone.model.files import write_json
-from hone.model.tokenizer import IM_END, build_tiny_tokenizer, save_tokenizer, tokenizer_config
+from hone.model.tokenizer import IM_END, build_tiny_tokenizer, save_tokenizer
 
 pytestmark = pytest.mark.audit
 
@@ -69,25 +68,15 @@ QWEN25 = """\
 CONTENT = "message['content']"
 OPENING = "{{- '<|im_start|>assistant\\n' }}"
 HEAD = "{%- for message in messages %}"
-PARTS = {"refuses": {"a message without content", "content in parts"}, "tools-untaught": {"tools"}}
-QWEN25_FINDINGS = {
-    "refuses": PARTS["refuses"],
-    "default-system": {"system"},
-}
-QWEN3_FINDINGS = {
-    "think-stripping": {"user"},
-    "adds-thought": {"empty"},
-    "refuses": {"content in parts"},
-}
+QWEN25_FINDINGS = {"default-system": {"system"}}
+QWEN3_FINDINGS = {"think-stripping": {"user"}, "adds-thought": {"empty"}}
 
 
-def folder_of(folder: Path, template: str | None, family: str = "", eos: str = IM_END, normalizer=None) -> str:
+def folder_of(folder: Path, template: str | None, family: str = "", eos: str = IM_END) -> str:
     """A model's folder: the tiny tokenizer with a family's special tokens, and this template."""
     save_tokenizer(folder)
     tokenizer = build_tiny_tokenizer()
     tokenizer.add_special_tokens(list(SPECIALS.get(family, ())))
-    if normalizer is not None:
-        tokenizer.normalizer = normalizer
     tokenizer.save(str(folder / "tokenizer.json"))
     config = json.loads((folder / "tokenizer_config.json").read_text()) | {"eos_token": eos, "bos_token": "<s>"}
     write_json(folder / "tokenizer_config.json", config | {"chat_template": template})
@@ -95,11 +84,10 @@ def folder_of(folder: Path, template: str | None, family: str = "", eos: str = I
 
 
 def found(report: Report) -> dict[str, set[str]]:
-    """What showed each finding, but for special tokens in text, which become control tokens in all of these."""
+    """What showed each finding."""
     whats: dict[str, set[str]] = {}
     for one in report.findings:
-        if one.name != "injection":
-            whats.setdefault(one.name, set()).update(one.what)
+        whats.setdefault(one.name, set()).update(one.what)
     return whats
 
 
@@ -120,15 +108,14 @@ def variant(old: str, new: str, template: str = CHATML) -> str:
 
 # The template, a family's special tokens, the end of text, the verdict, and all that is found.
 FAMILIES = {
-    "tiny": (None, "", IM_END, "warn", {"refuses": {"content in parts"}}),
-    "chatml": (CHATML, "", IM_END, "warn", PARTS),
-    "qwen2.5": (QWEN25, "", IM_END, "warn", QWEN25_FINDINGS),
+    "tiny": (None, "", IM_END, "pass", {}),
+    "chatml": (CHATML, "", IM_END, "pass", {}),
+    "qwen2.5": (QWEN25, "", IM_END, "note", QWEN25_FINDINGS),
     "qwen2.5 base": (QWEN25, "", "<|endoftext|>", "warn", {**QWEN25_FINDINGS, "eos-differs": {"<|im_end|>"}}),
     "qwen3": (QWEN3, "", IM_END, "fail", QWEN3_FINDINGS),
     "llama 3": (
-        *(LLAMA3, "llama", "<|eot_id|>", "warn"),
+        *(LLAMA3, "llama", "<|eot_id|>", "note"),
         {
-            "loses-text": {"parts"},
             "refuses": {"two calls in one turn"},
             "strips-text": {"user", "system", "assistant"},
         },
@@ -152,7 +139,7 @@ DEFECTS = {
         {"opening": ["a", "b"]},
     ),
     "trims": (
-        *(variant(CONTENT, CONTENT + " | trim"), "warn", "strips-text"),
+        *(variant(CONTENT, CONTENT + " | trim"), "note", "strips-text"),
         {role: None for role in ("user", "system", "assistant")},
     ),
     "lower-cases": (
@@ -174,7 +161,7 @@ DEFECTS = {
         *("fail", "loses-text", {"system": ["be brief.", "what is blue?"]}),
     ),
     "sorts by role": (
-        *(variant(HEAD, "{%- for message in messages | sort(attribute='role', reverse=true) %}"), "fail", "reorders"),
+        *(variant(HEAD, "{%- for message in messages | sort(attribute='role', reverse=true) %}"), "fail", "loses-text"),
         {"user": ["be brief.", "what is blue?"]},
     ),
     "no end of turn": (
@@ -191,7 +178,7 @@ DEFECTS = {
     ),
     "opens thoughts sometimes": (
         variant(OPENING, OPENING + "{%- if messages|length > 1 %}{{- '<think>\\n' }}{%- endif %}"),
-        *("fail", "opens-differently", {"user": None, "tool": None}),
+        *("fail", "opens-differently", {"user": None}),
     ),
     "opens what it does not write": (
         variant(OPENING, OPENING + "{{- '<think>\\n' }}"),
@@ -199,17 +186,17 @@ DEFECTS = {
     ),
     "forgets": (
         variant(HEAD, "{%- for message in messages[-3:] %}"),
-        *("fail", "rewrites-history", {"tool": None}),
+        *("fail", "loses-text", {"user": None}),
+    ),
+    "shouts earlier answers": (
+        variant(CONTENT, f"({CONTENT} if loop.last or message.role != 'assistant' else {CONTENT} | upper)"),
+        *("fail", "rewrites-history", {"user": None}),
     ),
     "no system role": (
         NO_SYSTEM + CHATML,
         *("warn", "refuses", {"a system message": ["be brief.", "what is blue?"]}),
     ),
     "calls of another form": (variant("<tool_call>", "<call>", QWEN3), "fail", "tools-unread", {"calls": None}),
-    "lists names only": (
-        variant("{{- tool | tojson }}", "{{- tool.function.name }}", QWEN25),
-        *("warn", "tool-listing", {"arguments": None, "description": None}),
-    ),
     "calls that are not read": (
         variant('"arguments": \' }}', '"args": \' }}', QWEN25),
         *("fail", "tool-calls", {"any": ["what is blue?", ""]}),
@@ -230,27 +217,6 @@ def test_defects(name: str, tmp_path: Path) -> None:
     assert not set(whats) & found(sound).get(kind, set())
 
 
-def test_what_tokenizers_change(tmp_path: Path) -> None:
-    for i, (normalizer, whats) in enumerate([(normalizers.NFKC(), {"Unicode"}), (normalizers.Lowercase(), {"case"})]):
-        report = audit_template(folder_of(tmp_path / str(i), CHATML, normalizer=normalizer))
-        assert found(report) == {**PARTS, "tokenizer-changes-text": whats}
-
-
-def test_tags_that_graders_do_not_see(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, CHATML)
-    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
-    tokenizer.add_special_tokens([AddedToken("<answer>", special=True)])
-    tokenizer.save(f"{folder}/tokenizer.json")
-    one = finding(audit_template(folder), "hides-tags")
-    assert (one.verdict, one.what) == ("fail", ("<answer>",))
-
-
-def test_control_tokens_in_text(tmp_path: Path) -> None:
-    one = finding(audit_template(folder_of(tmp_path, CHATML)), "injection")
-    assert one.verdict == "warn" and set(one.what) == {"<|im_start|>", "<|im_end|>"}
-    assert said(one, "<|im_start|>") == ["<|im_start|>"]
-
-
 def test_qwen3_says_what_still_works_and_what_the_template_opens(tmp_path: Path) -> None:
     one = finding(audit_template(folder_of(tmp_path, QWEN3)), "think-stripping")
     assert "once a message of the user follows" in one.title and one.remedy.startswith(
@@ -267,13 +233,7 @@ def test_a_model_that_renderers_knows(tmp_path: Path, monkeypatch: pytest.Monkey
     folder = Path(folder_of(tmp_path, QWEN25))
     monkeypatch.setattr(chat, "resolve_model", lambda name: folder)
     report = audit_template("Qwen/Qwen3-0.6B")
-    assert report.facts["renders"] == "renderers" and report.checks[-1].name == "agreement"
-    one = finding(report, "renderer-differs")
-    assert "You are a helpful assistant." in one.shown[0].detail and "a question" in one.what
-    assert report.names() == {"think-stripping"}
-    write_json(folder / "tokenizer_config.json", tokenizer_config(1024) | {"chat_template": QWEN3})
-    same = audit_template("Qwen/Qwen3-0.6B")
-    assert set(found(same).get("renderer-differs", set())) <= {"calls of tools"}  # cut down in the tests' template
+    assert report.facts["renders"] == "renderers" and report.names() == {"think-stripping"}
     assert audit_template("Qwen/Qwen3-0.6B", chat_template=QWEN25).facts["renders"] == "chat template"
 
 

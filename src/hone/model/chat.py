@@ -223,11 +223,8 @@ def load_renderer(name_or_folder: str | Path, chat_template: str | None = None) 
     return ChatRenderer(*renderer_parts(name_or_folder, chat_template))
 
 
-def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None, own: bool = False) -> RendererParts:
-    """Return what `load_renderer` reads, before it is known whether the template can be used.
-
-    `own`: by the model's chat template even where `renderers` knows the model.
-    """
+def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None) -> RendererParts:
+    """Return what `load_renderer` reads, before it is known whether the template can be used."""
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
     if name == TINY:
@@ -237,7 +234,7 @@ def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None,
     from_hub = is_hub_id(name)
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
-    rendering = named_rendering(name, tokenizer) if from_hub and override is None and not own else None
+    rendering = named_rendering(name, tokenizer) if from_hub and override is None else None
     if rendering is None:
         template = override or find_template(folder)
         if template is None:
