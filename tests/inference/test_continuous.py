@@ -83,7 +83,7 @@ def test_jobs_that_join_at_random_get_their_own_tokens(model, seed):
         arrivals.setdefault(int(rng.integers(0, 40)), []).append(job)
     engine = Engine(model)
     assert_as_alone(model, collect(engine, arrivals), jobs)
-    assert not engine.busy and not engine._batches and not engine._done
+    assert not engine.busy and not engine._batches
 
 
 def test_batches_are_joined_when_there_are_many(model):

@@ -18,13 +18,13 @@ from torch import Tensor
 from hone import rng
 from hone.inference.sampler import sample_tokens, token_distribution
 from hone.inference.text import StopWatch
-from hone.inference.types import Completion, Failure, Job, SamplingParams, Token
+from hone.inference.types import Failure, Job, SamplingParams, Token
 
 COMPACT_AT = 0.75
 """Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
 _NO_TOKEN = -1
-_BY_ROW = ("index", "last", "positions", "alive", "cut", "next", "logits")
-_BY_COLUMN = ("uniforms", "tokens", "logprobs", "stops")
+_BY_ROW = ("index", "last", "positions", "alive", "next", "logits")
+_BY_COLUMN = ("uniforms", "stops")
 """The tensors of a batch: with a value for each row, and with as many columns as its longest row needs."""
 NOT_FINITE = "the model's logits are not finite"
 
@@ -62,16 +62,13 @@ class Batch:
         self.tickets, self.cache, self.logits = list(tickets), cache, logits_BV
         limits = np.array([ticket.job.max_tokens for ticket in tickets])
         keys = np.array([ticket.job.key for ticket in tickets], dtype=np.uint64)
-        columns = int(limits.max()) + 1  # a row that has ended, but is still here, writes behind its last token
+        columns = int(limits.max()) + 1  # a row that has ended, but is still here, draws behind its last token
         self.uniforms = torch.from_numpy(rng.uniforms(keys, 0, columns)).to(device)
-        self.tokens = torch.zeros(len(tickets), columns, dtype=torch.int64, device=device)
-        self.logprobs = torch.zeros(len(tickets), columns, device=device)
         self.index = torch.zeros(len(tickets), dtype=torch.int64, device=device)  # of each row's next token
         self.last = torch.from_numpy(limits - 1).to(device)
         self.positions = torch.tensor([len(ticket.job.prompt) for ticket in tickets], device=device)
         self.alive = torch.ones(len(tickets), dtype=torch.bool, device=device)
         self.next = self.index
-        self.cut = ~self.alive  # rows ended by a stop id or a stop string, at `last`
         width = max(1, max(len(ticket.stops) for ticket in tickets))
         stops = [[*ticket.stops, *[_NO_TOKEN] * (width - len(ticket.stops))] for ticket in tickets]
         self.stops = torch.tensor(stops, dtype=torch.int64, device=device)
@@ -85,51 +82,20 @@ class Batch:
         """Return the tokens that the row with most of them left may still get."""
         return int((self.last - self.index).max()) + 1
 
-    def sample(self, version: int, emit: bool) -> list[Token | Failure]:
-        """Take the next token of every row; return those of rows that are alive if `emit`.
+    def sample(self, version: int) -> list[Token | Failure]:
+        """Take the next token of every row; return those of rows that are alive.
 
-        With `emit` a row whose logits are not finite ends in a Failure, and the others go on.
+        A row whose logits are not finite ends in a Failure, and the others go on.
         """
-        column = self.index[:, None]
-        uniforms = self.uniforms.gather(1, column).squeeze(1)
-        self.next, logprobs, tops = self._draw(uniforms, emit)
-        self.tokens.scatter_(1, column, self.next[:, None])
-        self.logprobs.scatter_(1, column, logprobs[:, None])
+        uniforms = self.uniforms.gather(1, self.index[:, None]).squeeze(1)
+        self.next, logprobs, tops = self._draw(uniforms)
         stopped = (self.next[:, None] == self.stops).any(1)
         before = self.alive
         if self._watched:
             stopped |= self._at_stop_string(before)
-        self.cut |= before & stopped
         self.last = torch.where(before & stopped, self.index, self.last)
         self.alive = before & (self.index < self.last)
-        return self._emitted(before, logprobs, tops, version) if emit else []
-
-    def _at_stop_string(self, alive: Tensor) -> Tensor:
-        """Return rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
-        at_stop = torch.zeros_like(alive)
-        for row in self._watched:
-            watch = self.tickets[row].watch
-            if watch is not None and alive[row] and watch.push(int(self.next[row])):
-                at_stop[row] = True
-        return at_stop
-
-    def _draw(self, uniforms: Tensor, emit: bool) -> tuple[Tensor, Tensor, Tops]:
-        """Return tokens `[B]`, logprobs `[B]`, and by row the likeliest tokens (only with `emit`)."""
-        if len(self._groups) == 1 and not self._groups[0][0].top_logprobs:
-            return *sample_tokens(self.logits, uniforms, self._groups[0][0]), {}
-        tokens, logprobs = torch.zeros_like(self.index), torch.zeros_like(self.logits[:, 0], dtype=torch.float32)
-        tops: Tops = {}
-        for params, rows in self._groups:
-            logits = self.logits.index_select(0, rows)
-            tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
-            if params.top_logprobs and emit:
-                best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
-                columns = rows.tolist(), best.indices.tolist(), best.values.tolist()
-                tops |= {row: tuple(zip(ids, values, strict=True)) for row, ids, values in zip(*columns, strict=True)}
-        return tokens, logprobs, tops
-
-    def _emitted(self, before: Tensor, logprobs: Tensor, tops: Tops, version: int) -> list[Token | Failure]:
-        columns = (x.tolist() for x in (before, self.alive, self.cut, self.next, logprobs))
+        columns = (x.tolist() for x in (before, self.alive, stopped, self.next, logprobs))
         emitted: list[Token | Failure] = []
         for row, (was_alive, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
             ticket = self.tickets[row].number
@@ -141,15 +107,35 @@ class Batch:
                 emitted.append(Failure(ticket, f"{NOT_FINITE} (version {version} of the weights)"))
         return emitted
 
-    def advance(self) -> dict[int, Completion]:
-        """Go on to the next token. Rows that ended are taken out once they are many; returns their completions."""
-        remaining = int(self.alive.sum())
-        ended: dict[int, Completion] = {}
-        if remaining <= COMPACT_AT * len(self):
-            ended = self._completions((~self.alive).nonzero().squeeze(1))
+    def _at_stop_string(self, alive: Tensor) -> Tensor:
+        """Return rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
+        at_stop = torch.zeros_like(alive)
+        for row in self._watched:
+            watch = self.tickets[row].watch
+            if watch is not None and alive[row] and watch.push(int(self.next[row])):
+                at_stop[row] = True
+        return at_stop
+
+    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor, Tops]:
+        """Return tokens `[B]`, logprobs `[B]`, and by row the likeliest tokens, where they are asked for."""
+        if len(self._groups) == 1 and not self._groups[0][0].top_logprobs:
+            return *sample_tokens(self.logits, uniforms, self._groups[0][0]), {}
+        tokens, logprobs = torch.zeros_like(self.index), torch.zeros_like(self.logits[:, 0], dtype=torch.float32)
+        tops: Tops = {}
+        for params, rows in self._groups:
+            logits = self.logits.index_select(0, rows)
+            tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
+            if params.top_logprobs:
+                best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
+                columns = rows.tolist(), best.indices.tolist(), best.values.tolist()
+                tops |= {row: tuple(zip(ids, values, strict=True)) for row, ids, values in zip(*columns, strict=True)}
+        return tokens, logprobs, tops
+
+    def advance(self) -> None:
+        """Go on to the next token. Rows that ended are taken out once they are many."""
+        if int(self.alive.sum()) <= COMPACT_AT * len(self):
             self._keep(self.alive.nonzero().squeeze(1))
         self.index = torch.minimum(self.index + 1, self.last + 1)
-        return ended
 
     def moved(self, logits_BV: Tensor) -> None:
         """Note a decode step, with the logits that it gave."""
@@ -197,14 +183,3 @@ class Batch:
         for _, alike in groupby(order, key=lambda row: self.tickets[row].params.transform):
             rows = list(alike)
             self._groups.append((self.tickets[rows[0]].params, torch.tensor(rows, device=self.logits.device)))
-
-    def _completions(self, rows: Tensor) -> dict[int, Completion]:
-        """Return the completions of rows that have ended."""
-        columns = (self.tokens, self.logprobs, self.last, self.cut)
-        tokens_BT, logprobs_BT, last_B, cut_B = (x.index_select(0, rows).cpu().numpy() for x in columns)
-        completions = {}
-        for i, (row, count) in enumerate(zip(rows.tolist(), last_B + 1, strict=True)):
-            reason = "stop" if cut_B[i] else "length"
-            completion = Completion(tokens_BT[i, :count].tolist(), logprobs_BT[i, :count].tolist(), reason)
-            completions[self.tickets[row].number] = completion
-        return completions

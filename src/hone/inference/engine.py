@@ -8,7 +8,6 @@ sequences at once, attention over each batch of sequences that began together.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence
 
@@ -17,7 +16,7 @@ from tokenizers import Tokenizer
 
 from hone import rng
 from hone.errors import Halt, UserError
-from hone.inference.batch import NOT_FINITE, Batch, Ticket
+from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.graphs import GraphRunner
 from hone.inference.invariant import InvariantRunner
@@ -67,7 +66,6 @@ class Engine:
         self._waiting: deque[Ticket] = deque()
         self._starting: tuple[list[Ticket], list[Prompt]] | None = None
         self._batches: list[Batch] = []
-        self._done: dict[int, Completion] = {}
         self._count = 0
 
     @property
@@ -96,16 +94,19 @@ class Engine:
         for job in jobs:
             self._check(job)
         try:
-            tickets = [self.add(job, params) for job in jobs]
+            sampled: dict[int, list[Token]] = {self.add(job, params): [] for job in jobs}
             while self.busy:
-                self._step(emit=False)
+                for event in self.step():
+                    if isinstance(event, Failure):
+                        raise Halt(f"{event.reason}: go back to earlier weights")
+                    sampled[event.ticket].append(event)
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
             self.clear()
             raise
-        completions = [self._done.pop(ticket) for ticket in tickets]
-        if not all(math.isfinite(sum(completion.logprobs)) for completion in completions):
-            raise Halt(f"{NOT_FINITE} (version {self.version} of the weights): go back to earlier weights")
-        return completions
+        return [
+            Completion([token.id for token in tokens], [token.logprob for token in tokens], str(tokens[-1].stop_reason))
+            for tokens in sampled.values()
+        ]
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
         """Queue a job, which is sampled as its own `params` say, else these; return its ticket.
@@ -133,7 +134,6 @@ class Engine:
         """Drop all jobs."""
         self._waiting.clear()
         self._batches.clear()
-        self._done.clear()
         self._starting = None
 
     def weights_changed(self, version: int) -> None:
@@ -164,23 +164,17 @@ class Engine:
         rows = zip(ids[1:], *(column.tolist() for column in columns), strict=True)
         return [ScoredToken(id, own, tuple(zip(best, logprobs, strict=True))) for id, own, best, logprobs in rows]
 
+    @torch.no_grad()
     def step(self) -> list[Token | Failure]:
         """Let in what fits, then take one token of every running job; return nothing if no job is there.
 
         A job whose logits are not finite ends with a Failure. Whatever else fails is raised: then call `clear`.
         """
-        emitted = self._step(emit=True)
-        self._done.clear()
-        return emitted
-
-    @torch.no_grad()
-    def _step(self, emit: bool) -> list[Token | Failure]:
-        """Take one step; with `emit` it returns tokens and failures, else completions are left in `_done`."""
         self._admit()
         emitted: list[Token | Failure] = []
         for batch in self._batches:
-            emitted += batch.sample(self.version, emit)
-            self._done |= batch.advance()
+            emitted += batch.sample(self.version)
+            batch.advance()
         self._batches = [batch for batch in self._batches if len(batch)]
         if self._batches:
             self.runner.join(self._batches, self._budget)

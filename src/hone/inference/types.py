@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from hone.errors import UserError
 from hone.types import GREEDY_BELOW
@@ -89,8 +90,7 @@ class Job:
     params: SamplingParams | None = None
 
 
-@dataclass(frozen=True)
-class ScoredToken:
+class ScoredToken(NamedTuple):
     """A token that was given, its logprob, and the likeliest tokens in its place with theirs, if asked for."""
 
     id: int
@@ -98,8 +98,7 @@ class ScoredToken:
     top: tuple[tuple[int, float], ...] = ()
 
 
-@dataclass(frozen=True)
-class Token:
+class Token(NamedTuple):
     """One token of the job with this ticket, and the policy version that sampled it.
 
     `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one.
