@@ -101,7 +101,6 @@ class Sampler:
         seconds = time.perf_counter() - began
         swap = self.service.update(loaded, version, str(folder))
         swap.result()
-        weights.reuse(loaded)
         return seconds, time.perf_counter() - began - seconds
 
     def longest_gap(self, start: float, end: float) -> float:

@@ -6,7 +6,7 @@ tokens, so they write to the same column and only a short prompt's padding needs
 fp32 whatever the model's dtype: with bf16 scores a bf16 model's logprobs are up to 0.04 from its trainer's.
 
 Rows that began later join by standing at the same column as the others, with a mask over the columns before their first
-token; so there is one write and one width for all, and a batch that began together has no mask.
+token; so there is one write and one width for all.
 
 Shapes: B rows, P prompts of at most `width` tokens, K key/value heads, G query heads that share one, Dh head size,
 T decoded tokens; E groups of R slots (see `GroupLayout`). The key/value head comes first, so that rows and groups of
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hone.model.config import DecoderConfig
@@ -92,7 +93,7 @@ class KVCache:
     Per layer: the prompts' keys `[K, E, Dh, width]` and values `[K, E, width, Dh]`, and what each row has decoded, in
     blocks `[2, K, B, BLOCK, Dh]`. `column` is where the next token goes, the same for all rows: a row that began later
     has its first token further right. `mask` `[E, 1, width]` is 0 on a prompt's tokens, -inf on the padding behind a
-    short one; `began` `[B, T]` is -inf on the columns before a row's first. Each is None where it would be all 0.
+    short one; `began` `[B, T]` is -inf on the columns before a row's first.
     """
 
     def __init__(
@@ -111,10 +112,8 @@ class KVCache:
             padded[:, real] = torch.stack(layer).float()
             keys, values = padded[0].permute(2, 0, 3, 1), padded[1].permute(2, 0, 1, 3)
             self.prompts.append((keys.contiguous(), values.contiguous()))
-        self.mask = None
-        if min(lengths) < self.width:
-            self.mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, float("-inf"))[:, None]
-        self.began: Tensor | None = None
+        self.mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, -torch.inf)[:, None]
+        self.began = torch.zeros(len(prompt_of_row), max_new, device=k.device)
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -131,12 +130,10 @@ class KVCache:
         scaled = q.float() * q.shape[-1] ** -0.5
         queries = scaled.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
         to_prompt = torch.bmm(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
-        if self.mask is not None:
-            to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
+        to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
         to_prompt = self.layout.to_rows(to_prompt, kv_heads)
         scores = torch.cat([to_prompt, *(torch.bmm(queries, block) for block in keys)], dim=-1)  # [K·B, G, width + T]
-        if self.began is not None:
-            scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
+        scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
         prompt_probs, *block_probs = scores.softmax(-1).split(sizes, dim=-1)
 
@@ -161,12 +158,9 @@ class KVCache:
 
     def keep(self, rows: Tensor) -> None:
         """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
-        first = 0
-        if self.began is not None:
-            self.began = self.began.index_select(0, rows)
-            first = int((self.began == 0).int().argmax(1).min()) // BLOCK
-            self.began = self.began[:, first * BLOCK :]
-            self.began = self.began.contiguous() if bool((self.began[:, 0] != 0).any()) else None
+        began = self.began.index_select(0, rows)
+        first = int((began == 0).int().argmax(1).min()) // BLOCK
+        self.began = began[:, first * BLOCK :].contiguous()
         self.decoded = [[Block(b.stored.index_select(2, rows)) for b in blocks[first:]] for blocks in self.decoded]
         self.column -= first * BLOCK
         self.room -= first * BLOCK
@@ -181,16 +175,16 @@ class KVCache:
     def join(self, other: KVCache, max_new: int) -> None:
         """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
         width, column = max(self.width, other.width), max(self.column, other.column)
-        rows = [cache.rows for cache in (self, other)]
-        self.mask = _joined_mask(self, other, width)
-        self.began = _joined_began(self, other, rows, column, column + max_new)
-        for layer, ((keys, values), (more_keys, more_values)) in enumerate(
-            zip(self.prompts, other.prompts, strict=True)
-        ):
-            keys = torch.cat([padded(keys, width, 3), padded(more_keys, width, 3)], dim=1)
-            values = torch.cat([padded(values, width, 2), padded(more_values, width, 2)], dim=1)
-            self.prompts[layer] = keys, values
-            parts = [_shifted(cache, layer, column) for cache in (self, other)]
+        both = (self, other)
+        self.mask = torch.cat([F.pad(cache.mask, (0, width - cache.width), value=-torch.inf) for cache in both])
+        began = [(cache.began[:, : cache.column], column - cache.column) for cache in both]
+        began = torch.cat([F.pad(columns, (shift, 0), value=-torch.inf) for columns, shift in began])
+        self.began = F.pad(began, (0, max_new))
+        for layer in range(len(self.prompts)):
+            keys = [F.pad(cache.prompts[layer][0], (0, width - cache.width)) for cache in both]
+            values = [F.pad(cache.prompts[layer][1], (0, 0, 0, width - cache.width)) for cache in both]
+            self.prompts[layer] = torch.cat(keys, dim=1), torch.cat(values, dim=1)
+            parts = [_shifted(cache, layer, column) for cache in both]
             self.decoded[layer] = [Block(torch.cat(blocks, dim=2)) for blocks in zip(*parts, strict=True)]
         groups = len(self.layout.prompt_of_group)
         prompt_of_row = np.concatenate([self.layout.group_of_row, other.layout.group_of_row + groups])
@@ -205,7 +199,7 @@ class KVCache:
             return
         groups = torch.from_numpy(self.layout.prompt_of_group).to(device)
         self.prompts = [(keys.index_select(1, groups), values.index_select(1, groups)) for keys, values in self.prompts]
-        self.mask = None if self.mask is None else self.mask.index_select(0, groups)
+        self.mask = self.mask.index_select(0, groups)
 
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
@@ -219,38 +213,3 @@ def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
     if blocks:
         moved[:, :, :, column - cache.column : column] = torch.cat(blocks, dim=3)[:, :, :, : cache.column]
     return [block.contiguous() for block in moved.split(BLOCK, dim=3)]
-
-
-def padded(x: Tensor, size: int, dim: int = 0) -> Tensor:
-    """Return x with zeros behind it up to `size` in one dimension."""
-    if x.shape[dim] == size:
-        return x
-    shape = list(x.shape)
-    shape[dim] = size - x.shape[dim]
-    return torch.cat([x, x.new_zeros(shape)], dim=dim)
-
-
-def _joined_mask(first: KVCache, second: KVCache, width: int) -> Tensor | None:
-    """Return the mask of both caches' prompts, padded to `width`."""
-    if first.width == second.width and first.mask is None and second.mask is None:
-        return None
-    parts = []
-    for cache in (first, second):
-        stored, device = cache.prompts[0][0].shape[1], cache.prompts[0][0].device
-        mask = torch.full((stored, 1, width), float("-inf"), device=device)
-        mask[:, :, : cache.width] = 0.0 if cache.mask is None else cache.mask
-        parts.append(mask)
-    return torch.cat(parts)
-
-
-def _joined_began(first: KVCache, second: KVCache, rows: list[int], column: int, size: int) -> Tensor | None:
-    """Return the columns before each row's first, once both caches end at `column` and have `size` columns."""
-    if first.column == second.column and first.began is None and second.began is None:
-        return None
-    began = torch.zeros(sum(rows), size, device=first.prompts[0][0].device)
-    for cache, part in ((first, slice(0, rows[0])), (second, slice(rows[0], None))):
-        shift = column - cache.column
-        began[part, :shift] = float("-inf")
-        if cache.began is not None:
-            began[part, shift:column] = cache.began[:, : cache.column]
-    return began

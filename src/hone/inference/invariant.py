@@ -20,7 +20,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket
-from hone.inference.cache import padded
 from hone.inference.prefill import Layers, Prefill, Prompt
 from hone.inference.runner import Runner, rows_of
 from hone.model.decoder import Decoder
@@ -248,6 +247,11 @@ def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count
     """Return the first `count` new tokens' keys and values behind the old ones."""
     k, v = new[0][:count], new[1][:count]
     return (k, v) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
+
+
+def padded(x: Tensor, rows: int) -> Tensor:
+    """Return x with rows of zeros behind it, `rows` in all."""
+    return F.pad(x, (*[0] * (2 * x.dim() - 1), rows - len(x)))
 
 
 def _blocks(tokens: int) -> int:

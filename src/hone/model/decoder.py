@@ -85,18 +85,6 @@ class Linear(nn.Module):
         if self.bf16_product and self._keeps_derived:
             self._weight_bf16 = self.weight.detach().bfloat16()
 
-    def prepare(self) -> None:
-        """Make now what sampling would make at its first product."""
-        self.packed.prepare(self.weight_bf16 if self.bf16_product else self.weight)
-
-    def take_derived(self, other: Linear) -> None:
-        """Take away what another made of equal parameters."""
-        self._weight_bf16 = other._weight_bf16 if self._keeps_derived else None
-        other._weight_bf16 = None
-        kept = self._weight_bf16 if self.bf16_product else self.weight
-        if kept is not None:
-            self.packed.take(other.packed, kept)
-
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
@@ -215,27 +203,6 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.refresh()
-
-    def prepare(self) -> None:
-        """Make now what sampling else makes of the parameters at its first step: casts, and packed weights."""
-        for module in self.modules():
-            if isinstance(module, Linear):
-                module.prepare()
-        self.packed_head.prepare(self.head_weight)
-
-    @torch.no_grad()
-    def exchange(self, other: Decoder) -> None:
-        """Exchange parameters with another model of the same shape, precision and device: tensors change hands, and
-        nothing is copied. What was derived from the other's goes with them; the other is left with none.
-        """
-        for ours, theirs in zip(self.modules(), other.modules(), strict=True):
-            for name, parameter in ours.named_parameters(recurse=False):
-                given = getattr(theirs, name)
-                parameter.data, given.data = given.data, parameter.data
-            if isinstance(ours, Linear):
-                assert isinstance(theirs, Linear)
-                ours.take_derived(theirs)
-        self.packed_head.take(other.packed_head, self.head_weight)
 
 
 def _generation_config(config: DecoderConfig) -> dict[str, Any]:

@@ -221,11 +221,6 @@ def _is_inside(name: str) -> bool:
     return "\0" not in name and len(name) < 256 and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
-def load_weights(model: Decoder, folder: Path) -> None:
-    """Overwrite the parameters of a model with those in `folder`. Raises UserError on a misfit; it is then unusable."""
-    _load_weights(model, folder, weight_files(folder))
-
-
 @torch.no_grad()
 def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
     """Copy every weight of `files` into its rows, cast to the parameter's dtype. Raises UserError on a misfit."""

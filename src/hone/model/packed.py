@@ -96,13 +96,6 @@ class PackedWeight:
             self._key, self._source = key, weight
         return True
 
-    def take(self, other: PackedWeight, weight: Tensor) -> None:
-        """Take away what another has made of a weight of equal content, if it has, as the packed form of `weight`."""
-        self.forget()
-        if self.enabled and other._packed is not None:
-            self._packed, self._source, self._key = other._packed, weight, _key(weight)
-        other.forget()
-
     def forget(self) -> None:
         """Forget the packed weight, for it was changed: it is packed anew when it is next used."""
         self._packed = self._source = self._key = None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -243,7 +242,7 @@ class PromptScores:
         """Return a choice's logprobs with those of its prompt in front."""
         tokens = [*map(self._text, self.ids[index]), *logprobs["tokens"]]
         scored = self._scores[index]
-        tops = [top_by_text(replace(token, top=token.top[: self.body.logprobs]), self._text) for token in scored]
+        tops = [top_by_text(token._replace(top=token.top[: self.body.logprobs]), self._text) for token in scored]
         return {
             "tokens": tokens,
             "token_logprobs": [None, *(finite(token.logprob) for token in scored), *logprobs["token_logprobs"]],

@@ -197,7 +197,6 @@ class Api:
             before = engine.version
             loaded = await asyncio.to_thread(self.weights.load, body.path, engine.model)
             await asyncio.wrap_future(self.service.update(loaded, body.version, body.path))
-            self.weights.reuse(loaded)
         return JSONResponse({"status": "ok", "policy_version": body.version, "previous_version": before})
 
     async def completions(self, request: Request) -> Response:

@@ -11,7 +11,7 @@ import torch
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder
-from hone.model.hf import WEIGHTS_INDEX, load_model, load_weights, non_finite, read_config, weight_files
+from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, weight_files
 
 
 class WeightsFolder:
@@ -21,10 +21,9 @@ class WeightsFolder:
         self.root = root.resolve()
         if not self.root.is_dir():
             raise UserError(f"weights_root = {root} is not a folder: give one that exists")
-        self._spare: Decoder | None = None
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (relative paths count from the root), ready to sample from.
+        """Load the model in `path` (relative paths count from the root).
 
         Raises UserError unless it is of `model`'s shape and all its weights are finite.
         """
@@ -42,15 +41,10 @@ class WeightsFolder:
             ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
-        loaded, self._spare = self._spare, None
-        if loaded is None:
-            loaded = load_model(folder, device=model.device, precision=model.precision)
-        else:
-            load_weights(loaded, folder)
+        loaded = load_model(folder, device=model.device, precision=model.precision)
         if (bad := non_finite(loaded)) is not None:
             name, count = bad
             raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")
-        loaded.prepare()
         return loaded
 
     def _resolve(self, file: Path, name: str) -> Path:
@@ -64,24 +58,17 @@ class WeightsFolder:
             raise UserError(f"{name} is not under the weights root {self.root}: save the weights there")
         return resolved
 
-    def reuse(self, old: Decoder) -> None:
-        """Load the next weights into this model, which has those that were swapped out.
-
-        Memory that is used again costs nothing; new one is cleared page by page, which can take longer than reading.
-        """
-        self._spare = old if old.device.type == "cpu" else None
-
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
     """Give `target` the parameters of `source`, which is not to be sampled from afterwards.
 
-    On a CPU tensors change hands, with all that was made of them, so that sampling goes on at once. On a GPU parameters
-    are overwritten in place: recorded graphs know their addresses, and a copy takes milliseconds.
+    On a CPU tensors change hands. On a GPU parameters are overwritten in place: recorded graphs know their addresses,
+    and a copy takes milliseconds.
     """
-    if target.device.type == "cpu":
-        target.exchange(source)
-        return
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
-        ours.copy_(theirs)
+        if ours.device.type == "cpu":
+            ours.data = theirs.data
+        else:
+            ours.copy_(theirs)
     target.refresh()
