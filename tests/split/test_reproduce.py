@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from pathlib import Path
 
 import pytest
@@ -110,7 +109,5 @@ def test_two_ranks_are_replayed_by_one_within_the_tolerance(
     code, said = tool(bench, capsys, "replay", "ranks")
     assert code == 0, said
     assert "verdict       equal within 1e-05: the run was trained on 2 ranks, this is one process" in said
-    (furthest,) = re.findall(r"^furthest +\S+ of step \d by (\S+), of its size$", said, re.MULTILINE)
-    assert 0 < float(furthest) < 1e-4
     code, said = tool(bench, capsys, "verify", "ranks", "--steps", str(STEPS))
     assert code == 0 and "6 steps came out equal from their recorded completions, up to 1e-05" in said, said

@@ -14,7 +14,7 @@ from hone.composition.parts import card
 from hone.config.reproduce import ReplayConfig
 from hone.errors import UserError
 from hone.reproduce import machine
-from hone.reproduce.rebuild import Rebuilt, exported_parameters, open_run, read_config, rebuild
+from hone.reproduce.rebuild import Rebuilt, open_run, read_config, rebuild
 from hone.reproduce.replay import Replayed, replay
 from hone.runs import Run, provenance
 from hone.runs.files import is_complete, new_dir
@@ -42,16 +42,14 @@ def run(config: ReplayConfig) -> int:
             raise UserError(f"{folder} holds something else: choose an empty or new --output-dir")
         refuse_inside_run(folder, "--output-dir")
     rebuilt = rebuild(recorded, config.model, replay_only=True)
-    versions, precision = rebuilt.versions, rebuilt.config.precision
     start, until = span(recorded, rebuilt, config.to_step)
     print(f"run           {path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
-    print(f"replaying     steps {start} to {until - 1} from {versions.name(start)}; no environment, no sampling")
+    print(f"replaying     steps {start} to {until - 1} from {rebuilt.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
     result = replay(
-        versions,
+        rebuilt,
         start,
         until,
-        lambda weights: exported_parameters(weights, precision),
         lambda step: status(f"replaying step {step} of {until - 1}"),
     )
     status.clear()
@@ -60,7 +58,7 @@ def run(config: ReplayConfig) -> int:
     code = report(recorded, rebuilt, result)
     if folder is not None:
         with new_dir(folder) as fresh:
-            model = versions.execution.trainer.model
+            model = rebuilt.execution.trainer.model
             export_weights(fresh, model, rebuilt.renderer, card(rebuilt.config, result.reached))
         print(f"weights       version {result.reached}, as replayed: {folder}")
     if code == 1:
@@ -70,35 +68,34 @@ def run(config: ReplayConfig) -> int:
 
 def span(recorded: Run, rebuilt: Rebuilt, to_step: int | None) -> tuple[int, int]:
     """Return (version to begin with, version to reach). Raises UserError if there is no way from one to the other."""
-    path, versions, updates = recorded.path, rebuilt.versions, rebuilt.versions.records.updates
+    path, updates = recorded.path, rebuilt.records.updates
     if not updates:
         raise UserError(f"{path} has not recorded a single step, so there is nothing to replay")
     last = updates[-1] + 1
-    start = min((version for version in versions.loadable if version < last), default=None)
+    start = min((version for version in rebuilt.loadable if version < last), default=None)
     if start is None:
-        drifted = f"at step {versions.first} the run was resumed with --allow-drift"
-        why = drifted if versions.first else rebuilt.missing_model
+        drifted = f"at step {rebuilt.first} the run was resumed with --allow-drift"
+        why = drifted if rebuilt.first else rebuilt.missing_model
         raise UserError(f"{path} has no intact checkpoint before version {last}, and not the initial model ({why})")
     until = last if to_step is None else to_step
     if not start < until <= last:
         raise UserError(f"--to-step {until} must be after version {start}, where the replay begins, and at most {last}")
-    if missing := sorted({*range(start, until)} - versions.records.rollout_steps):
+    if missing := sorted({*range(start, until)} - rebuilt.records.rollout_steps):
         raise UserError(f"{path} has no rollouts of step {missing[0]}: replay up to there (--to-step {missing[0]})")
     return start, until
 
 
 def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     """Print how it came out; return the exit code."""
-    tolerance = rebuilt.versions.tolerance
+    limit = rebuilt.limit
     if result.same:
         equal = f"equal: every update's metrics and weights are those of the run; fingerprint {result.fingerprint}"
-        if tolerance:
+        if limit:
             ranks = most_ranks(recorded.info)
-            equal = f"equal within {tolerance.limit:g}: the run was trained on {ranks} ranks, this is one process"
-            equal += f"\nfurthest      {tolerance.largest}, of its size"
+            equal = f"equal within {limit:g}: the run was trained on {ranks} ranks, this is one process"
         print(f"verdict       {equal}")
         if result.matched:
-            print(f"{'close to' if tolerance else 'equal to'}      {', '.join(result.matched)}")
+            print(f"{'close to' if limit else 'equal to'}      {', '.join(result.matched)}")
         return 0
     what, step = f"{result.missed} is not what the recorded rollouts lead to", result.reached - 1
     if result.difference is not None:

@@ -78,18 +78,17 @@ def run(config: VerifyConfig) -> int:
 
 def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification: Verification) -> None:
     """Execute randomly chosen steps again, as far as they can be, and set the verdict."""
-    versions = rebuilt.versions
     evaluated = _last_evaluation(recorded, rebuilt)
     unhashed = unhashed_steps(verification.checked)
-    taken = sorted({*versions.records.updates, *unhashed} - {versions.records.last_evaluation})
-    candidates = [step for step in taken if versions.nearest(step) is not None]
+    taken = sorted({*rebuilt.records.updates, *unhashed} - {rebuilt.records.last_evaluation})
+    candidates = [step for step in taken if rebuilt.nearest(step) is not None]
     verification.candidates = candidates
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
-    verification.resampled = versions.execution.resamples
-    verification.tolerance = versions.tolerance and versions.tolerance.limit
+    verification.resampled = rebuilt.execution.resamples
+    verification.limit = rebuilt.limit
     where = f"{rebuilt.missing_model}; say where it is by --model"
-    if versions.first:
-        where = f"at step {versions.first} it was resumed with --allow-drift, and config.toml holds from then on"
+    if rebuilt.first:
+        where = f"at step {rebuilt.first} it was resumed with --allow-drift, and config.toml holds from then on"
     notes, lost = verification.notes, [step for step in taken if step not in (*candidates, evaluated)]
     if lost and candidates:
         notes.append(f"steps {lost[0]} to {lost[-1]} can't be executed again: {where}")
@@ -100,10 +99,10 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
             f"{why_not_resampled(rebuilt.config, recorded)}: those that are recorded are graded and trained on anew; "
             "evaluations and the canary are left aside"
         )
-    if verification.tolerance:
+    if verification.limit:
         notes.append(
             f"it was trained on up to {most_ranks(recorded.info)} ranks: what training gives counts as equal up to "
-            f"{verification.tolerance:g} of its size"
+            f"{verification.limit:g} of its size"
         )
     steps: list[int] = []
     if candidates:
@@ -126,7 +125,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
 
     check_steps(
         verification,
-        versions,
+        rebuilt,
         steps,
         evaluated,
         on_end,
@@ -141,13 +140,13 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
 
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
     """Return the version whose evaluation ends the run, if it has one, or should have, and it can be reached."""
-    versions, updates = rebuilt.versions, rebuilt.versions.records.updates
-    if not versions.execution.resamples:
+    updates = rebuilt.records.updates
+    if not rebuilt.execution.resamples:
         return None
-    version = versions.records.last_evaluation
-    if version is None and recorded.info["status"] in WITH_EVALUATION and versions.execution.evaluates and updates:
+    version = rebuilt.records.last_evaluation
+    if version is None and recorded.info["status"] in WITH_EVALUATION and rebuilt.execution.evaluates and updates:
         version = updates[-1] + 1
-    return version if version is not None and versions.nearest(version) is not None else None
+    return version if version is not None and rebuilt.nearest(version) is not None else None
 
 
 def explain(verification: Verification) -> str:
@@ -164,7 +163,7 @@ def explain(verification: Verification) -> str:
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
         what += " and the last evaluation" if verification.evaluation else ""
         from_recorded = "" if verification.resampled else " from their recorded completions"
-        exactly = f"up to {verification.tolerance:g}" if verification.tolerance else "bit for bit"
+        exactly = f"up to {verification.limit:g}" if verification.limit else "bit for bit"
         although = ", although these are not as they were for the run:" if verification.reasons else ""
         return f"all files fit their hashes, and {what} came out equal{from_recorded}, {exactly}{although}"
     if found is None:

@@ -10,27 +10,36 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hone.runs.metrics import METRICS
-
-if TYPE_CHECKING:
-    import torch
 
 Row = dict[str, Any]
 """One completion, with the columns of `hone.runs.rollouts.schema` as plain Python values."""
 
-QUANTITIES = (
-    *("initial weights", "order", "environment", "tokens", "logprobs", "rewards", "rollouts", "advantages"),
-    *("evaluation", "metrics", "weights"),
-)
+OF_ROWS = {
+    "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
+    "logprobs": {"logprobs": "that of token"},
+    "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
+    "rollouts": {
+        name: f"the column {name}"
+        for name in (
+            *("example_id", "versions", "stop_reason", "state", "prompt", "text", "completion", "answer", "info"),
+            "weights",
+        )
+    },
+    "advantages": {"advantage": "that"},
+}
+"""How completions are compared: by quantity the columns, in words. A traceback in `detail` names folders: left out."""
+QUANTITIES = ("initial weights", "order", "environment", *OF_ROWS, "evaluation", "metrics", "weights")
 """In the order in which they are compared."""
-
 NOTHING = "nothing"
 """Stands for what one of two records lacks."""
+TOLERANCES = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance != 0}
+"""Metrics that several ranks round otherwise: how many times the limit they may be apart; None: not compared."""
 
 
 @dataclass(frozen=True)
@@ -64,62 +73,76 @@ class Difference:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the difference as JSON-ready values."""
-        values = {"first": _short(self.first), "second": _short(self.second)}
-        return {"step": self.step, "quantity": self.quantity, "what": self.what} | values
+        return vars(self) | {"first": _short(self.first), "second": _short(self.second)}
 
 
-def first_difference(first: StepRecord, second: StepRecord) -> Difference | None:
-    """Return the first quantity in which two records of a step differ; None if they agree in all that both know."""
+def first_difference(first: StepRecord, second: StepRecord, limit: float = 0.0) -> Difference | None:
+    """Return the first quantity in which two records of a step differ; None if they agree in all that both know.
+
+    `limit` is for a run that was trained on several ranks and its replay in one process, whose sums round otherwise:
+    weights are not compared, and metrics of training may be apart by `limit`, relative to their size.
+    """
+    assert first.step == second.step
+    return next(_differences(first, second, limit), None)
+
+
+def _differences(first: StepRecord, second: StepRecord, limit: float) -> Iterator[Difference]:
     step = first.step
-    assert step == second.step
-    if first.before and second.before and first.before != second.before:
+    if not limit and first.before and second.before and first.before != second.before:
         what = f"the fingerprint of version {step}, which the step begins with,"
-        return Difference(step, "initial weights", what, first.before, second.before)
-    difference = None
+        yield Difference(step, "initial weights", what, first.before, second.before)
     if first.rows is not None and second.rows is not None:
-        difference = _compare_rows(step, first.rows, second.rows)
-    if difference is None and first.evals is not None and second.evals is not None:
-        difference = _compare_evaluations(step, first.evals, second.evals)
-    if difference is None and first.metrics is not None and second.metrics is not None:
+        yield from _compare_rows(step, first.rows, second.rows)
+    if first.evals is not None and second.evals is not None:
+        for row, other in zip_longest(first.evals, second.evals, fillvalue={}):
+            sample = row or other
+            what = f"{{}} of completion {sample.get('rollout')} of example {sample.get('example')}"
+            one, two = ({name: value for name, value in one.items() if name != "detail"} for one in (row, other))
+            yield from _compare(step, "evaluation", what, one, two)
+    if first.metrics is not None and second.metrics is not None:
         most_telling = {"grad_norm": NOTHING, "loss": NOTHING}
-        difference = _compare(
-            step, "metrics", "{}", most_telling | {**first.metrics}, most_telling | {**second.metrics}
-        )
-    if difference is None and first.after and second.after and first.after != second.after:
+        yield from _compare(step, "metrics", "{}", most_telling | {**first.metrics}, {**second.metrics}, limit)
+    if not limit and first.after and second.after and first.after != second.after:
         what = f"the fingerprint of version {step + 1}, which the step makes,"
-        return Difference(step, "weights", what, first.after, second.after)
-    return difference
+        yield Difference(step, "weights", what, first.after, second.after)
 
 
-def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
+def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Iterator[Difference]:
     examples, others = (
         {row["draw"]: row["example_id"] for row in sorted(reversed(rows), key=lambda row: row["draw"])}
         for rows in (first, second)
     )
-    if found := _compare(step, "order", "the example of draw {}", examples, others):
-        return found
+    yield from _compare(step, "order", "the example of draw {}", examples, others)
     ids, others = ({index: row["sample_id"] for index, row in enumerate(rows)} for rows in (first, second))
-    if found := _compare(step, "tokens", "the sample in row {}", ids, others):
-        return found
+    yield from _compare(step, "tokens", "the sample in row {}", ids, others)
     unequal = [(row, other) for row, other in zip(first, second, strict=True) if row != other]
-    for quantity, values_of in OF_ROWS:
+    for quantity, columns in OF_ROWS.items():
         for row, other in unequal:
-            what = f"{{}} of sample {row['sample_id']}"
-            if found := _compare(step, quantity, what, values_of(row), values_of(other)):
-                return _environment_difference(step, row, other) or found if quantity == "tokens" else found
-    return None
+            if quantity == "tokens":
+                yield from _compare_environment(step, row, other)
+            one, two = (dict(v for c, what in columns.items() for v in _named(what, r.get(c))) for r in (row, other))
+            yield from _compare(step, quantity, f"{{}} of sample {row['sample_id']}", one, two)
 
 
-def _environment_difference(step: int, row: Row, other: Row) -> Difference | None:
-    """Return the environment's messages that differ, if the first token that differs was not sampled."""
+def _named(what: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a column with their names: of a list each item, of a mapping, which is pairs, each entry."""
+    if not isinstance(value, list):
+        yield what, value
+        return
+    for name, item in sorted(value) if value and isinstance(value[0], tuple) else enumerate(value):
+        yield f"{what} {name}", item
+
+
+def _compare_environment(step: int, row: Row, other: Row) -> Iterator[Difference]:
+    """Yield the environment's messages that differ, if the first token that differs was not sampled."""
     pairs = enumerate(zip_longest(row["token_ids"], other["token_ids"], fillvalue=NOTHING))
     first = next((index for index, (token, another) in pairs if token != another), None)
     masks = [one["sampled_mask"] for one in (row, other)]
     if first is None or any(not any(mask[:first]) or any(mask[first : first + 1]) for mask in masks):
-        return None
+        return
     turn = sum(sampled and not before for before, sampled in pairwise([False, *masks[0][:first]]))
     answers = (_answer_to(one.get("completion"), turn) for one in (row, other))
-    return Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *answers)
+    yield Difference(step, "environment", f"what it said after turn {turn} of sample {row['sample_id']}", *answers)
 
 
 def _answer_to(completion: str | None, turn: int) -> Any:
@@ -132,55 +155,27 @@ def _answer_to(completion: str | None, turn: int) -> Any:
     return answers[0] if len(answers) == 1 else answers or NOTHING
 
 
-def _rewards(row: Row) -> Row:
-    components = {f"component {name}": value for name, value in sorted(dict(row["components"] or ()).items())}
-    return components | {"the outcome": row["outcome"], "the reward": row["reward"]}
-
-
-def _each(what: str, values: Sequence[Any]) -> Row:
-    return {f"{what} {index}": value for index, value in enumerate(values)}
-
-
-# `detail` is left out: a traceback in it names folders.
-_COLUMNS = (
-    "example_id",
-    "versions",
-    "stop_reason",
-    "state",
-    "prompt",
-    "text",
-    "completion",
-    "answer",
-    "info",
-    "weights",
-)
-OF_ROWS: tuple[tuple[str, Callable[[Row], Row]], ...] = (
-    ("tokens", lambda row: _each("token", row["token_ids"]) | _each("sampled_mask of token", row["sampled_mask"])),
-    ("logprobs", lambda row: _each("that of token", row["logprobs"])),
-    ("rewards", _rewards),
-    ("rollouts", lambda row: {f"the column {name}": row[name] for name in _COLUMNS if name in row}),
-    ("advantages", lambda row: {"that": row["advantage"]}),
-)
-"""How completions are compared: each quantity with its named values."""
-
-
-def _compare_evaluations(step: int, first: Sequence[Row], second: Sequence[Row]) -> Difference | None:
-    for row, other in zip_longest(first, second, fillvalue={}):
-        sample = row or other
-        what = f"{{}} of completion {sample.get('rollout')} of example {sample.get('example')}"
-        values = ({name: value for name, value in one.items() if name != "detail"} for one in (row, other))
-        if found := _compare(step, "evaluation", what, *values):
-            return found
-    return None
-
-
-def _compare(step: int, quantity: str, what: str, first: Mapping, second: Mapping) -> Difference | None:
-    """Return the first of the names whose value differs; `what` is formatted with it."""
+def _compare(
+    step: int, quantity: str, what: str, first: Mapping, second: Mapping, limit: float = 0.0
+) -> Iterator[Difference]:
+    """Yield the names whose values differ, beyond a tolerance if there is a `limit`; `what` is formatted with each."""
     for name in dict.fromkeys([*first, *second]):
-        value, other = first.get(name, NOTHING), second.get(name, NOTHING)
-        if value != other and not (_is_nan(value) and _is_nan(other)):
-            return Difference(step, quantity, what.format(name), value, other)
-    return None
+        value, other, times = first.get(name, NOTHING), second.get(name, NOTHING), 0.0
+        if value == other or (_is_nan(value) and _is_nan(other)):
+            continue
+        if limit and (times := TOLERANCES.get(name, 0.0)) is None:
+            continue
+        numbers = isinstance(value, float) and isinstance(other, float)
+        if times and numbers and _relative(name, value, other) <= times * limit:
+            continue
+        beyond = f", beyond {times * limit:g} of its size," if times else ""
+        yield Difference(step, quantity, what.format(name) + beyond, value, other)
+
+
+def _relative(name: str, value: float, other: float) -> float:
+    """Compute how far two values are apart, relative to their size: of what may cancel to 0 at least 1."""
+    least = 1.0 if name in ("loss", "entropy", "kl") else 0.0
+    return abs(value - other) / max(abs(value), abs(other), least)
 
 
 def _is_nan(value: Any) -> bool:
@@ -191,77 +186,3 @@ def _short(value: Any) -> str:
     """Format a value, short enough for a sentence."""
     text = NOTHING if value is None else value if isinstance(value, str) else repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
-
-
-JUDGED = {metric.name: metric.tolerance for metric in METRICS if metric.tolerance}
-"""Metrics of the train step that a few bits change by as little, and how many times the limit they may be apart."""
-LEFT_OUT = tuple(metric.name for metric in METRICS if metric.tolerance is None)
-WEIGHTS = 100
-"""AdamW moves each parameter by about the learning rate, whichever sign rounding gives a gradient that is nearly 0."""
-
-
-class Tolerance:
-    """Treats records as equal that differ by at most `limit`, relative: for a run that was trained on several ranks and
-    its replay in one process, whose sums round otherwise.
-
-    Values from outside the train step are compared exactly. Others are compared relative to a size: the value itself,
-    but for the loss, whose terms cancel, at least its tokens' mean |advantage|; for entropy and KL at least 1 nat. The
-    share of clipped tokens, which tokens at the edge decide, and the gap to the sampler, which is nothing but rounding,
-    are left out. `largest` is the largest distance, in words.
-    """
-
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
-        self.largest: str | None = None
-        self._furthest = -1.0
-
-    def difference(self, recorded: StepRecord, again: StepRecord) -> Difference | None:
-        """Return the first quantity in which two records of a step are not equal, or too far apart."""
-        found = first_difference(_exact_part(recorded), _exact_part(again))
-        if found is not None or recorded.metrics is None or again.metrics is None:
-            return found
-        for name, times in JUDGED.items():
-            one, other = recorded.metrics.get(name), again.metrics.get(name)
-            if one is None and other is None:
-                continue
-            one, other = (math.nan if value is None else float(value) for value in (one, other))
-            least = _mean_advantage(recorded.rows) if name == "loss" else float(name in ("entropy", "kl"))
-            size = max(abs(one), abs(other), least)
-            relative = abs(one - other) / size if size else 0.0
-            if not relative <= self._furthest:  # also what is not a number
-                self._furthest, self.largest = relative, f"{name} of step {recorded.step} by {relative:.1e}"
-            if not relative <= times * self.limit:
-                what = f"{name}, beyond {times * self.limit:g} of its size,"
-                return Difference(recorded.step, "metrics", what, one, other)
-        return None
-
-    def weights_differ(
-        self, start: Mapping[str, torch.Tensor], saved: Mapping[str, torch.Tensor], replayed: Mapping[str, torch.Tensor]
-    ) -> bool:
-        """Return True if saved parameters are further from the replayed ones than `WEIGHTS` x `limit` of the way that
-        those went from `start`; lengths are L2 norms over all parameters.
-        """
-        if saved.keys() != replayed.keys():
-            return True
-        return not _distance(saved, replayed) <= WEIGHTS * self.limit * _distance(start, replayed)
-
-
-def _distance(first: Mapping[str, torch.Tensor], second: Mapping[str, torch.Tensor]) -> float:
-    pairs = ((first[name].detach().cpu().double(), tensor.detach().cpu().double()) for name, tensor in second.items())
-    return math.sqrt(sum(float((one - other).square().sum()) for one, other in pairs))
-
-
-def _exact_part(record: StepRecord) -> StepRecord:
-    """Leave out the weights and the metrics of training, which several ranks round otherwise."""
-    metrics = record.metrics
-    if metrics is not None:
-        metrics = {name: value for name, value in metrics.items() if name not in (*JUDGED, *LEFT_OUT)}
-    return replace(record, metrics=metrics, before=None, after=None)
-
-
-def _mean_advantage(rows: Sequence[Row] | None) -> float:
-    """Compute the mean |advantage| of the tokens that a step was trained on."""
-    trained = [row for row in rows or () if row["state"] == "trained"]
-    counts = [sum(row["sampled_mask"]) for row in trained]
-    total = sum(count * abs(float(row["advantage"] or 0.0)) for count, row in zip(counts, trained, strict=True))
-    return total / sum(counts) if sum(counts) else 0.0

@@ -47,10 +47,7 @@ class RunDiff:
 
 
 def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step: None) -> RunDiff:
-    """Compare two runs of the same kind, step by step, up to the first difference.
-
-    Rollouts whose files are equal are not read. Raises UserError if no step is in both.
-    """
+    """Compare two runs of the same kind, step by step, up to the first difference. UserError if no step is in both."""
     mine, theirs = Records(first), Records(second)
     # after its last step a run may evaluate once more: only steps of which both recorded the same part
     shared = [
@@ -68,53 +65,27 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
     difference = None
     for step in shared:
         progress(step)
-        if not _same_files(mine, theirs, step):
-            difference = _compare_presence(mine, theirs, step) or first_difference(
-                mine.record(step, without), theirs.record(step, without)
-            )
-        if difference is not None:
+        if (difference := _compare(mine, theirs, step, without)) is not None:
             break
         if mine.is_update(step):
             equal.append(step)
     causes = machine.differences(first.info, second.info, "B")
     for name, run in (("A", first), ("B", second)):
         causes += [f"{name} is not reproducible: {cause}" for cause in machine.inexact(run.info)]
-    return RunDiff(changed_settings(first, second), equal, difference, lengths, causes)
+    one, other = flat(first.config), flat(second.config)  # paths, display and what is saved are left out
+    names = [name for name in differing(one, other) if name != "data.path"]
+    settings = [Setting(name, one.get(name), other.get(name)) for name in names]
+    return RunDiff(settings, equal, difference, lengths, causes)
 
 
-def changed_settings(first: Run, second: Run) -> list[Setting]:
-    """List the settings in which two runs differ, except paths, display, and what is saved."""
-    mine, theirs = flat(first.config), flat(second.config)
-    names = [name for name in differing(mine, theirs) if name != "data.path"]
-    return [Setting(name, mine.get(name), theirs.get(name)) for name in names]
-
-
-def _same_files(first: Records, second: Records, step: int) -> bool:
-    """Return True if fingerprints show that the weights are equal, and the line of metrics and the files are."""
-    mine, theirs = first.hashes.get(step), second.hashes.get(step)
-    if mine is None or mine != theirs or first.metrics[step] != second.metrics[step]:
-        return False
-    if first.recorded_fingerprint(step + 1) != second.recorded_fingerprint(step + 1):
-        return False
-    for kind, name in (("rollouts", rollouts_file(step)), ("evals", evals_file(step))):
-        files = [records.run.path / name for records in (first, second)]
-        exist = [file.exists() for file in files]
-        if any(exist) != (mine.get(kind) is not None) or any(exist) != all(exist):
-            return False
-        if all(exist) and sha256(files[0]) != sha256(files[1]):
-            return False
-    return True
-
-
-def _compare_presence(first: Records, second: Records, step: int) -> Difference | None:
-    """Report a file of the step that one run lacks although it, or the other, wrote it."""
-    for quantity, kind, name, steps in (
-        ("rollouts", "rollouts", rollouts_file(step), [records.rollout_steps for records in (first, second)]),
-        ("evaluation", "evals", evals_file(step), [records.evaluations for records in (first, second)]),
-    ):
-        exist = [step in one for one in steps]
-        written = [(records.hashes.get(step) or {}).get(kind) is not None for records in (first, second)]
-        lost = any(hashed and not there for hashed, there in zip(written, exist, strict=True))
-        if lost or (kind == "rollouts" and any(exist) != all(exist)):
-            return Difference(step, quantity, name, *("there" if one else "missing" for one in exist))
-    return None
+def _compare(first: Records, second: Records, step: int, without: tuple[str, ...]) -> Difference | None:
+    """Return the first difference of a step. Completions are read only where their files differ."""
+    there = [step in records.rollout_steps for records in (first, second)]
+    if any(there) != all(there):
+        return Difference(step, "rollouts", rollouts_file(step), *("there" if one else "missing" for one in there))
+    equal_files = True
+    for name in (rollouts_file(step), evals_file(step)):
+        files = [path for records in (first, second) if (path := records.run.path / name).exists()]
+        equal_files &= len({sha256(path) for path in files}) < 2
+    mine, theirs = (records.record(step, without, samples=not equal_files) for records in (first, second))
+    return first_difference(mine, theirs)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +38,10 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.exactness import TOLERANCE
 from hone.orchestrator.groups import GroupSampler
 from hone.reproduce import machine
-from hone.reproduce.compare import Difference, StepRecord, Tolerance, first_difference
+from hone.reproduce.compare import Difference, first_difference
 from hone.reproduce.execution import Execution, Memory, RLExecution, SFTExecution
 from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK, Records
-from hone.runs import Run, provenance, shards
-from hone.runs.checkpoint import Tensors
+from hone.runs import Run, provenance
 from hone.runs.listing import find_run
 from hone.runs.outputs import holder
 from hone.runs.provenance import most_ranks
@@ -54,26 +52,6 @@ from hone.trainer.objectives import sft_objective
 from hone.trainer.step import Trainer
 
 OnStep = Callable[[int], None]
-
-
-@dataclass
-class Rebuilt:
-    """A recorded run that can be executed again.
-
-    `sources` are digests of what it reads, as in run.json. `missing_model` says why the initial model could not be
-    loaded, "" if it was: without it, versions before the first checkpoint can't be reached.
-    """
-
-    config: Any
-    renderer: ChatRenderer
-    versions: Versions
-    sources: dict[str, str]
-    missing_model: str
-
-    @property
-    def machine(self) -> dict[str, Any]:
-        """The facts about this process that run.json holds about the run's."""
-        return machine.this_machine() | {"sources": {"code": provenance.code()} | self.sources}
 
 
 def open_run(name: str) -> Run:
@@ -98,11 +76,7 @@ def read_config(run: Run) -> RLConfig | SFTConfig:
 
 
 def read_precision(run: Run) -> str:
-    """Return the precision of the run's weights. For a run under other numerics, nothing else of its config is read:
-    it may have settings that this hone does not know.
-    """
-    if provenance.other_numerics(run.info) is None:
-        return read_config(run).precision
+    """Return the precision of the run's weights, of whatever version of hone its other settings are."""
     _config_class(run)
     return str(run.config.get("precision"))
 
@@ -150,10 +124,9 @@ def rebuild(
         execution, sources = SFTExecution(config, trainer, records, data.source, data.validation), data.digests
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
-    tolerance = Tolerance(TOLERANCE[config.precision]) if most_ranks(run.info) > 1 else None
-    first = machine.unchanged_since(run.info)
-    versions = Versions(execution, records, intact, not missing_model, first, tolerance)
-    return Rebuilt(config, renderer, versions, model_digests(model, renderer) | sources, missing_model)
+    return Rebuilt(
+        config, renderer, execution, records, intact, missing_model, model_digests(model, renderer) | sources
+    )
 
 
 def _device(name: str) -> str:
@@ -172,7 +145,7 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     except UserError as error:
         problem = f"its initial model {name} can't be loaded ({error})"
     else:
-        expected = run.info.get("sources", {}).get("model") or records.recorded_fingerprint(0)
+        expected = run.info.get("sources", {}).get("model") or records.hashes.get(0, {}).get("weights")
         if expected in (None, fingerprint(dict(model.named_parameters()))):
             return config, model, renderer, ""
         problem = f"{name} is not the model that it began with (its weights have another fingerprint)"
@@ -248,35 +221,38 @@ def exported_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]
     return {name: p.detach() for name, p in load_model(folder, precision=precision).named_parameters()}
 
 
-class Versions:
-    """Loads versions into an execution: from the checkpoints that are intact, and version 0 from the initial model.
+class Rebuilt:
+    """A recorded run that can be executed again, from the checkpoints that are `intact` or from the initial model.
 
-    `has_initial`: the model that the execution was made with is the one that the run began with. Versions before
-    `first` are left out: the steps after them were taken with other settings. With `tolerance`, for a run that was
-    trained on several ranks, records need not be equal bit for bit.
+    `missing_model` says why the initial model could not be loaded, "" if it was. `sources` are digests of what the run
+    reads, as in run.json. Versions before `first` are left out: their steps were taken with other settings. `limit` is
+    how far values of training may be apart, relative to their size: 0, but for a run of several ranks.
     """
 
     def __init__(
         self,
+        config: Any,
+        renderer: ChatRenderer,
         execution: Execution,
         records: Records,
         intact: Sequence[int],
-        has_initial: bool,
-        first: int = 0,
-        tolerance: Tolerance | None = None,
+        missing_model: str,
+        sources: dict[str, str],
     ) -> None:
-        self.execution, self.records = execution, records
-        self.checkpoints = records.run.checkpoints
-        self.intact = [version for version in intact if version >= first]
-        self.first, self.tolerance = first, tolerance
-        self._has_initial = has_initial and first == 0
+        self.config, self.renderer, self.execution, self.records = config, renderer, execution, records
+        self.missing_model, self.sources = missing_model, sources
+        self.first = machine.unchanged_since(records.run.info)
+        self.limit = TOLERANCE[config.precision] if most_ranks(records.run.info) > 1 else 0.0
+        self.intact = [version for version in intact if version >= self.first]
+        initial = [] if missing_model or self.first else [0]
+        self.loadable = sorted({*self.intact, *initial})
         self.loaded = -1
         """The version that was loaded last."""
 
     @property
-    def loadable(self) -> list[int]:
-        """Versions that can be loaded, ascending."""
-        return sorted({*self.intact, *([0] if self._has_initial else [])})
+    def machine(self) -> dict[str, Any]:
+        """The facts about this process that run.json holds about the run's."""
+        return machine.this_machine() | {"sources": {"code": provenance.code()} | self.sources}
 
     def nearest(self, version: int) -> int | None:
         """Return the newest that can be loaded and is not after `version`; None if there is none."""
@@ -295,69 +271,28 @@ class Versions:
 
     def load(self, version: int) -> None:
         """Put the execution where the run was before step `version`: the initial model only if nothing was done yet."""
-        trainer, state = self.execution.trainer, None
+        trainer, state, saved = self.execution.trainer, None, self.records.run.checkpoints
         if version in self.intact:
-            tensors, state = self.checkpoints.load(version)
+            tensors, state = saved.load(version)
             try:
                 trainer.load_tensors(tensors, version)
             except (KeyError, RuntimeError, ValueError) as error:
                 raise UserError(
-                    f"{self.checkpoints.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
+                    f"{saved.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
                     f"{str(error).splitlines()[0]}), though it fits its COMPLETE: restore it from another copy"
                 ) from error
         assert trainer.version == version
         self.loaded = version
-        if self.tolerance is not None:
-            self._start = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
         self.execution.begin(state)
 
     def replay(self, until: int, on_step: OnStep = lambda step: None) -> Difference | None:
-        """Replay from the current version up to version `until`, comparing each step with what was recorded.
+        """Take the steps up to version `until` again from their recorded rollouts, and compare each with the record.
 
         Stops at the first step that differs and returns how.
         """
-        while self.execution.trainer.version < until:
-            step = self.execution.trainer.version
+        while (step := self.execution.trainer.version) < until:
             on_step(step)
-            if difference := self.replay_step(step):
+            recorded = self.records.record(step, without=(*EVALUATIONS, *CANARY, *SENT_BACK))
+            if difference := first_difference(recorded, self.execution.replay(step), self.limit):
                 return difference
         return None
-
-    def replay_step(self, step: int) -> Difference | None:
-        """Take the next step again from its recorded rollouts; return how it differs from the record."""
-        again = self.execution.replay(step)
-        return self.difference(self.records.record(step, without=(*EVALUATIONS, *CANARY, *SENT_BACK)), again)
-
-    def difference(self, recorded: StepRecord, again: StepRecord) -> Difference | None:
-        """Return the first quantity in which the two are not what counts as equal for this run."""
-        compare = first_difference if self.tolerance is None else self.tolerance.difference
-        return compare(recorded, again)
-
-    def differs_from_checkpoint(self) -> tuple[str, str] | None:
-        """Return (file, tensor) of the first one in which the current version is not its checkpoint; None if all are.
-
-        With a tolerance all weights count as one tensor.
-        """
-        trainer = self.execution.trainer
-        saved, _ = self.checkpoints.load(trainer.version)
-        if self.tolerance is None:
-            return first_unequal(trainer.tensors(), saved)
-        file = "trainer" if shards.is_sharded(self.checkpoints.path(trainer.version)) else "model.safetensors"
-        return (file, "model") if self.differs_from(saved["model"]) else None
-
-    def differs_from(self, parameters: dict[str, torch.Tensor]) -> bool:
-        """Return True if the current version is not these parameters, or beyond the tolerance from them."""
-        if self.tolerance is None:
-            return fingerprint(parameters) != self.execution.trainer.fingerprint()
-        return self.tolerance.weights_differ(self._start, parameters, self.execution.trainer.tensors()["model"])
-
-
-def first_unequal(tensors: Tensors, saved: Tensors) -> tuple[str, str] | None:
-    """Return (`<group>.safetensors`, name) of the first tensor that is not the same bit for bit; None if all are."""
-    for group in sorted(tensors.keys() | saved.keys()):
-        mine, other = tensors.get(group, {}), saved.get(group, {})
-        for name in sorted(mine.keys() | other.keys()):
-            one, two = mine.get(name), other.get(name)
-            if one is None or two is None or one.dtype != two.dtype or not torch.equal(one.detach().cpu(), two):
-                return f"{group}.safetensors", name
-    return None

@@ -25,7 +25,6 @@ class Records:
 
     def __init__(self, run: Run) -> None:
         self.run = run
-        self.kind: str = run.info["kind"]
 
     @cached_property
     def hashes(self) -> dict[int, dict[str, Any]]:
@@ -68,23 +67,21 @@ class Records:
         metrics = self.metrics.get(version, {})
         return version in self.evaluations or any(name.startswith(EVALUATIONS) for name in metrics)
 
-    def recorded_fingerprint(self, version: int) -> str | None:
-        """Return the fingerprint of a version's weights; None if it isn't recorded."""
-        return self.hashes.get(version, {}).get("weights")
-
     def rows(self, step: int) -> list[Row] | None:
         """Return the completions of a step; None if it has none."""
         return self.run.rollouts(step).to_pylist() if step in self.rollout_steps else None
 
-    def record(self, step: int, without: tuple[str, ...] = ()) -> StepRecord:
-        """Return all that is recorded of a step, but for the metrics whose names begin like one of `without`."""
+    def record(self, step: int, without: tuple[str, ...] = (), samples: bool = True) -> StepRecord:
+        """Return all that is recorded of a step, but for the metrics whose names begin like one of `without`, and
+        without `samples` for the completions.
+        """
         metrics = self.metrics.get(step)
         if metrics is not None:
             metrics = {name: value for name, value in metrics.items() if not name.startswith(without)}
-        before, after = self.recorded_fingerprint(step), self.recorded_fingerprint(step + 1)
-        evaluated = step in self.evaluations and not set(EVALUATIONS) <= set(without)
-        samples = self.run.eval_rows(step) if evaluated else None
-        return StepRecord(step, self.rows(step), metrics, before, after, samples)
+        before, after = (self.hashes.get(version, {}).get("weights") for version in (step, step + 1))
+        evaluated = samples and step in self.evaluations and not set(EVALUATIONS) <= set(without)
+        evals = self.run.eval_rows(step) if evaluated else None
+        return StepRecord(step, self.rows(step) if samples else None, metrics, before, after, evals)
 
 
 def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:

@@ -27,10 +27,10 @@ from typing import Any, Literal
 
 from hone import rng
 from hone.errors import UserError
-from hone.reproduce.compare import QUANTITIES, Difference, StepRecord
+from hone.reproduce.compare import QUANTITIES, Difference, StepRecord, first_difference
 from hone.reproduce.integrity import Checked, Damage
 from hone.reproduce.machine import inexact
-from hone.reproduce.rebuild import OnStep, Versions
+from hone.reproduce.rebuild import OnStep, Rebuilt
 from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK
 from hone.runs import Run, provenance
 from hone.runs.files import write_json
@@ -49,25 +49,24 @@ class StepCheck:
     """One step, executed again; with `is_evaluation` the evaluation of the last version, which is `step` then.
 
     `start` is where its weights came from, in words, `replayed` how many steps were replayed from there. `difference`
-    is the first one found: with `while_replaying` at an earlier step, replayed from its recorded rollouts. `damage`:
+    is the first one found: without a `fingerprint` at an earlier step, replayed from its recorded rollouts. `damage`:
     the difference shows that this file was changed.
     """
 
     step: int
+    is_evaluation: bool
     start: str
     replayed: int
-    difference: Difference | None
-    while_replaying: bool
-    fingerprint: str | None
     seconds: float
-    is_evaluation: bool = False
+    fingerprint: str | None
+    difference: Difference | None
     damage: Damage | None = None
 
     def sentence(self) -> str:
         """Say how the step came out."""
         if self.difference is None:
             return "equal"
-        how = "replayed from the recorded rollouts" if self.while_replaying else "executed again"
+        how = "executed again" if self.fingerprint else "replayed from the recorded rollouts"
         return f"{how}, {self.difference.sentence('the run', 'the re-execution')}"
 
     def record(self) -> dict[str, Any]:
@@ -84,8 +83,8 @@ class Verification:
     """The findings. `evaluation` is the check of the last evaluation, if there is one and it was done again.
 
     `resampled`: steps were sampled anew, not taken from their recorded completions. `reasons` say why a difference
-    would prove nothing; `notes` what could not be checked. `tolerance` is the largest distance of training values from
-    the record, relative to their size; None: none.
+    would prove nothing; `notes` what could not be checked. `limit` is the largest distance of training values from the
+    record, relative to their size.
     """
 
     verdict: Verdict
@@ -97,20 +96,19 @@ class Verification:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     resampled: bool = True
-    tolerance: float | None = None
+    limit: float = 0.0
 
     @property
     def difference(self) -> StepCheck | None:
         """The step that came out otherwise."""
-        checks = [*self.steps, *([self.evaluation] if self.evaluation else [])]
-        return next((check for check in checks if check.difference is not None), None)
+        return next((check for check in (*self.steps, self.evaluation) if check and check.difference), None)
 
     def write_certificate(self, run: Run, machine: Mapping[str, Any]) -> Path:
         """Write `<run>.verify.json` beside the run, replacing an earlier one; return its path. It says nothing of
         timings. Raises UserError if it can't be written.
         """
         about = {name: run.info.get(name) for name in ("id", "kind", "status", "seed", "exact", "inexact")}
-        first, last = (self.candidates or [None])[0], (self.candidates or [None])[-1]
+        span = {name: self.candidates[i] for name, i in (("first", 0), ("last", -1))} if self.candidates else None
         certificate = {
             "format": FORMAT,
             "verdict": self.verdict,
@@ -122,12 +120,7 @@ class Verification:
             "quantities": list(QUANTITIES),
             "steps": [check.record() for check in self.steps],
             "evaluation": self.evaluation and self.evaluation.record(),
-            "choice": {
-                "seed": self.seed,
-                "candidates": {"first": first, "last": last, "count": len(self.candidates)}
-                if self.candidates
-                else None,
-            },
+            "choice": {"seed": self.seed, "candidates": span and span | {"count": len(self.candidates)}},
             "incomparable": self.reasons,
             "notes": self.notes,
             "machine": dict(machine),
@@ -156,7 +149,7 @@ def unhashed_steps(checked: Checked) -> list[int]:
 
 def check_steps(
     verification: Verification,
-    versions: Versions,
+    rebuilt: Rebuilt,
     steps: Sequence[int],
     evaluated: int | None,
     on_end: Callable[[StepCheck], None],
@@ -169,73 +162,48 @@ def check_steps(
     when a step has been checked.
     """
     for step in [*steps, *([evaluated] if evaluated is not None else [])]:
-        is_evaluation = step == evaluated
-        check = _check(verification.checked, versions, step, is_evaluation, on_replay, on_repeat)
-        if is_evaluation:
+        clock = time.perf_counter()
+        rebuilt.approach(step)
+        start, to_replay = rebuilt.name(rebuilt.loaded), step - rebuilt.execution.trainer.version
+        found, fingerprint, damage = rebuilt.replay(step, on_replay), None, None
+        if found is None:
+            on_repeat(step)
+            again = rebuilt.execution.evaluation() if step == evaluated else rebuilt.execution.repeat(step)
+            fingerprint = again.before if step == evaluated else again.after
+            found = first_difference(_recorded(rebuilt, again, step == evaluated), again, rebuilt.limit)
+            if found is None and step != evaluated and not rebuilt.limit:
+                found, damage = _changed_weights(verification.checked, again)
+        seconds = time.perf_counter() - clock
+        check = StepCheck(step, step == evaluated, start, to_replay, seconds, fingerprint, found, damage)
+        if check.is_evaluation:
             verification.evaluation = check
         else:
             verification.steps.append(check)
         on_end(check)
-        if check.difference is not None:
+        if found is not None:
             # what made the run inexact later is no excuse
-            run = versions.records.run
-            verification.reasons += inexact(run.info, check.difference.step, verification.resampled)
+            verification.reasons += inexact(rebuilt.records.run.info, found.step, verification.resampled)
             verification.verdict = "not comparable" if verification.reasons else "differs"
-            if check.damage and not verification.reasons:
+            if damage and not verification.reasons:
                 verification.verdict = "damaged"
-                verification.checked.damages.append(check.damage)
+                verification.checked.damages.append(damage)
             return
     verification.verdict = "verified" if steps else "files only"
 
 
-def _check(
-    checked: Checked, versions: Versions, step: int, is_evaluation: bool, on_replay: OnStep, on_repeat: OnStep
-) -> StepCheck:
-    """Bring the execution to this version by replaying, then execute the step, or the evaluation, again."""
-    clock = time.perf_counter()
-    versions.approach(step)
-    start, to_replay = versions.name(versions.loaded), step - versions.execution.trainer.version
-    difference = versions.replay(step, on_replay)
-    again, damage = None, None
-    if difference is None:
-        on_repeat(step)
-        if is_evaluation:
-            again = versions.execution.evaluation()
-            difference = _compare_evaluation(versions, again)
-        else:
-            again = versions.execution.repeat(step)
-            evaluated = any(name.startswith(EVALUATIONS) for name in again.metrics or ())
-            without = (*(() if evaluated else EVALUATIONS), *_not_repeated(again))
-            difference = versions.difference(versions.records.record(step, without), again)
-            if difference is None:
-                difference, damage = _changed_weights(checked, again)
-    fingerprint = again and (again.before if is_evaluation else again.after)
-    seconds = time.perf_counter() - clock
-    return StepCheck(
-        step,
-        start,
-        to_replay,
-        difference,
-        again is None,
-        fingerprint,
-        seconds,
-        is_evaluation=is_evaluation,
-        damage=damage,
-    )
-
-
-def _compare_evaluation(versions: Versions, again: StepRecord) -> Difference | None:
-    recorded = versions.records.record(again.step, _not_repeated(again))
-    metrics = recorded.metrics
-    if metrics is None and versions.records.run.info["status"] in WITH_EVALUATION:
-        metrics = {}  # somebody took them out
-    return versions.difference(replace(recorded, rows=None, metrics=metrics, after=None), again)
-
-
-def _not_repeated(again: StepRecord) -> tuple[str, ...]:
-    """Return the metrics that no re-execution has, with the canary's if it measured none: a server's differs."""
-    measured = any(name.startswith(CANARY) for name in again.metrics or ())
-    return SENT_BACK if measured else (*SENT_BACK, *CANARY)
+def _recorded(rebuilt: Rebuilt, again: StepRecord, is_evaluation: bool) -> StepRecord:
+    """Return what the run recorded of what was executed again, without metrics that no re-execution has: with the
+    canary's if it measured none, for a server's differs.
+    """
+    names = tuple(again.metrics or ())
+    without = SENT_BACK if any(name.startswith(CANARY) for name in names) else (*SENT_BACK, *CANARY)
+    if is_evaluation:
+        recorded = rebuilt.records.record(again.step, without)
+        ended = rebuilt.records.run.info["status"] in WITH_EVALUATION  # without metrics, somebody took them out
+        metrics = {} if ended and recorded.metrics is None else recorded.metrics
+        return replace(recorded, rows=None, after=None, metrics=metrics)
+    evaluated = any(name.startswith(EVALUATIONS) for name in names)
+    return rebuilt.records.record(again.step, without if evaluated else (*without, *EVALUATIONS))
 
 
 def _changed_weights(checked: Checked, again: StepRecord) -> tuple[Difference | None, Damage | None]:
