@@ -9,8 +9,9 @@ import pytest
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty current directory, and the modules that a test imports forgotten after it."""
+    """An empty current directory; the path and the modules that a test imports are as before after it."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import hone
 from hone import digests
 from hone.environments import load_environment
-from hone.environments.loading import configured
-from hone.environments.task_files import refuse_other_task, task_file
+from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 
 TASK = """
@@ -144,16 +142,6 @@ def test_a_mistake_in_a_task_file_is_named_with_its_line(tmp_path, monkeypatch, 
         load_environment(f"mistaken-{what.lower()}")
 
 
-def test_a_file_that_hides_a_task_of_hone_is_named_once(here: Path, capsys: pytest.CaptureFixture[str]):
-    mine = write(here / "environments" / "reverse_text.py", label="mine")
-    own = Path(hone.__file__).parents[2] / "environments" / "reverse_text.py"
-    for _ in range(2):
-        assert configured("reverse-text", {}, None, "").system_prompt == "mine"
-    assert capsys.readouterr().err.count(f"note: the task reverse-text is {mine}, not hone's own ({own})") == 1
-    file = task_file("reverse-text")
-    assert file is not None and (file.local, file.hides) == (True, own)
-
-
 def test_only_a_local_task_file_must_be_that_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]):
     file = write(here / "some_task.py")
     refuse_other_task("some-task", {}, None, trusted=False)
@@ -199,14 +187,3 @@ def test_a_task_may_import_what_lies_beside_it_and_is_another_one_when_that_chan
         refuse_other_task("using", {}, digest, trusted=False)
     with pytest.raises(UserError, match=r"further\.py was changed while it is in use"):
         env.grade(example, "text")
-
-
-def test_two_tasks_with_different_files_of_one_name_beside_them_are_not_mixed_up(here: Path, monkeypatch):
-    for folder, value in (("one", "0.25"), ("two", "0.5")):
-        write(here / folder / "environments" / f"using_{folder}.py", USING)
-        write(here / folder / "environments" / "helping.py", f"def value():\n    return {value}\n")
-    monkeypatch.chdir(here / "one")
-    load_environment("using-one")
-    monkeypatch.chdir(here / "two")
-    with pytest.raises(UserError, match=r"two/environments/helping\.py can't be imported: .*one/environments/helping"):
-        load_environment("using-two")

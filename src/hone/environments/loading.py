@@ -6,30 +6,28 @@ import copy
 import difflib
 import functools
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
 import typing
 from collections.abc import Mapping
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
+import hone
 from hone.config.hoist import FUNCTIONS
 from hone.environments.environment import Environment
 from hone.environments.task_files import (
     find_file,
     folders,
     import_file,
-    is_installed,
     mistake,
-    note_file,
     note_source,
     sources,
-    task_file,
 )
 from hone.environments.workers import Origin
 from hone.errors import UserError
@@ -55,13 +53,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
 
 def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any] | None, name: str) -> Environment:
-    """Load the environment that a config describes; `name` is where it has the template: "orchestrator.env.template".
-
-    Prints on stderr, once, that a file in the current folder hides hone's own task of that name.
-    """
-    file = task_file(env_id)
-    if file is not None and file.hides is not None:
-        note_file(env_id, file)
+    """Load the environment that a config describes; `name` is its key of the template: "data.env.template"."""
     env = load_environment(env_id, **args)
     if template is not None:
         env.use_template(template, name)
@@ -125,7 +117,7 @@ def _find_module(env_id: str) -> ModuleType:
             return importlib.import_module("hone.environments.functions")
         if (path := find_file(name)) is not None:
             return import_file(name, path)
-        if is_installed(name):
+        if name in sys.modules or importlib.util.find_spec(name) is not None:
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(f"environment {env_id!r} could not be imported: {error}; install what it needs") from error
@@ -159,22 +151,11 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
 
 def _nearest(env_id: str) -> str:
     """Return the remedy for an id that was not found: the nearest ids, or all."""
-    known = _known_ids()
+    places = {*folders(), Path(hone.__file__).resolve().parents[1]}  # installed, hone's tasks lie beside its package
+    files = [file for folder in places for file in (*folder.glob("*.py"), *folder.glob("*/__init__.py"))]
+    tasks = [f for f in files if "def load_environment(" in f.read_text(encoding="utf-8", errors="replace")]
+    known = sorted({(f.parent if f.stem == "__init__" else f).stem.replace("_", "-") for f in tasks})
     near = difflib.get_close_matches(env_id.replace("_", "-"), known, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"
     return f"the environments here are {', '.join(known)}" if known else "put its file into environments/"
-
-
-def _known_ids() -> list[str]:
-    """Return the ids of the task files in `environments/`, in the current folder and of those installed with hone."""
-    own = [folder for folder in folders() if folder.name == "environments" and folder.is_dir()]
-    names = {f.stem for folder in own for f in folder.glob("*.py")}
-    names |= {f.parent.name for folder in own for f in folder.glob("*/__init__.py")}
-    names |= {f.stem for f in Path.cwd().glob("*.py") if "def load_environment(" in f.read_text(errors="replace")}
-    try:
-        installed = distribution("hone-rl").files or []
-        names |= {f.stem for f in installed if f.suffix == ".py" and len(f.parts) == 1}
-    except PackageNotFoundError:
-        pass
-    return sorted(name.replace("_", "-") for name in names if not name.startswith("_"))

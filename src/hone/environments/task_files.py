@@ -11,7 +11,6 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -23,31 +22,6 @@ from hone.errors import UserError
 
 _sources: dict[str, str] = {}
 _noted: set[Path] = set()
-_beside: set[Path] = set()
-"""Folders that are on the path because an imported task file lies there."""
-
-
-@dataclass(frozen=True)
-class TaskFile:
-    """The file of a task. `local`: it lies in the current folder or its `environments/`, and is not hone's own.
-
-    `hides` is the file of hone's own task of the same name, if the local one comes before it.
-    """
-
-    path: Path
-    local: bool
-    hides: Path | None
-
-
-def task_file(env_id: str) -> TaskFile | None:
-    """Find the local file of a task without importing it; None for one that is installed, or of another library."""
-    name = env_id.replace("-", "_")
-    path = find_file(name) if name.isidentifier() and name != FUNCTIONS else None
-    if path is None:
-        return None
-    own = [folder / f"{name}.py" for folder in (*_own_folders(), Path(hone.__file__).resolve().parents[1])]
-    hides = next((file for file in own if file.is_file() and not file.samefile(path)), None)
-    return TaskFile(path.resolve(), path.resolve().parent not in _own_folders(), hides)
 
 
 def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None, trusted: bool) -> None:
@@ -61,24 +35,20 @@ def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None
             "the run names its own reward functions, so they are not executed: look at them (orchestrator.env.args in "
             "its config.toml, a rewards.py in it), and pass --trust-local-task"
         )
-    file = task_file(env_id)
-    if file is None or not file.local:
+    name = env_id.replace("-", "_")
+    path = find_file(name) if name.isidentifier() and name != FUNCTIONS else None
+    if path is None or path.resolve().parent in _own_folders():
         return
-    digest = source_digest(file.path)
+    digest = source_digest(path.resolve())
     if not trusted and recorded is not None and digest != recorded:
         raise UserError(
-            f"the task {env_id} is {file.path} here (digest {digest[:8]}), which is not the file that the run was made "
+            f"the task {env_id} is {path} here (digest {digest[:8]}), which is not the file that the run was made "
             f"with ({recorded[:8]}), so it is not executed: put the run's file there, or pass --trust-local-task"
         )
-    note_file(env_id, file, "" if recorded else "; the run does not say which file it was made with")
-
-
-def note_file(env_id: str, file: TaskFile, more: str = "") -> None:
-    """Print on stderr, once, which file a task is."""
-    if file.path not in _noted:
-        _noted.add(file.path)
-        hides = f", not hone's own ({file.hides})" if file.hides else ""
-        print(f"note: the task {env_id} is {file.path}{hides}{more}", file=sys.stderr)
+    if path not in _noted:
+        _noted.add(path)
+        unknown = "" if recorded else "; the run does not say which file it was made with"
+        print(f"note: the task {env_id} is {path}{unknown}", file=sys.stderr)
 
 
 def is_taken(name: str) -> str | None:
@@ -152,7 +122,7 @@ def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
         for name in _imported(queue.pop()) - sys.stdlib_module_names:
             places = [folder / part for folder in folders for part in (f"{name}.py", f"{name}/__init__.py")]
             file = next((place for place in places if place.is_file()), None)
-            if file is not None and file not in found and _is_found_there(name, file):
+            if file is not None and file not in found and _origin(name) in (None, file):
                 new = set(file.parent.rglob("*.py")) - found if file.name == "__init__.py" else {file}
                 found |= new
                 queue += [one.read_bytes() for one in sorted(new)]
@@ -170,37 +140,10 @@ def _imported(source: bytes) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
-def _is_found_there(name: str, file: Path) -> bool:
-    """Return True if an import of `name` will find this file. Raises UserError if it would find another task's."""
-    origin = _origin(name)
-    if _lies_beside(origin) and origin != file:
-        raise UserError(
-            f"{file} can't be imported: this process has imported {origin} as {name!r} already; rename one of the two"
-        )
-    return origin in (None, file)
-
-
 def _origin(name: str) -> Path | None:
     """Return the file that an import of a top-level module finds; None if there is none."""
-    try:
-        spec = importlib.util.find_spec(name)
-    except ValueError:  # a module without a spec, such as __main__
-        return None
+    spec = importlib.util.find_spec(name)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
-
-
-def _lies_beside(file: Path | None) -> bool:
-    """Return True for a module that is found because it lies beside a task file, not because it is installed."""
-    if file is None:
-        return False
-    return (file.parent.parent if file.name == "__init__.py" else file.parent) in _beside
-
-
-def is_installed(name: str) -> bool:
-    """Return True if a top-level module was imported, or can be and is no file beside another task."""
-    if name in sys.modules:
-        return True
-    return importlib.util.find_spec(name) is not None and not _lies_beside(_origin(name))
 
 
 def import_file(name: str, path: Path) -> ModuleType:
@@ -214,9 +157,7 @@ def import_file(name: str, path: Path) -> ModuleType:
         loaded = sys.modules.get(alias)
         if loaded is not None and getattr(loaded, "__file__", None) and Path(str(loaded.__file__)).resolve() == path:
             return loaded
-    installed = None if name in sys.modules else _origin(name)
-    taken = name in sys.modules or (installed not in (None, path) and not _lies_beside(installed))
-    alias = f"hone_environment_{name}" if taken else name
+    alias = f"hone_environment_{name}" if name in sys.modules or _origin(name) not in (None, path) else name
     search = [str(path.parent)] if path.name == "__init__.py" else None
     spec = importlib.util.spec_from_file_location(alias, path, submodule_search_locations=search)
     assert spec is not None and spec.loader is not None
@@ -225,8 +166,7 @@ def import_file(name: str, path: Path) -> ModuleType:
     put_on_path(path.parent)
     sys.modules[alias] = module
     for file in (path.parent if path.name == "__init__.py" else path, *beside):
-        _sources.pop(str(file), None)
-        note_source(file)
+        _sources[str(file)] = digests.of_source(file)
     try:
         spec.loader.exec_module(module)
     except BaseException as error:
@@ -239,7 +179,6 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 def put_on_path(folder: Path) -> None:
     """Let modules in `folder` be imported, after all that can be imported already."""
-    _beside.add(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 
