@@ -149,15 +149,15 @@ def test_a_fresh_process_leaves_the_task_as_it_was() -> None:
     env.use_workers(GradingConfig(workers=2, timeout=7.0))
     example = env.split("train")[0]
     env.grade(example, "")
-    before, limits = env._workers, env._limits
+    before, limits = env._workers, env.limits
     with env.fresh_process(hash_seed=3) as isolated:
         assert isolated and env.isolated and env._workers is not before
-        assert env._limits.workers == 1 and env._limits.timeout == 7.0
+        assert env.limits.workers == 1 and env.limits.timeout == 7.0
         env.grade(example, "")
         (pid,) = env._workers.pool.pids  # type: ignore[union-attr]
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") if Path("/proc").is_dir() else []
         assert not variables or b"PYTHONHASHSEED=3" in variables
-    assert env._workers is before and env._limits == limits and not env.isolated
+    assert env._workers is before and env.limits == limits and not env.isolated
     assert before is not None and all(Path(f"/proc/{one}").exists() or os.name != "posix" for one in before.pool.pids)
     env.close_workers()
 

@@ -75,7 +75,7 @@ def test_no_made_up_problem_of_evaluation_has_the_numbers_of_a_training_problem(
     env = load_environment("gsm8k")
 
     def numbers(split):
-        return {tuple(re.findall(r"\d+|[a-z]{6,}", row["question"])) for row in env.split(split).rows}
+        return {tuple(re.findall(r"\d+|[a-z]{6,}", example.prompt[0]["content"])) for example in env.split(split)}
 
     train, held_out = numbers("train"), numbers("eval")
     assert not train & held_out

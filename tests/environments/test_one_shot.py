@@ -4,7 +4,6 @@ import pytest
 
 from hone import rng
 from hone.environments import MultiTurnEnv, load_environment
-from hone.grading import GraderFailure
 from hone.types import Outcome
 
 
@@ -56,14 +55,7 @@ def test_what_the_task_is_counts_in_the_digests():
 
 def test_a_task_of_several_turns_stays_one():
     env = load_environment("one-shot", task="math-python", args={"max_turns": 3, "sandbox": "none"})
-    assert isinstance(env, MultiTurnEnv) and env.max_turns == 3
-    assert env.tool_schemas == env.task.tool_schemas and env.tool_schemas[0]["function"]["name"] == "python"
-    example = next(iter(env.split("train")))
-    assert env.initial_state(example, 7) == env.task.initial_state(example, 7)
-    call = {"id": "1", "function": {"name": "python", "arguments": '{"code": "6 * 7"}'}}
-    called = {"role": "assistant", "content": "", "tool_calls": [call]}
-    ((said, _),) = env.respond_many([([*example.prompt, called], {})])
-    assert [message["content"] for message in said] == ["42"]
-    late = GraderFailure(Outcome.GRADER_TIMEOUT, "late")
-    assert env.failed_response([called], late) == env.task.failed_response([called], late) != []
+    assert isinstance(env, MultiTurnEnv) and (env.id, env.max_turns) == ("one-shot", 3)
+    assert env.tool_schemas and env.tool_schemas[0]["function"]["name"] == "python"
+    example = env.split("train")[0]
     assert env.grade(example, env.reference(example)).outcome is Outcome.CORRECT

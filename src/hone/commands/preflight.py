@@ -12,7 +12,6 @@ from hone.audit.report import Report, Verdict
 from hone.commands.status import Status
 from hone.config.rl import RLConfig
 from hone.environments import Environment
-from hone.environments.workers import Limits
 from hone.errors import UserError
 from hone.grading import printable
 from hone.runs.files import write_json
@@ -58,7 +57,7 @@ class Audit(Observer):
         status = Status()
         if config.display != "none":
             fresh.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
-        fresh.limits = Limits.of(config.orchestrator.grading, deterministic=True)
+        fresh.use_workers(config.orchestrator.grading)
         tokenizer = training.renderer.tokenizer
         try:
             self._report = audit_before_training(

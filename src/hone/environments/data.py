@@ -6,10 +6,10 @@ import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,8 @@ from hone.types import Example, content_hash
 if TYPE_CHECKING:
     import pyarrow
 
+T = TypeVar("T")
+U = TypeVar("U")
 Row = dict[str, Any]
 Count = Annotated[int, Field(ge=1)]
 Noise = Annotated[float, Field(ge=0, le=1 / 0.3)]
@@ -29,7 +31,7 @@ HALF_A_PAIR = "a text holds half of a surrogate pair (such as \\ud800), which is
 SUFFIXES = (".jsonl", ".json", ".parquet")
 
 
-class Rows(Sequence[Row]):
+class Rows(Sequence[T]):
     """Rows with their places for error messages: `where(i)` is "data.jsonl, line 4" or "USER/SET, row 3".
 
     `ragged`: rows may have different columns, so each is checked; `generated`: one function makes all of them. `make`
@@ -42,7 +44,7 @@ class Rows(Sequence[Row]):
         where: Callable[[int], str],
         ragged: bool = False,
         generated: bool = False,
-        make: Callable[[Any], Row] = lambda row: row,
+        make: Callable[[Any], T] = lambda row: row,
     ) -> None:
         self._rows, self.where, self.ragged, self.generated, self._make = rows, where, ragged, generated, make
 
@@ -54,14 +56,14 @@ class Rows(Sequence[Row]):
             return [self[i] for i in range(*index.indices(len(self)))]
         return self._make(self._rows[int(index)])
 
-    def take(self, indices: Sequence[int]) -> Rows:
+    def take(self, indices: Sequence[int]) -> Rows[T]:
         """Return the rows at `indices`, which keep their places."""
         return Rows(indices, lambda i: self.where(indices[i]), self.ragged, self.generated, self.__getitem__)
 
-    def map(self, change: Callable[[Row, str], Row]) -> Rows:
-        """Return the rows as `change` makes them of a row and its place, when they are asked for."""
+    def map(self, change: Callable[[T, str], U]) -> Rows[U]:
+        """Return what `change` makes of each row and its place, when it is asked for."""
 
-        def make(i: int) -> Row:
+        def make(i: int) -> U:
             return change(self[i], self.where(i))
 
         return Rows(range(len(self)), self.where, self.ragged, self.generated, make)
@@ -77,7 +79,7 @@ def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
     return Rows(range(n), lambda i: f"{name}, row {i}", generated=True, make=make)
 
 
-@dataclass(frozen=True)
+@dataclass
 class DataSource:
     """Gives the rows of a split when it is called: `read` reads them and applies `change`, such as a template.
 
@@ -90,10 +92,6 @@ class DataSource:
 
     def __call__(self) -> Rows:
         return self.read(self.change)
-
-    def through(self, change: Callable[[Rows], Rows]) -> DataSource:
-        """Return the same source with another change."""
-        return replace(self, change=change)
 
 
 def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:

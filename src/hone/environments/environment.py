@@ -34,24 +34,8 @@ RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 COLUMNS = ("prompt", "question", "answer", "info")
 
 
-class Split(Sequence[Example]):
-    """The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
-
-    def __init__(self, env: Environment, rows: Rows) -> None:
-        self._env, self.rows = env, rows
-        self.generated = rows.generated
-
-    def where(self, index: int) -> str:
-        """Return where example `index` comes from: "data.jsonl, line 4"."""
-        return self.rows.where(index)
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def __getitem__(self, index: Any) -> Any:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._env.to_example(self.rows[index], self.rows.where(int(index) % len(self)))
+Split = Rows[Example]
+"""The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
 
 
 class Environment:
@@ -88,9 +72,11 @@ class Environment:
         self.parser = parser or rubric.parser or Parser()
         self.system_prompt = system_prompt or None
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
-        self._splits: dict[str, Split] = {}
+        self._choices: dict[str, Callable[[Split], Sequence[int]]] = {}
+        self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
-        self._limits = Limits()
+        self.limits = Limits()
+        """Limits of the processes that run this task's functions."""
         self.isolated = False
         """True: functions marked `inline` run in worker processes too, where they can be killed."""
         self._workers: Workers | None = None
@@ -103,17 +89,7 @@ class Environment:
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
         """Set how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
-        self.limits = Limits.of(config, deterministic)
-
-    @property
-    def limits(self) -> Limits:
-        """Limits of the processes that run this task's functions. Setting them ends the processes."""
-        return self._limits
-
-    @limits.setter
-    def limits(self, limits: Limits) -> None:
-        self.close_workers()
-        self._limits = limits
+        self.limits = Limits(config.workers, config.timeout, config.memory_gib, deterministic)
 
     def start_workers(self, samples: int) -> None:
         """Start as many processes as so many samples need, without waiting for them."""
@@ -138,14 +114,14 @@ class Environment:
         Yields False without one: no process can load this environment, or it has its own. Afterwards limits
         and processes are as before.
         """
-        kept = self._workers, self._limits, self.isolated
-        self._workers, self._limits = None, replace(self._limits, workers=1, hash_seed=hash_seed)
+        kept = self._workers, self.limits, self.isolated
+        self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
         self.isolated = True
         try:
             yield self._workers_for(self.all_inline) is not None
         finally:
             self.close_workers()
-            self._workers, self._limits, self.isolated = kept
+            self._workers, self.limits, self.isolated = kept
 
     def use_template(self, columns: Mapping[str, Any], name: str = "template") -> None:
         """Make the task's columns from its data set's, as `hone.environments.template` says.
@@ -162,15 +138,16 @@ class Environment:
             raise UserError(
                 f"{name} is for the rows of a data set, but {self.id} makes up its own: give it one (argument dataset)"
             )
-        assert not self._splits, "the data has been used already"
+        assert not self._rows, "the data has been used already"
         self._template = Template(columns, name)
+        for source in sources:
+            if isinstance(source, DataSource):
+                source.change = self._template.rows
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         """Return digests of the module's source, if it was loaded by its id, and of the splits' examples."""
-        found = {
-            "data": content_hash([digests.of_rows([example.id for example in self.split(name)]) for name in splits])
-        }
-        return found if self.module is None else {"environment": source_digest(self.module)} | found
+        data = content_hash([digests.of_rows([example.id for example in self.split(name)]) for name in splits])
+        return {"data": data} if self.module is None else {"environment": source_digest(self.module), "data": data}
 
     def format_row(self, row: Row) -> Row:
         """Return the columns `prompt` or `question`, `answer` and `info` of a row; by default the row itself.
@@ -196,33 +173,32 @@ class Environment:
         Reads the data on first use, and checks the columns: of each row where rows can differ (JSON, lists), else of
         the first. Raises UserError for a missing column, and for a split that the environment does not have.
         """
-        if name not in self._splits:
+        if name not in self._rows:
             source = self._sources.get(name)
             if source is None:
                 raise UserError(
                     f"environment {self.id!r} has no {name} split; it has {', '.join(self.splits) or 'no data'}"
                 )
-            rows = self._rows(source, name)
+            rows = source() if callable(source) else source
+            if not isinstance(rows, Rows):
+                rows = Rows(rows, lambda i: f"{self.id or 'the environment'} ({name}), row {i}", isinstance(rows, list))
+            if self._template is not None and not isinstance(source, DataSource):
+                rows = self._template.rows(rows)
             if not len(rows):
                 raise UserError(f"the {name} split of environment {self.id!r} is empty; give it more data")
             for i in range(len(rows) if rows.ragged else 1):
                 self.to_example(rows[i], rows.where(i))
-            self._splits[name] = Split(self, rows)
-        return self._splits[name]
+            choose = self._choices.get(name)
+            self._rows[name] = rows if choose is None else rows.take(choose(rows.map(self.to_example)))
+        return self._rows[name].map(self.to_example)
+
+    def restrict(self, name: str, choose: Callable[[Split], Sequence[int]]) -> None:
+        """Let a split have the rows at the indices that `choose` returns when it is first used."""
+        self._choices[name] = choose
 
     def share_data(self, other: Environment) -> None:
         """Take the rows that `other`, the same task loaded another time, has read, so that they are read once."""
-        self._splits |= {name: Split(self, split.rows) for name, split in other._splits.items()}
-
-    def _rows(self, source: RowSource, name: str) -> Rows:
-        """Return the rows of a split, through the template if there is one."""
-        template = self._template
-        if template is not None and isinstance(source, DataSource):
-            return source.through(template.rows)()
-        rows = source() if callable(source) else source
-        if not isinstance(rows, Rows):
-            rows = Rows(rows, lambda i: f"{self.id or 'the environment'} ({name}), row {i}", isinstance(rows, list))
-        return rows if template is None else template.rows(rows)
+        self._rows |= other._rows
 
     def example(self, **columns: Any) -> Example:
         """Return one example from the data set's columns: `env.example(question="1 + 1?", answer="2")`."""
@@ -279,7 +255,7 @@ class Environment:
                 samples.append(self._sample(example, completion, seed))
         workers = self._workers_for(self.rubric.inline)
         if workers is None:
-            measured = together([self.grading(sample) for sample in samples], self._limits.timeout)
+            measured = together([self.grading(sample) for sample in samples], self.limits.timeout)
         else:
             measured = workers.grade(samples, self.rubric)
         both = zip(measured, samples, strict=True)
@@ -301,13 +277,15 @@ class Environment:
 
     def _processes(self) -> Workers | None:
         """Return the workers; None if there should be none, or if they would load another environment."""
-        if self._loaded is None or self._limits.workers == 0 or inside():
+        if self._loaded is None or self.limits.workers == 0 or inside():
             return None
         origin, rubric, parser = self._loaded
         if rubric is not self.rubric or parser is not self.parser or not origin.repeatable:
             return None
+        if self._workers is not None and self._workers.limits != self.limits:
+            self.close_workers()
         if self._workers is None:
-            self._workers = Workers(origin, self._limits, lambda words: self.progress(words))
+            self._workers = Workers(origin, self.limits, lambda words: self.progress(words))
         return self._workers
 
     def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:

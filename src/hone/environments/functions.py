@@ -69,7 +69,7 @@ def load_environment(
 
 
 class Source(NamedTuple):
-    """A reward function, its file (None if it is no module's) and the digest of what defines it."""
+    """A reward function, its file (None if it is not a module's) and the digest of what defines it."""
 
     func: RewardFunc
     file: Path | None
@@ -99,15 +99,14 @@ class FunctionTask(SingleTurnEnv):
         eval_split: str = "test",
     ) -> None:
         graders = [_Grader(source.func) for source in found]
-        self.needed = sorted({name for grader in graders for name in grader.columns})
+        self.needed = {name for grader in graders for name in grader.columns}
         self.batched = any(grader.batched for grader in graders)
-        halve = functools.partial(hold_out, key=_prompt)
-        made = train_and_eval(data, eval_data, split, eval_split, halve, _no_rows)
+        sources = train_and_eval(data, eval_data, split, eval_split, functools.partial(hold_out, key=_prompt), _no_rows)
         super().__init__(
             id=FUNCTIONS,
             rubric=Rubric([grader.by_sample() for grader in graders], weights, correctness=correct),
-            dataset=made["dataset"] if data is not None else None,
-            eval_dataset=made["eval_dataset"],
+            dataset=sources["dataset"] if data is not None else None,
+            eval_dataset=sources["eval_dataset"],
             system_prompt=system_prompt,
         )
         self.module = next((source.file for source in found if source.file is not None), None)
@@ -115,20 +114,20 @@ class FunctionTask(SingleTurnEnv):
         self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)
 
     def format_row(self, row: Row) -> Row:
-        for name in self.needed:
-            if name not in row:
-                raise KeyError(name)
-        prompt, answer, own = _raw_prompt(row), row.get("answer"), row.get("info")
-        others = set(row) - {"prompt", "answer", "info"} - ({"question"} - set(self.needed))
+        for name in sorted(self.needed - row.keys()):
+            raise KeyError(name)
+        answer, own = row.get("answer"), row.get("info")
+        others = set(row) - {"prompt", "answer", "info"} - ({"question"} - self.needed)
         info = {name: value for name, value in row.items() if name in others}
         if not isinstance(answer, str | None):
             info["answer"] = answer  # functions get it as it is, and not as text
-        if self.batched and isinstance(prompt, str):
+        if self.batched and isinstance(_raw_prompt(row), str):
             info[_IS_TEXT] = True
         if isinstance(own, str):
             with suppress(json.JSONDecodeError):
                 own = json.loads(own or "{}")
-        return {"prompt": prompt, "answer": answer, "info": {**own, **info} if isinstance(own, dict) else own or info}
+        info = {**own, **info} if isinstance(own, dict) else own or info
+        return {"prompt": _raw_prompt(row), "answer": answer, "info": info}
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         return super().digests(splits) | {"environment": self._made_of}
@@ -159,13 +158,12 @@ class _Grader:
 
     def __init__(self, func: RewardFunc) -> None:
         parameters = inspect.signature(func).parameters.values()
-        named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
-        self.func, self.names = func, {p.name for p in named}
+        named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        self.func, self.names = func, named.keys()
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.batched = "completions" in self.names
-        offered = ("completions", "prompts", "info") if self.batched else OFFERED
-        self.others = [p.name for p in named if p.name not in offered]
-        self.columns = [p.name for p in named if p.name in self.others and p.default is p.empty]
+        self.batched = "completions" in named
+        self.others = named.keys() - (("completions", "prompts", "info") if self.batched else OFFERED)
+        self.columns = {name for name in self.others if named[name] is inspect.Parameter.empty}
 
     def by_sample(self) -> RewardFunc:
         """Return the function as a rubric calls it: for one completion, with what a rubric offers."""

@@ -70,7 +70,7 @@ class MultiTurnEnv(Environment):
         """
         workers = self._workers_for(self.responds_inline)
         if workers is None:
-            return together([self.responding(*turn) for turn in turns], self._limits.timeout)
+            return together([self.responding(*turn) for turn in turns], self.limits.timeout)
         return workers.respond(turns, self.responds_async)
 
     def responding(

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.errors import UserError
@@ -23,9 +23,6 @@ from hone.grading import GraderFailure, last_line, together
 from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool
 from hone.types import Message, Outcome
-
-if TYPE_CHECKING:
-    from hone.config.shared import GradingConfig
 
 Progress = Callable[[str], None]
 """Called with what the processes do, in words; "" when they are done."""
@@ -51,10 +48,6 @@ class Limits:
     deterministic: bool = True
     backstop: float = BACKSTOP
     hash_seed: int = 0
-
-    @classmethod
-    def of(cls, config: GradingConfig, deterministic: bool) -> Limits:
-        return cls(config.workers, config.timeout, config.memory_gib, deterministic)
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
         """Return (processor time, time by the clock) of a question whose functions may wait so many times."""
@@ -85,7 +78,7 @@ class Workers:
     """The processes of one environment, started when they are needed, or by `pool.start`."""
 
     def __init__(self, origin: Origin, limits: Limits, progress: Progress = lambda words: None) -> None:
-        self._limits = limits
+        self.limits = limits
         self.pool = Pool(
             Path(__file__),
             [origin.env_id, origin.kwargs, origin.folder, origin.path, origin.sources, limits.timeout],
@@ -131,7 +124,7 @@ class Workers:
         return answers
 
     def _ask_chunks(self, kind: str, chunks: list[list[Any]], waits: int, doing: str) -> list[Any]:
-        cpu, clock = self._limits.seconds(waits)
+        cpu, clock = self.limits.seconds(waits)
         failures: list[str] = []
 
         def heard(done: int, answer: Any) -> None:
