@@ -94,7 +94,7 @@ def test_axes_and_smoothing_are_in_the_address(looks: Looks, url: str, root: Pat
     assert "x=tokens" in page.url and other.locator("#axis").input_value() == "tokens"
     for visitor in (page, other):
         drawn = {trace["name"]: trace for trace in traces(visitor, chart("reward"))}
-        assert same(drawn["training"], {tokens[step]: reward for step, reward in rewards.items()})
+        assert same(drawn["training"], {tokens.get(step - 1, 0): reward for step, reward in rewards.items()})
 
 
 def test_runs_are_chosen_and_overlaid(looks: Looks, url: str, root: Path) -> None:

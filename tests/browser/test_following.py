@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import Looks, metrics_of, serving
+from looking import metrics_of, serving
 from run_folders import held, write_lines
 
 from hone.runs.files import write_file, write_json
@@ -82,21 +82,3 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
         page.wait_for_selector("#live", state="hidden")
     said("stopped: 12 of 40 steps")
     assert page.evaluate("window.notReloaded") is True
-
-
-def test_seeds_are_one_line_with_a_band(looks: Looks, url: str, folder: Path) -> None:
-    page = looks.page()
-    page.goto(f"{url}/curves/?runs=first,second&metrics=entropy")
-    entropies = [line["entropy"] for line in metrics_of(folder / "first")]
-
-    def traces(count: int) -> list[dict[str, Any]]:
-        page.wait_for_function(f"() => document.querySelector('#curves .js-plotly-plot')?.data?.length === {count}")
-        script = "[...document.querySelector('#curves .js-plotly-plot').data].map(({name, y}) => ({name, y}))"
-        return page.evaluate(script)
-
-    assert {trace["name"] for trace in traces(2)} == {"first", "second"}
-    page.check("#seeds")
-    low, high, mean = traces(3)
-    assert low["y"] == pytest.approx(entropies) and high["y"] == pytest.approx([2 * value for value in entropies])
-    assert mean["y"] == pytest.approx([1.5 * value for value in entropies]) and "1 more seed" in mean["name"]
-    assert "seeds=1" in page.url

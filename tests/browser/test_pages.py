@@ -11,10 +11,10 @@ from looking import NARROW, Looks, overflow, shot
 pytestmark = pytest.mark.browser
 
 RL = "run/quickstart~rl"
-CUT_OFF = """[...document.querySelectorAll("table.numbers, header #help")]
-    .filter((one) => one.getBoundingClientRect().right > innerWidth || (one.id && one.offsetTop > 30))
+CUT_OFF = """[...document.querySelectorAll("table.numbers")]
+    .filter((one) => one.getBoundingClientRect().right > innerWidth)
     .map((one) => one.outerHTML.slice(0, 80))"""
-"""Numbers before and after, and the keys: what of them does not stand in a narrow window."""
+"""Numbers before and after that do not fit into a narrow window."""
 COVERED = """() => { const bar = document.querySelector("[data-chart] .modebar").getBoundingClientRect();
     return [...document.querySelectorAll("[data-chart] :is(.infolayer .bg, .nsewdrag, .xtick, .ytick, .xtitle), h3")]
         .map((one) => [one.getAttribute("class"), one.getBoundingClientRect()])

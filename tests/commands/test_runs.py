@@ -16,6 +16,7 @@ from tampering import snapshot
 
 from hone.cli import main
 from hone.commands import runs
+from hone.commands.runs import _calibration
 from hone.config.rl import RLConfig
 from hone.runs import predictions
 from hone.runs.files import sha256
@@ -308,3 +309,17 @@ def test_predictions_and_their_scores(hone) -> None:
         ["1", "undecided:", "a", "run", "that"],
     ]
     assert len(hone("predictions", "--jsonl").splitlines()) == 4
+
+
+def test_the_calibration_of_predictions() -> None:
+    """Of 40 at 0.9 30 came true: Wilson's interval leaves 0.9 out. Certainty belongs to the last row."""
+
+    def scored(p: float, true: int, count: int) -> list[predictions.Scored]:
+        return [predictions.Scored(predictions.Prediction("m", 1, ">", 0, p), i < true) for i in range(count)]
+
+    known = [*scored(0.95, 29, 39), *scored(1.0, 1, 1), *scored(0.5, 5, 10), *scored(0.05, 12, 20)]
+    assert list(_calibration(known)) == [
+        ["0.0 to 0.1", "0.05", "0.60", "0.39 to 0.78", "20", "predicted too low"],
+        ["0.5 to 0.6", "0.50", "0.50", "0.24 to 0.76", "10", ""],
+        ["0.9 to 1.0", "0.95", "0.75", "0.60 to 0.86", "40", "predicted too high"],
+    ]

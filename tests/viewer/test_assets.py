@@ -38,13 +38,13 @@ def test_smoothing_is_over_steps_whether_all_of_them_have_a_value() -> None:
     assert value("charts.smoothed([0, 3, 6, 9], 5, [0, 2, 10, 12])") == [1.5, 1.5, 7.5, 7.5]
 
 
-def test_what_is_held_out_stands_where_its_step_began() -> None:
+def test_rows_become_points() -> None:
     payload = {
-        "x": {"step": [0, 1], "tokens": [10, 20], "hours": [1, 2], "tokens_before": [0, 10], "hours_before": [0, 1]},
+        "x": {"step": [0, 1], "tokens": [0, 10], "hours": [0, 1]},
         "series": {"loss": {"y": [3, 2]}, "eval/t/reward/mean": {"rows": [1], "y": [0.5]}},
     }
     assert value(f"[...charts.expand({json.dumps(payload)})]") == [
-        ["loss", {"step": [0, 1], "tokens": [10, 20], "hours": [1, 2], "y": [3, 2]}],
+        ["loss", {"step": [0, 1], "tokens": [0, 10], "hours": [0, 1], "y": [3, 2]}],
         ["eval/t/reward/mean", {"step": [1], "tokens": [10], "hours": [1], "y": [0.5]}],
     ]
 

@@ -73,14 +73,12 @@ def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:
     }
 
 
-def test_tokens_and_hours_of_a_version_are_those_before_its_step(tmp_path: Path) -> None:
+def test_tokens_and_hours_are_those_that_a_step_began_with(tmp_path: Path) -> None:
     last = {"step": 3, "eval/t/reward/mean": 0.5}
     found = axes(series_of(tmp_path, [line(0), line(1), line(2), last], [clock(0), clock(1), clock(2)]))
     assert found["step"].tolist() == [0, 1, 2, 3]
-    assert found["tokens"].tolist() == [100, 200, 300, 300]  # the evaluation after the last step trains on nothing
-    assert found["tokens_before"].tolist() == [0, 100, 200, 300]
-    assert found["hours"] == pytest.approx([0.01, 0.02, 0.03, 0.03])
-    assert found["hours_before"] == pytest.approx([0, 0.01, 0.02, 0.03])
+    assert found["tokens"].tolist() == [0, 100, 200, 300]
+    assert found["hours"] == pytest.approx([0, 0.01, 0.02, 0.03])
 
 
 def test_json_has_null_for_what_is_missing_and_few_points_with_their_rows(tmp_path: Path) -> None:

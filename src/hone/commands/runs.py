@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shlex
 import shutil
@@ -10,8 +11,10 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import asdict, replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
@@ -24,11 +27,9 @@ from hone.runs.files import Rewound, dumps
 from hone.runs.follow import follow
 from hone.runs.listing import find_run, find_runs, is_previous
 from hone.runs.outputs import ELSEWHERE, PAUSE_POLL, PAUSED, existing_run, holder
+from hone.runs.predictions import Scored
 from hone.runs.progress import duration
 from hone.runs.reader import Run
-
-if TYPE_CHECKING:
-    from hone.viewer.predictions import Row
 
 HINTS = 5
 """At most so many runs that could go on are named below the list."""
@@ -289,35 +290,52 @@ def _epochs_in_words(seen: Epochs) -> str:
 
 
 def score_predictions(config: configs.RunsPredictionsConfig) -> int:
-    """Print the predictions of all runs, and their scores. Returns 0."""
-    from hone.viewer.predictions import calibration, found, overall
-
-    rows, left_out = found(config.root)
+    """Print the predictions of all runs, oldest first, their scores and their calibration. Returns 0."""
+    rows: list[tuple[Path, dict[str, Any], Scored]] = []
+    counted: set[str] = set()
+    left_out = []
+    for path in find_runs(config.root):
+        try:
+            info = existing_run(path)
+            if info is None or info["kind"] == "eval" or info["id"] in counted:
+                continue
+            if damage := predictions.problem(info, path):
+                left_out.append(f"changed, and left out: {path}: {damage}")
+                continue
+            rows += [(path, info, one) for one in predictions.score(info, path)]
+            counted.add(info["id"])  # a run may have been copied
+        except UserError as error:
+            left_out.append(f"left out: {error}")
+    rows.sort(key=lambda row: row[1][predictions.KEY]["made"])
     if config.jsonl:
-        print("".join(dumps(row.facts()) + "\n" for row in rows), end="")
+        for path, info, one in rows:
+            facts = {"run": str(path), "id": info["id"], "made": info[predictions.KEY]["made"]} | asdict(one.prediction)
+            value = one.value if one.value is not None and math.isfinite(one.value) else None
+            print(dumps(facts | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}))
         return 0
     if not rows and not left_out:
         print(f"No run under {config.root} has predictions: make some with `hone rl --predict`.")
         return 0
+    known = [one for _, _, one in rows if one.outcome is not None]
     if rows:
-        cells = map(_prediction_cells, rows)
+        cells = [
+            [
+                str(path),
+                one.prediction.statement,
+                f"{one.prediction.p:g}",
+                predictions.word(one.outcome),
+                "-" if one.value is None else f"{one.value:.6g}",
+                "-" if one.brier is None else f"{one.brier:.4f}",
+            ]
+            for path, _, one in rows
+        ]
         print("\n".join(table(cells, ["run", "prediction", "probability", "outcome", "value", "Brier"])) + "\n")
-    if known := [row.scored for row in rows if row.scored.outcome is not None]:
-        brier, rate = overall(known)
+    if known:
+        rate = fmean(bool(one.outcome) for one in known)
+        brier = fmean((one.prediction.p - bool(one.outcome)) ** 2 for one in known)
         print(f"Brier score of {len(known)} decided: {brier:.4f} (0 is perfect; lower is better)")
         print(f"    always 0.5:  0.2500\n    always the share that came true ({rate:.2f}):  {rate * (1 - rate):.4f}\n")
-        bins = [
-            [
-                f"{one.low:.1f} to {one.high:.1f}",
-                f"{one.mean:.2f}",
-                f"{one.true:.2f}",
-                f"{one.interval.low:.2f} to {one.interval.high:.2f}",
-                str(one.count),
-                one.verdict,
-            ]
-            for one in calibration(known)
-        ]
-        print("\n".join(table(bins, ["probability", "mean", "came true", "95 % interval", "n", ""])))
+        print("\n".join(table(_calibration(known), ["probability", "mean", "came true", "95 % interval", "n", ""])))
     if undecided := len(rows) - len(known):
         print(f"{undecided} undecided: a run that goes on decides them (hone runs list says how).")
     if left_out:
@@ -325,9 +343,24 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
     return 0
 
 
-def _prediction_cells(row: Row) -> list[str]:
-    one = row.scored
-    value = "-" if one.value is None else f"{one.value:.6g}"
-    brier = "-" if one.brier is None else f"{one.brier:.4f}"
-    probability, outcome = f"{one.prediction.p:g}", predictions.word(one.outcome)
-    return [str(row.run), one.prediction.statement, probability, outcome, value, brier]
+def _calibration(known: list[Scored]) -> Iterator[list[str]]:
+    """Yield a row for each tenth of the stated probability: its mean, the share that came true with Wilson's interval,
+    how many there are, and a word if the mean lies outside.
+    """
+    from hone.evaluation.intervals import wilson
+
+    for tenth in range(10):
+        inside = [one for one in known if min(int(10 * one.prediction.p + 1e-9), 9) == tenth]
+        if not inside:
+            continue
+        true, mean = sum(bool(one.outcome) for one in inside), fmean(one.prediction.p for one in inside)
+        interval = wilson(true, len(inside))
+        word = "too high" if mean > interval.high else "too low" if mean < interval.low else ""
+        yield [
+            f"{tenth / 10:.1f} to {(tenth + 1) / 10:.1f}",
+            f"{mean:.2f}",
+            f"{true / len(inside):.2f}",
+            f"{interval.low:.2f} to {interval.high:.2f}",
+            str(len(inside)),
+            word and f"predicted {word}",
+        ]

@@ -39,6 +39,7 @@ class Progress:
     step: int | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     timings: Mapping[str, Any] = field(default_factory=dict)
+    first_evals: dict[str, Any] = field(default_factory=dict)
     evals: dict[str, Any] = field(default_factory=dict)
     eval_step: int | None = None
     history: list[float] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Progress:
         """Take in the lines of one step. One without an update leaves the training numbers as they were."""
         evals = {name: value for name, value in metrics.items() if name.startswith(("eval/", "val/"))}
         if evals:
-            self.evals, self.eval_step = evals, step
+            self.first_evals, self.evals, self.eval_step = self.first_evals or evals, evals, step
         if any(name != "step" and not name.startswith(("eval/", "val/", "canary/")) for name in metrics):
             if (seconds := timings.get("time/step")) is not None:
                 self.seconds.append(seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -83,14 +83,9 @@ class Summary:
         return Run(self.path).checkpoints.steps()
 
 
-Reader = Callable[[Path, dict[str, Any], int], tuple[Progress, Spent]]
-"""Computes a run's progress and cost from its directory, its run.json and its number of steps."""
-
-
-def summarize(path: Path, training: Reader | None = None, ours: bool = False) -> Summary:
+def summarize(path: Path, ours: bool = False) -> Summary:
     """Return the summary of the run in `path`. Raises UserError if it isn't a run, or one of its files is damaged.
 
-    `training` reads the logs of a run that trains; without one all of their lines are read.
     `ours`: this process holds the run's lock, which asking for the holder would let go of.
     """
     Run(path)
@@ -101,7 +96,7 @@ def summarize(path: Path, training: Reader | None = None, ours: bool = False) ->
     if info["kind"] == "eval":
         progress, taken = _evaluation(path)
     else:
-        progress, taken = (training or _training)(path, info, config.get("max_steps", 0))
+        progress, taken = _training(path, info, config.get("max_steps", 0))
     return Summary(path, info, config, status_of(info, pid), pid, progress, taken, damage)
 
 
@@ -286,6 +281,7 @@ class Raised:
     since: int
     over: int | None
     evidence: str
+    advice: str
 
     def __str__(self) -> str:
         span = f"since step {self.since}; then" if self.over is None else f"from step {self.since} to {self.over}"
@@ -298,7 +294,7 @@ def alarms_in(events: Iterable[Mapping[str, Any]]) -> list[Raised]:
     for event in events:
         kind, name, step = event.get("kind"), str(event.get("name")), event.get("step") or 0
         if kind == "alarm":
-            raised.append(Raised(name, step, None, str(event.get("evidence"))))
+            raised.append(Raised(name, step, None, str(event.get("evidence")), str(event.get("advice"))))
         if kind == OVER:
             raised = [replace(one, over=step) if one.over is None and one.name == name else one for one in raised]
     return raised

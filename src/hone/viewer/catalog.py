@@ -3,61 +3,36 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.alarms import OVER
-from hone.runs.budget import RECENT, Spent
-from hone.runs.files import read_lines, read_record, whole_lines
+from hone.runs.files import read_lines
 from hone.runs.listing import find_runs, is_previous
 from hone.runs.outputs import existing_run, holder, run_info
-from hone.runs.progress import Progress
 from hone.runs.settings import flat
-from hone.runs.summary import Summary, summarize
+from hone.runs.summary import Raised, Summary, alarms_in, summarize
 
 _FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "metadata.json")
 """What a summary is made of."""
-_LINES = 100
-"""Lines of metrics.jsonl up to which all are read; of a longer one every few, all evaluations, and the last."""
 
 
 class NotFound(UserError):
     """A page of a run, step or sample that is not there."""
 
 
-@dataclass
-class Course(Progress):
-    """How far a run came. `history` of a long run has some steps only."""
-
-    first_evals: dict[str, Any] = field(default_factory=dict)
-    """Metrics of the first evaluation, `eval/…` or `val/…`."""
-
-    def update(self, step: int, metrics: dict[str, Any], timings: dict[str, Any]) -> None:
-        super().update(step, metrics, timings)
-        self.first_evals = self.first_evals or self.evals
-
-
 @dataclass(frozen=True, kw_only=True)
 class RunState(Summary):
     """A summary, with what else a list of runs shows."""
 
-    alarms: list[dict[str, Any]]
-    """Events of the alarms that are not over."""
+    alarms: list[Raised]
+    """Those that are not over."""
 
     @property
     def left(self) -> float | None:
-        """Seconds to its end at the pace of the last steps; None if it is not at work, or has taken none."""
-        recent = self.spent.recent_seconds
-        if self.status != "running" or not recent:
-            return None
-        return sum(recent) / len(recent) * max(0, self.progress.max_steps - self.progress.done)
-
-    @property
-    def first_evals(self) -> dict[str, Any]:
-        return getattr(self.progress, "first_evals", {})
+        """Estimated seconds to its end; None if it is not at work, or has taken no step."""
+        return self.progress.left if self.status == "running" else None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -180,39 +155,5 @@ def _as_text(name: str) -> str:
 
 def read_state(path: Path) -> RunState:
     """Read the state of the run in `path`. Raises UserError if it is none, or a file of it is damaged."""
-    summary = summarize(path, _read_course)
-    alarms: dict[str, dict[str, Any]] = {}
-    for event in read_lines(path / "events.jsonl"):
-        if event.get("kind") == "alarm":
-            alarms[str(event.get("name"))] = event
-        elif event.get("kind") == OVER:
-            alarms.pop(str(event.get("name")), None)
-    return RunState(**vars(summary), alarms=list(alarms.values()))
-
-
-def _read_course(folder: Path, info: dict[str, Any], max_steps: int) -> tuple[Course, Spent]:
-    """Read how far a run came, from some lines of a long log, and what it spent."""
-    course = Course(info["kind"], max_steps)
-    timings = {record["step"]: record for record in read_lines(folder / "timings.jsonl")}
-    for record in _some_lines(folder / "metrics.jsonl"):
-        course.update(record["step"], record, timings.get(record["step"], {}))
-    lines = [*timings.values()]
-    lines += [line for log in folder.glob("superseded/*/timings.jsonl") for line in read_lines(log)[-1:]]
-    lines += [{"time/total": info.get("seconds"), "usd/total": info.get("usd")}]
-    seconds, usd = (
-        max((line[name] for line in lines if line.get(name) is not None), default=None)
-        for name in ("time/total", "usd/total")
-    )
-    steps = [line.get("time/step") or 0.0 for line in timings.values()]
-    tokens = int(course.metrics.get("tokens/total") or 0)
-    return course, Spent(sum(steps) if seconds is None else seconds, usd, tokens, tuple(steps[-RECENT:]))
-
-
-def _some_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a log; of a long one every few, all evaluations, the last ones, and those that are torn."""
-    lines = whole_lines(path)
-    every = len(lines) // _LINES + 1
-    for number, line in enumerate(lines):
-        chosen = number % every == 0 or number >= len(lines) - RECENT or b'"eval/' in line or b'"val/' in line
-        if chosen or not (line.startswith(b"{") and line.rstrip().endswith(b"}")):
-            yield read_record(path, number + 1, line)
+    alarms = [alarm for alarm in alarms_in(read_lines(path / "events.jsonl")) if alarm.over is None]
+    return RunState(**vars(summarize(path)), alarms=alarms)

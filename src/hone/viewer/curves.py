@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
-from hone.runs import settings
 from hone.runs.metrics import METRICS, unit
 from hone.runs.summary import shortened
 from hone.viewer.charts import environments
@@ -26,7 +24,7 @@ _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
 
 def curves(site: Site, query: QueryParams) -> str:
     """Show the page for a query: `runs` and `metrics`, each several times or with commas; `x`: step, tokens or hours;
-    `smooth`, in steps; `log`; `seeds`: runs that differ in their seed only are drawn as their mean.
+    `smooth`, in steps; `log`.
     """
     entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
     named = names_in(query, "runs", entries)
@@ -61,10 +59,7 @@ def curves(site: Site, query: QueryParams) -> str:
             for name in differing_settings(chosen.values())
         ],
         data={
-            "runs": [
-                {"slug": slug, "name": entries[slug].name, "config": digest_but_seed(run.config)}
-                for slug, run in chosen.items()
-            ],
+            "runs": [{"slug": slug, "name": entries[slug].name} for slug in chosen],
             "charts": [
                 {"id": name, "title": name, "unit": unit(name), "note": "", "wide": False, "opens": False}
                 for name in metrics
@@ -85,17 +80,6 @@ def _usual(names: list[str]) -> list[str]:
     held_out = [f"eval/{env}/reward/mean" for env in environments(names)]
     first, *others = [metric.name for metric in METRICS if metric.curve]
     return [name for name in (first, *held_out, *others) if name in names][: 1 + len(held_out)]
-
-
-def digest_but_seed(config: Mapping[str, Any]) -> str:
-    """Return the same for runs that differ in nothing that decides their numbers but the seed.
-
-    Of a model in a folder the last two names count: runs of several seeds begin with models in folders of their own.
-    """
-    flat = {name: value for name, value in settings.flat(config).items() if name != "seed"}
-    if isinstance(name := flat.get("model.name"), str):
-        flat["model.name"] = "/".join(name.rstrip("/").split("/")[-2:])
-    return settings.digest(flat)[:16]
 
 
 def check(query: QueryParams) -> int:

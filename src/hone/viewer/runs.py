@@ -59,26 +59,24 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of runs: rows by the value of the setting that they are grouped by, all under "" if by none."""
+    """A table of runs."""
 
     id: str
     columns: dict[str, str]
-    groups: dict[str, list[Row]]
-    count: int
+    rows: list[Row]
 
 
 def runs(site: Site, query: QueryParams) -> str:
     """Show all runs: those that trained in a table, evaluations and earlier runs below.
 
-    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `group` one by whose
-    value rows are grouped, `sort` a column, with `-` in front for the highest first.
+    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `sort` a
+    column, with `-` in front for the highest first.
     """
     entries = site.catalog.entries()
     readable = [entry for entry in entries if entry.summary is not None]
     offered = differing_settings(entry.state for entry in readable)
-    settings, group = names_in(query, "settings"), query.get("group", "")
-    asked = dict.fromkeys([*settings, *filter(None, [group])])
-    rows = [_row(entry, asked) for entry in readable]
+    settings = names_in(query, "settings")
+    rows = [_row(entry, settings) for entry in readable]
     words, tag = query.get("q", "").lower().split(), query.get("tag", "")
     shown = [row for row in rows if all(word in row.words for word in words) and tag in ("", *row.entry.state.tags)]
     shown = _sorted(shown, query.get("sort", ""))
@@ -92,7 +90,7 @@ def runs(site: Site, query: QueryParams) -> str:
         "",
         "Runs",
         query=query,
-        tables={id: _table(id, part, settings, group) for id, part in parts.items()},
+        tables={id: _table(id, part, settings) for id, part in parts.items()},
         shown=len(shown),
         total=len(rows),
         unreadable=[entry for entry in entries if entry.damage],
@@ -100,8 +98,7 @@ def runs(site: Site, query: QueryParams) -> str:
         quoted=quote,
         offered=list(dict.fromkeys([*settings, *offered])),
         settings=settings,
-        group=group,
-        unknown=[name for name in asked if not any(name in entry.state.settings for entry in readable)],
+        unknown=[name for name in settings if not any(name in entry.state.settings for entry in readable)],
         live=any(row.entry.state.pid is not None for row in rows),
     )
 
@@ -124,24 +121,20 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
     return filled + [row for row in rows if values[row.entry.slug] == ""]
 
 
-def _table(id: str, rows: list[Row], settings: list[str], group: str) -> Table:
+def _table(id: str, rows: list[Row], settings: list[str]) -> Table:
     """Return the table of these runs, settings beside their names; prices and alarms only where a run has some."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))
     columns |= {key: head for key, head in heads.items() if key not in unused}
-    groups: dict[str, list[Row]] = {}
-    for row in _sorted(rows, group) if group else rows:
-        groups.setdefault(row.cells[group].text or "unset" if group else "", []).append(row)
-    return Table(id, columns, groups, len(rows))
+    return Table(id, columns, rows)
 
 
 def _row(entry: Entry, settings: Iterable[str]) -> Row:
     run = entry.state
     history, progress = run.progress.history, run.progress
     began = run.info.get("started") or run.info.get("ended") or ""
-    alarms = ", ".join(str(alarm.get("name")) for alarm in run.alarms)
-    evidence = "; ".join(str(alarm.get("evidence")) for alarm in run.alarms)
+    alarms, evidence = ", ".join(alarm.name for alarm in run.alarms), "; ".join(alarm.evidence for alarm in run.alarms)
     left = f"{duration(run.left)} left" if run.left is not None else ""
     exact = run.info.get("exact")
     cells = {
@@ -173,7 +166,7 @@ def _row(entry: Entry, settings: Iterable[str]) -> Row:
 
 def _held_out(run: RunState) -> Cell:
     """Return the first and the last evaluation, with the last one's 95 % interval."""
-    first, last = run.first_evals, run.progress.evals
+    first, last = run.progress.first_evals, run.progress.evals
     for name in ("val/loss", *(f"eval/{env}/reward/mean" for env in environments(list(last)))):
         if (value := last.get(name)) is None:
             continue

@@ -105,20 +105,12 @@ def _side(store: Store, seen: list[Seen], example: str, step: int, which: str) -
 def behaviours(site: Site, query: QueryParams, slug: str) -> str:
     """Show markers of behaviours over the steps, and the first step that has each in 1 % or more."""
     entry = site.catalog.entry(slug)
-    phrase = query.get("phrase", "")[:200]
-    wrong, found = "", None
-    try:
-        found = emergence.behaviours(Store(entry.path), phrase)
-    except UserError as error:
-        wrong = str(error)
     return site.run_page(
         "behaviours.html",
         entry,
         "behaviours/",
         f"Behaviours in {entry.name}",
-        found=found,
-        phrase=phrase,
-        wrong=wrong,
+        found=emergence.behaviours(Store(entry.path)),
         picture=lambda one: sparkline(one.shares.tolist(), 1200, 64, one.top),
         phrases=emergence.PHRASES,
         threshold=emergence.THRESHOLD,

@@ -72,28 +72,17 @@ def read_series(folder: Path) -> Series:
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:
-    """Return what rows can be drawn against, by name, each [rows]: `step`; `tokens` trained on and `hours` of its
-    processes by its end; `tokens_before` and `hours_before`, those by its beginning, which the version of its
-    evaluation had seen.
-
-    Where a row lacks them (the evaluation after the last step trains on nothing) those of the row before hold.
+    """Return what rows can be drawn against, by name, each [rows]: `step`, and what the policy that the step began with
+    had seen: `tokens` trained on, and `hours`.
     """
     total = series.column("time/total")
     seconds = np.nancumsum(series.column("time/step")) if np.isnan(total).all() else total
-    tokens, hours = (
-        np.fmax.accumulate(np.nan_to_num(values, nan=0.0)) for values in (series.column("tokens/total"), seconds / 3600)
-    )
 
     def before(ends: np.ndarray) -> np.ndarray:
-        return np.concatenate([[0.0], ends])[: len(ends)]
+        return np.concatenate([[0.0], np.fmax.accumulate(np.nan_to_num(ends))])[: len(ends)]
 
-    return {
-        "step": series.steps,
-        "tokens": tokens,
-        "hours": hours,
-        "tokens_before": before(tokens),
-        "hours_before": before(hours),
-    }
+    tokens, hours = before(series.column("tokens/total")), before(seconds / 3600)
+    return {"step": series.steps, "tokens": tokens, "hours": hours}
 
 
 def extremes(values: np.ndarray, points: int) -> np.ndarray:

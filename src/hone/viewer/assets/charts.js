@@ -3,7 +3,6 @@
 "use strict";
 
 const charts = (() => {
-  const HELD_OUT = /^(eval|val|canary)\//; // of the version before the step, so against what there was before it
   const NONE = { step: [], tokens: [], hours: [], y: [] };
   const AXES = { step: "step", tokens: "trained tokens", hours: "hours" };
   const HEADS = { step: "step %{x}", tokens: "%{x:,.0f} trained tokens", hours: "%{x:.3~f} hours" };
@@ -14,13 +13,8 @@ const charts = (() => {
     const { x } = payload;
     for (const [name, one] of Object.entries(payload.series)) {
       const rows = one.rows || one.y.map((_, index) => index);
-      const [tokens, hours] = HELD_OUT.test(name) ? [x.tokens_before, x.hours_before] : [x.tokens, x.hours];
-      found.set(name, {
-        step: rows.map((row) => x.step[row]),
-        tokens: rows.map((row) => tokens[row]),
-        hours: rows.map((row) => hours[row]),
-        y: one.y,
-      });
+      const [step, tokens, hours] = [x.step, x.tokens, x.hours].map((axis) => rows.map((row) => axis[row]));
+      found.set(name, { step, tokens, hours, y: one.y });
     }
     return found;
   }

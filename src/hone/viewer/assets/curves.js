@@ -39,14 +39,6 @@ document.addEventListener("DOMContentLoaded", () => {
     return { css: hone.color(PALETTE[index % PALETTE.length]), dash };
   }
 
-  // The runs, those of one config that differ in their seed in one group.
-  function groups() {
-    if (!checked("seeds")) return page.runs.map((run) => [run]);
-    const found = new Map();
-    for (const run of page.runs) found.set(run.config, [...(found.get(run.config) || []), run]);
-    return [...found.values()];
-  }
-
   function lineOf(run, metric, seen) {
     if (!data[run.slug].has(metric)) return [];
     const [low, high] = ["low", "high"].map((end) => metric.replace(/\/reward\/mean$/, `/ci95/${end}`));
@@ -54,34 +46,9 @@ document.addEventListener("DOMContentLoaded", () => {
     return charts.line(low !== metric && data[run.slug].has(low) ? { ...line, low, high } : line, data[run.slug], seen);
   }
 
-  // Mean, lowest and highest of several runs at each step that all of them have.
-  function bandOf(runs, metric, seen) {
-    const all = runs.map((run) => data[run.slug].get(metric)).filter(Boolean), at = new Map();
-    for (const points of all) points.step.forEach((step, index) => {
-      if (points.y[index] !== null) at.set(step, [...(at.get(step) || []), { y: points.y[index], x: points[seen.axis][index] }]);
-    });
-    const steps = [...at.keys()].filter((step) => at.get(step).length === all.length).sort((a, b) => a - b);
-    if (!steps.length) return [];
-    const mean = (key) => steps.map((step) => at.get(step).reduce((sum, one) => sum + one[key], 0) / all.length);
-    const most = (pick) => steps.map((step) => pick(...at.get(step).map((one) => one.y)));
-    const sparse = /^(eval|val)\//.test(metric), own = colorOf(runs[0]), x = mean("x");
-    const smoothed = (values) => (sparse ? values : charts.smoothed(values, seen.smooth, steps));
-    const edge = { type: "scatter", mode: "lines", x, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-    return [
-      { ...edge, y: smoothed(most(Math.min)), name: "lowest" },
-      { ...edge, y: smoothed(most(Math.max)), name: "highest", fill: "tonexty", fillcolor: charts.faded(own.css, 0.18) },
-      {
-        type: "scatter", mode: sparse ? "lines+markers" : "lines", x, y: smoothed(mean("y")), customdata: steps,
-        name: charts.plain(`${runs[0].name} and ${all.length - 1} more seed${all.length > 2 ? "s" : ""}`), meta: "mean",
-        line: { color: own.css, dash: own.dash, width: 2 }, hoverlabel: { namelength: -1 },
-        hovertemplate: `%{y:.5~g} (mean of ${all.length})${charts.at(seen)}`,
-      },
-    ];
-  }
-
   function overlay(chart) {
     const seen = view(chart);
-    const drawn = groups().flatMap((runs) => (runs.length > 1 ? bandOf(runs, chart.id, seen) : lineOf(runs[0], chart.id, seen)));
+    const drawn = page.runs.flatMap((run) => lineOf(run, chart.id, seen));
     return { drawn, lay: charts.layout({ ...chart, lines: page.runs }, seen) };
   }
 
@@ -125,12 +92,12 @@ document.addEventListener("DOMContentLoaded", () => {
   draw();
 
   const keep = () => {
-    const flags = { log: checked("log") ? "1" : "", seeds: checked("seeds") ? "1" : "" };
-    hone.remember({ x: axis.value, smooth: smooth.value, ...flags }, { x: "step", smooth: page.smooth });
+    const log = checked("log") ? "1" : "";
+    hone.remember({ x: axis.value, smooth: smooth.value, log }, { x: "step", smooth: page.smooth });
     draw();
   };
   smooth.addEventListener("input", draw);
-  for (const field of [axis, smooth, byId("log"), byId("seeds")]) field?.addEventListener("change", keep);
+  for (const field of [axis, smooth, byId("log")]) field?.addEventListener("change", keep);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
   if (form) { // other runs and metrics are another page; the lists are narrowed by words

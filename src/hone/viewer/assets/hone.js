@@ -1,4 +1,4 @@
-// What every page shares: keys, and data that lie in the page. Text of models is only ever textContent.
+// What every page shares: keys (/ searches, [ and ] turn pages), and data that lie in the page. Text of models is only ever textContent.
 "use strict";
 
 const hone = (() => {
@@ -64,40 +64,22 @@ const hone = (() => {
     later(0);
   }
 
-  // Items that j and k go through: elements of class "item", each with a link of class "open".
-  function move(by) {
-    const items = [...document.querySelectorAll(".item")].filter((item) => item.offsetParent !== null);
-    if (!items.length) return;
-    const at = items.findIndex((item) => item.classList.contains("on"));
-    const next = items[Math.min(items.length - 1, Math.max(0, at < 0 ? 0 : at + by))];
-    items.forEach((item) => item.classList.toggle("on", item === next));
-    next.scrollIntoView({ block: "nearest" });
-  }
-
   const click = (selector) => { const link = document.querySelector(selector); if (link) link.click(); };
 
   const keys = {
-    j: () => move(1), k: () => move(-1), "[": () => click("a[rel=prev]"), "]": () => click("a[rel=next]"),
-    g: () => click("header .brand"), Enter: () => click(".item.on a.open, .item.on summary"),
-    "?": () => document.getElementById("keys").showModal(),
+    "[": () => click("a[rel=prev]"), "]": () => click("a[rel=next]"),
     "/": () => {
       const field = document.querySelector("input[type=search]");
       if (field) { field.focus(); field.select(); } else click("a[rel=search]");
     },
   };
 
-  document.addEventListener("DOMContentLoaded", () => {
-    const dialog = document.getElementById("keys");
-    document.getElementById("help").addEventListener("click", () => dialog.showModal());
-    dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });
-  });
   document.addEventListener("keydown", (event) => {
     const typing = event.target.closest("input, select, textarea, [contenteditable]");
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     if (typing) { if (event.key === "Escape") typing.blur(); return; }
-    if (event.key === "Enter" && event.target.closest("a, button, summary")) return;
     const action = keys[event.key];
-    if (action && !document.querySelector("dialog[open]")) { event.preventDefault(); action(); }
+    if (action) { event.preventDefault(); action(); }
   });
   return { color, data, remember, hasWords, replace, follow };
 })();

@@ -5,9 +5,7 @@ document.addEventListener("DOMContentLoaded", () => hone.follow((page) => {
   const tables = document.getElementById("tables"), fresh = page.getElementById("tables");
   const chosen = new Set([...tables.querySelectorAll("input:checked")].map((box) => box.value));
   const open = new Set([...tables.querySelectorAll("details[open]")].map((one) => one.id));
-  const on = tables.querySelector(".item.on")?.dataset.slug;
   for (const box of fresh.querySelectorAll("input")) box.checked = chosen.has(box.value);
   for (const one of fresh.querySelectorAll("details")) one.open = one.open || open.has(one.id);
-  for (const row of fresh.querySelectorAll(".item")) row.classList.toggle("on", row.dataset.slug === on);
   if (!tables.contains(document.activeElement)) tables.replaceWith(document.adoptNode(fresh));
 }));
