@@ -117,15 +117,16 @@ def test_every_target_of_make_is_there():
 
 def cut(words: list[str], model: Path) -> list[str]:
     """The command in a few steps and with few completions, from a model that there is."""
-    fewer = {"--ckpt.interval": "1", "--resume.step": "2"}
+    fewer = {"--ckpt.interval": "1", "--resume.step": "1"}
     words = [fewer.get(words[i - 1], word) for i, word in enumerate(words)]
     for weights in {match for word in words for match in re.findall(r"[\w/.-]+/weights/step_\d+", word)}:
         stand_in(Path(weights), model)
-    train = ["--max-steps", "4", "--display", "plain", "--model.name", str(model)]
-    few = ["--orchestrator.batch-size", "16", "--orchestrator.rollouts-per-example", "4", "--orchestrator.eval", "None"]
+    train = ["--max-steps", "2", "--display", "plain", "--model.name", str(model)]
+    few = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--orchestrator.eval", "None"]
+    few += ["--orchestrator.sampling.max-tokens", "8"]
     return words + {
         "rl": [*train, *few],
-        "sft": [*train, "--data.batch-size", "4"],
+        "sft": [*train, "--data.batch-size", "4", "--val.max-examples", "4"],
         "eval": ["-n", "4", "-r", "1", "-t", "8"],
         "audit": ["-n", "2"],
     }.get(words[0], [])
