@@ -84,10 +84,10 @@ test-audit: dev
 test-sandbox: dev
 	@command -v bwrap >/dev/null || \
 		{ echo "error: the tests of the sandbox need bubblewrap: apt-get install bubblewrap" >&2; exit 2; }
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m sandbox --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m sandbox --durations=5
 
 test-split: dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m split --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m split --durations=10
 
 vllm-env:
 	@$(PYTHON) scripts/vllm_env.py
@@ -110,20 +110,20 @@ verifiers-env: .venv-verifiers/.installed
 
 test-adapters: dev verifiers-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m adapters tests/environments --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m adapters tests/environments --durations=5
 
 # Debian's chromium: the browsers that Playwright would fetch are another download. Screenshots: outputs/browser.
 test-browser: dev
 	@command -v chromium >/dev/null || \
 		{ echo "error: the tests in a browser need chromium: apt-get install chromium" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,browser]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m browser tests/browser --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m browser tests/browser --durations=5
 
 check: dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	PYRIGHT_PYTHON_IGNORE_WARNINGS=1 $(BIN)/pyright
-	-$(BIN)/python scripts/budget.py
+	$(BIN)/python scripts/budget.py
 
 # Read it by opening outputs/site/index.html; searching in it needs a server: mkdocs serve.
 docs: install

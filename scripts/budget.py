@@ -1,11 +1,10 @@
-"""Print the lines of each room beside its budget, and fail if a room is over it: part of `make check`.
+"""Print the lines of each room beside its budget: part of `make check`, which a room over its budget does not fail.
 
 Counted is every text file under src, environments and scripts, but for the word list and its licence; docstrings and
 blank lines count.
 """
 
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -35,25 +34,21 @@ def room_of(path: str) -> str:
     return Path(parts[2]).stem if parts[0] == "src" else f"{parts[0]}/"
 
 
-def main() -> int:
+def main() -> None:
     listed = subprocess.run(["git", "ls-files", "src", "environments", "scripts"], capture_output=True, text=True)
     files = [path for path in listed.stdout.split() if not path.startswith(NOT_COUNTED) and Path(path).exists()]
     lines = Counter()
     for path in files:
         lines[room_of(path)] += len(Path(path).read_text(encoding="utf-8").splitlines())
-    over = 0
     for rooms, budget in BUDGETS.items():
         count = sum(lines.pop(room, 0) for room in rooms.split(", "))
-        over += count > budget
         print(f"{rooms:38} {count:6,} of {budget:6,} lines{'  OVER' if count > budget else ''}")
     for room, count in sorted(lines.items()):
         print(f"{room:38} {count:6,}")
     in_src = [path for path in files if path.startswith("src/")]
     total = sum(len(Path(path).read_text(encoding="utf-8").splitlines()) for path in in_src)
-    over += total > SRC or len(in_src) > FILES
     print(f"{'src':38} {total:6,} of {SRC:6,} lines, {len(in_src)} of {FILES} files")
-    return 1 if over else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

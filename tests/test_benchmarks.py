@@ -81,22 +81,12 @@ def test_speedups_count_the_fastest_of_the_others_in_each_round() -> None:
 
 
 def test_grading(run) -> None:
-    result = run(grading.main, "--quick")
-    math, hostile, traces = result["math"], result["hostile"], result["traces"]["pool"]
-    (row,) = math["rounds"]
-    assert math["answers_per_second"] == row and min(row.values()) > 0
-    assert math["one_worker_vs_plain"] == row["pool_one"] / row["plain_one"]
-    assert math["speedup_vs_plain"] == row["pool_all"] / row["plain_all"]
-    assert (hostile["bad"], hostile["wrong"], hostile["processes_left"], hostile["processes_forked"]) == (5, 0, 0, 1)
-    assert [hostile["outcomes"][kind] for kind in ("hang", "crash", "fork", "allocate")] == [
-        {"grader_timeout": 1},
-        {"grader_error": 1},
-        {"wrong": 1},
-        {"grader_error": 1},
-    ]
+    result = run(grading.main, "--quick", "--cases", "math", "startup")
+    (row,) = result["math"]["rounds"]
+    assert result["math"]["answers_per_second"] == row and min(row.values()) > 0
+    assert result["math"]["one_worker_vs_plain"] == row["pool_one"] / row["plain_one"]
+    assert result["math"]["speedup_vs_plain"] == row["pool_all"] / row["plain_all"]
     assert result["startup"]["pool"]["round_trip_microseconds"] > 0
-    assert traces["leave_grandchildren"]["failed"] and traces["leave_grandchildren"]["left"] == 0
-    assert traces["hear_nothing"]["failed"]
 
 
 def test_grading_compares_each_answer_once() -> None:

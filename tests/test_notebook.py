@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import nbformat
+import pytest
 from nbclient import NotebookClient
 
 from hone.runs import Run
@@ -12,6 +13,7 @@ from hone.runs import Run
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "notebook.ipynb"
 
 
+@pytest.mark.long
 def test_the_notebook_trains_shows_how_far_it_is_and_learns(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))

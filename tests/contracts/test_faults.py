@@ -146,26 +146,27 @@ def side_by_side(meet: Callable[[Trap, Path, Path], None], met: list[Trap], fold
         list(pool.map(lambda n: meet(met[n], folder / f"{n}-run", folder / f"{n}-log"), range(len(met))))
 
 
-PARTS = 8
-
-
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", range(32))
 def test_a_fault_at_each_operation(part, rl, tmp_path):
-    met = faults(rl.ops)[part::PARTS]
-    assert len(met) > 10
+    met = faults(rl.ops)[part::32]
+    assert len(met) > 4
     side_by_side(lambda fault, out, log: meet(fault, rl, out, log), met, tmp_path)
 
 
-def test_a_fault_at_operations_of_sft(sft, tmp_path):
-    side_by_side(lambda fault, out, log: meet(fault, sft, out, log), faults(sft.ops)[::7], tmp_path)
+@pytest.mark.parametrize("part", range(4))
+def test_a_fault_at_operations_of_sft(part, sft, tmp_path):
+    side_by_side(lambda fault, out, log: meet(fault, sft, out, log), faults(sft.ops)[::7][part::4], tmp_path)
 
 
-def test_a_fault_while_saving_in_the_foreground(rl, tmp_path):
+@pytest.mark.parametrize("part", range(4))
+def test_a_fault_while_saving_in_the_foreground(part, rl, tmp_path):
     saving = [fault for fault in faults(rl.ops) if any(kind in fault.where.path for kind in states.VERSIONED)]
-    side_by_side(lambda fault, out, log: meet(fault, rl, out, log, "--no-ckpt.background"), saving[::5], tmp_path)
+    met = saving[::5][part::4]
+    side_by_side(lambda fault, out, log: meet(fault, rl, out, log, "--no-ckpt.background"), met, tmp_path)
 
 
-def test_a_fault_while_resuming(rl, tmp_path):
+@pytest.mark.parametrize("part", range(4))
+def test_a_fault_while_resuming(part, rl, tmp_path):
     """At each operation of a resume from step 4 of a run that had come to step 7."""
     back, record = ("--resume", "--resume.step", "4"), tmp_path / "ops.json"
     rl.stop_late(tmp_path / "run", tmp_path / "log")
@@ -185,7 +186,7 @@ def test_a_fault_while_resuming(rl, tmp_path):
             assert_recovers(rl, out, log)
         states.assert_nothing_lost(before, out, KEEP_LAST)
 
-    side_by_side(meet_again, faults(tuple(opening))[::3], tmp_path)
+    side_by_side(meet_again, faults(tuple(opening))[::3][part::4], tmp_path)
 
 
 MEMORY = {

@@ -55,6 +55,7 @@ def test_a_copied_run_is_verified_and_replayed(recipe, tmp_path):
     assert tampering.snapshot(run) == before
 
 
+@pytest.mark.parametrize("recipe", [("rl", "fp32"), ("sft", "bf16_linear")], ids="-".join, indirect=True)
 def test_a_killed_and_resumed_run_is_no_other_run(recipe, tmp_path):
     run, log = tmp_path / "run", tmp_path / "log"
     kill = Trap(Call("hone.trainer.optim.Optimizer._publish_masters", 5))

@@ -16,11 +16,8 @@ from traps import At, Call, Trap
 
 KILLS = {
     "sampling": Call("hone.inference.batch.sample_tokens", 40),
-    "weights updated": Call("hone.trainer.optim.Optimizer._publish_masters", 6),
     "metrics torn": At("write", "metrics.jsonl", 6, "half"),
     "checkpoint torn": At("save", "checkpoints/*step_6/optimizer.safetensors", 1, "half"),
-    "checkpoint named": At("rename", "checkpoints/step_6", 1, "after"),
-    "weights unnamed": At("rename", "weights/step_4"),
 }
 
 
