@@ -87,7 +87,7 @@ class Sampler:
         prompts = [tuple(range(5 + k, 5 + k + PROMPT_TOKENS)) for k in range(JOBS)]
         params = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True)
         jobs = [Job(prompt, k, NEW_TOKENS, params) for k, prompt in enumerate(prompts)]
-        self.service.submit(jobs, lambda index, tokens: None, whole=True).result()
+        self.service.submit(jobs, lambda news: None, whole=True).result()
 
     def wait_steps(self, count: int) -> None:
         target = len(self.ends) + count

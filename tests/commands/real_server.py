@@ -59,7 +59,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
 def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iterator[Served]:
     """A server of `model` (by default a random one) under the name hone/tiny."""
     renderer = load_renderer("hone/tiny")
-    service = Service(Engine(model or random_model()))
+    service = Service(Engine(model or random_model(), tokenizer=renderer.tokenizer))
     app = create_app(service, renderer, "hone/tiny", **options)
     listener = listen("127.0.0.1", port)
     server = uvicorn.Server(settings(app, listener, 1))

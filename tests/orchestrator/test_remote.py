@@ -212,7 +212,7 @@ def test_a_server_that_cannot_tell_has_sampled_from_the_version_before(
 
 
 def ids_alone(answer: CompletionAnswer, delta: Any) -> dict[str, Any]:
-    return {"token_ids": [token.id for token in delta.tokens], "prompt_token_ids": answer._prompts[delta.index]}
+    return {"token_ids": [token.id for token in delta.tokens], "prompt_token_ids": answer._jobs[delta.index].prompt}
 
 
 def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     if (found := non_finite(model)) is not None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
     threads = configure(config.threads, model.num_parameters)
+    renderer = load_renderer(name, config.model.chat_template)
     engine = Engine(
         model,
         kv_bytes=int(config.kv_gib * 2**30),
@@ -68,8 +69,8 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
         prefix_bytes=int(config.prefix_gib * 2**30),
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.cuda_graphs,
+        tokenizer=renderer.tokenizer,
     )
-    renderer = load_renderer(name, config.model.chat_template)
     app = create_app(Service(engine), renderer, name, config.api_key, config.weights_root, config.seed)
     place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}"
     described = f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place}"

@@ -98,10 +98,10 @@ class Batch:
         columns = (x.tolist() for x in (before, self.alive, stopped, self.next, logprobs))
         emitted: list[Token | Failure] = []
         for row, (was_alive, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
-            ticket = self.tickets[row].number
+            ticket, watch = self.tickets[row].number, self.tickets[row].watch
             if was_alive and math.isfinite(logprob):
                 reason = None if goes_on else "stop" if at_stop else "length"
-                emitted.append(Token(ticket, token, logprob, tops.get(row, ()), version, reason))
+                emitted.append(Token(ticket, token, logprob, tops.get(row, ()), version, reason, watch and watch.found))
             elif was_alive:
                 self.alive[row] = False
                 emitted.append(Failure(ticket, f"{NOT_FINITE} (version {version} of the weights)"))

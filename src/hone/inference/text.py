@@ -83,10 +83,15 @@ class StopWatch:
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self._text, self._stops = Detokenizer(tokenizer), StopStrings(stops)
 
+    @property
+    def found(self) -> str | None:
+        """Return the stop string that is complete, if one is."""
+        return self._stops.found
+
     def push(self, token: int) -> bool:
         """Return True once a stop string is complete."""
         self._stops.push(self._text.push([token]))
-        return self._stops.found is not None
+        return self.found is not None
 
 
 def token_text(tokenizer: Tokenizer, token: int) -> str:

@@ -101,7 +101,8 @@ class ScoredToken(NamedTuple):
 class Token(NamedTuple):
     """One token of the job with this ticket, and the policy version that sampled it.
 
-    `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one.
+    `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one, and
+    `stop_string` if it completed one.
     """
 
     ticket: int
@@ -110,6 +111,7 @@ class Token(NamedTuple):
     top: tuple[tuple[int, float], ...]
     version: int
     stop_reason: str | None
+    stop_string: str | None = None
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,7 @@ def test_chat_streams(served: Served) -> None:
         ("completions", b'{"prompt": "a", "echo": true, "stream": true}', "leave out stream"),
         ("completions", b'{"prompt": "", "prompt_logprobs": 0, "max_tokens": 0}', "a prompt has no tokens"),
         ("completions", b'{"prompt": "a", "logit_bias": {"5": 1}}', "logit_bias is not supported here"),
-        ("completions", b'{"prompt": "a", "stop": ""}', "a stop string is empty"),
+        ("completions", b'{"prompt": "a", "stop": ""}', "should have at least 1 character"),
         ("completions", b'{"prompt": "a", "key": 1, "n": 2}', "1 were sent for 2 samples"),
         ("completions", b'{"prompt": "a", "key": [1, 2], "seed": 3, "n": 2}', "goes without seed"),
         ("completions", b'{"prompt": "\\ud800"}', "not valid JSON"),
@@ -269,11 +269,11 @@ def test_chat_streams(served: Served) -> None:
         ("completions", b'{"prompt": "a", "max_tokens": 5000}', "exceeds the model's context of 2048"),
         ("completions", b'{"prompt": ["a", ""], "stream": true}', "a prompt has no tokens"),
         ("completions", b'{"prompt": "a", "model": "gpt"}', "there is no model 'gpt' here"),
-        ("chat/completions", b'{"messages": [{"content": "a"}]}', "messages[0] has no role"),
-        ("chat/completions", b'{"messages": [{"role": "user"}]}', "messages[0] has no content"),
+        ("chat/completions", b'{"messages": [{"content": "a"}]}', "messages.0.role is missing"),
+        ("chat/completions", b'{"messages": [{"role": "user"}]}', "messages.0: it has no content"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "no text"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}], "tools": [{}]}', "is no function"),
-        ("chat/completions", b'{"messages": [{"role": "user", "content": "a", "tool_calls": 5}]}', "tool_calls is not"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": "a", "tool_calls": 5}]}', "tool_calls: Input should be a valid list"),
         ("chat/completions", b'{"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2}', "needs logprobs"),
     ],
 )  # fmt: skip
@@ -342,7 +342,6 @@ def test_health_and_metrics(served: Served) -> None:
     after = metrics()
     gained = {name: after[name] - before.get(name, 0) for name in after}
     assert gained["hone_prompt_tokens_total"] == 10 and gained["hone_sampled_tokens_total"] == 12
-    assert gained['hone_requests_total{path="/v1/completions",status="200"}'] == 1
     assert after["hone_samples_in_flight"] == 0 and gained["hone_steps_total"] >= 6
     connection = http.client.HTTPConnection("127.0.0.1", served.port)
     connection.request("GET", "/health")

@@ -25,8 +25,8 @@ class Seen:
     def __init__(self) -> None:
         self.got: list[tuple[int, Any]] = []
 
-    def __call__(self, index: int, tokens: Any) -> None:
-        self.got.append((index, tokens))
+    def __call__(self, news: Any) -> None:
+        self.got += news
 
 
 def test_whole_samples_come_once_and_streamed_ones_token_by_token() -> None:

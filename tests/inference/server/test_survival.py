@@ -84,12 +84,12 @@ USER = {"role": "user", "content": "a"}
         ("completions", b'{"prompt": "a", "stream_options": {"include_usage": true, "include_usage": false}}', "twice"),
         ("completions", b'{"prompt": "a", "temperature": 1e999}', "too large"),
         ("completions", b"\xfe\xff", "not valid JSON"),
-        ("chat/completions", {"messages": [USER | {"role": "wizard"}]}, "the role 'wizard'"),
-        ("chat/completions", {"messages": [USER | {"role": ["user"]}]}, "give one of system, developer, user"),
-        ("chat/completions", {"messages": [USER | {"magic": 1}]}, "messages[0].magic is not supported"),
-        ("chat/completions", {"messages": [USER | {"name": 5}]}, "messages[0].name is no text"),
-        ("chat/completions", b'{"messages": [{"role": "user", "content": ' + DEEP + b"}]}", "levels deep"),
-        ("chat/completions", b'{"messages": [{"role": "user"}], "tools": ' + DEEP + b"}", "levels deep"),
+        ("chat/completions", {"messages": [USER | {"role": "wizard"}]}, "messages.0.role: Input should be 'system'"),
+        ("chat/completions", {"messages": [USER | {"role": ["user"]}]}, "messages.0.role: Input should be 'system'"),
+        ("chat/completions", {"messages": [USER | {"magic": 1}]}, "magic is not supported here"),
+        ("chat/completions", {"messages": [USER | {"name": 5}]}, "messages.0.name: Input should be a valid string"),
+        ("chat/completions", b'{"messages": [{"role": "user", "content": ' + DEEP + b"}]}", "no text"),
+        ("chat/completions", b'{"messages": [{"role": "user"}], "tools": ' + DEEP + b"}", "no content"),
     ],
 )  # fmt: skip
 def test_what_means_nothing_is_refused_with_the_reason(served: Served, path: str, body: Any, words: str) -> None:

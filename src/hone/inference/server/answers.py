@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+import time
+import uuid
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from tokenizers import Tokenizer
-
 from hone.inference.batch import NOT_FINITE
-from hone.inference.server.protocol import CompletionRequest, SampleFailed
+from hone.inference.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, SampleFailed
 from hone.inference.server.service import Delta, Service
-from hone.inference.text import token_text
-from hone.inference.types import ScoredToken, Token
+from hone.inference.text import StopStrings, token_text
+from hone.inference.types import Job, ScoredToken, Token
 from hone.model.chat import ChatRenderer
 from hone.model.tool_calls import Tool
 
@@ -25,25 +25,15 @@ OPENING = "<tool_call>"
 
 
 class Answer:
-    """Writes the samples of one request. `prompts` are those of each sample; `logprobs`: they were asked for."""
+    """Writes the samples of one request, which are those of `jobs`."""
 
     prefix: str
     whole: str
     part: str
 
-    def __init__(
-        self,
-        ident: str,
-        created: int,
-        model: str,
-        tokenizer: Tokenizer,
-        prompts: list[tuple[int, ...]],
-        logprobs: bool,
-        token_ids: bool,
-    ) -> None:
-        self._head = {"id": f"{self.prefix}-{ident}", "created": created, "model": model}
-        self._tokenizer, self._prompts = tokenizer, prompts
-        self._logprobs, self._token_ids = logprobs, token_ids
+    def __init__(self, body: GenerationRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
+        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self._tokenizer, self._jobs, self._token_ids = renderer.tokenizer, jobs, body.return_token_ids
         self._begun: set[int] = set()
 
     def complete(self, deltas: list[Delta], usage: dict[str, int]) -> dict[str, Any]:
@@ -76,7 +66,7 @@ class Answer:
         }
         if delta.index not in self._begun:
             self._begun.add(delta.index)
-            ids["prompt_token_ids"] = self._prompts[delta.index]
+            ids["prompt_token_ids"] = self._jobs[delta.index].prompt
         return ids
 
     def _text(self, token: int) -> str:
@@ -84,46 +74,86 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
+    """With the prompts repeated (`echo`) and their tokens scored (vLLM's `prompt_logprobs`), if asked for."""
+
     prefix, whole, part = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*args)
+    def __init__(self, body: CompletionRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
+        super().__init__(body, model, renderer, jobs)
+        self._body = body
         self._offsets: dict[int, int] = {}
+        self._scores: list[list[ScoredToken]] = []
+
+    async def score_prompts(self, service: Service) -> None:
+        """Compute the logprobs of the prompts, if they are wanted, one prompt between two decode steps."""
+        body = self._body
+        if body.prompt_logprobs is None and (not body.echo or body.logprobs is None):
+            return
+        temperature = 1.0 if body.temperature is None else body.temperature
+        top = max(body.prompt_logprobs or 0, body.logprobs or 0)
+        for job in self._jobs[:: body.n]:
+            call = service.call(lambda ids=job.prompt: service.engine.score_tokens(ids, temperature, top))
+            scores = await asyncio.wrap_future(call)
+            if any(math.isnan(token.logprob) for token in scores):
+                raise SampleFailed(NOT_FINITE)
+            self._scores.append(scores)
 
     def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
-        return {
+        body, prompt = self._body, delta.index // self._body.n
+        choice = {
             "index": delta.index,
-            "text": delta.text,
-            "logprobs": self._written_logprobs(delta) if self._logprobs else None,
+            "text": self._prompt_text(prompt) + delta.text if body.echo else delta.text,
+            "logprobs": None if body.logprobs is None else self._written_logprobs(delta),
             "finish_reason": delta.finish_reason,
             "stop_reason": delta.stop,
             **self._ids(delta),
         }
+        if body.prompt_logprobs is not None:
+            choice["prompt_logprobs"] = [None, *map(self._vllm_entry, self._scores[prompt])]
+        return choice
+
+    def _prompt_text(self, index: int) -> str:
+        prompt = self._body.prompts()[index]
+        return prompt if isinstance(prompt, str) else self._tokenizer.decode(prompt, skip_special_tokens=False)
 
     def _written_logprobs(self, delta: Delta) -> dict[str, Any]:
-        texts = [self._text(token.id) for token in delta.tokens]
+        tokens: list[Token | ScoredToken] = list(delta.tokens)
+        texts = [self._text(token.id) for token in tokens]
+        logprobs: list[float | None] = [finite(token.logprob) for token in tokens]
+        tops = [self._top(token) for token in tokens] if self._body.logprobs else None
+        if self._body.echo:  # the prompt's first token has no logprob
+            ids, scores = self._jobs[delta.index].prompt, self._scores[delta.index // self._body.n]
+            texts = [*map(self._text, ids), *texts]
+            logprobs = [None, *(finite(token.logprob) for token in scores), *logprobs]
+            tops = None if tops is None else [None, *map(self._top, scores), *tops]
         *offsets, self._offsets[delta.index] = accumulate(map(len, texts), initial=self._offsets.get(delta.index, 0))
-        with_top = bool(delta.tokens and delta.tokens[0].top)
-        return {
-            "tokens": texts,
-            "token_logprobs": [finite(token.logprob) for token in delta.tokens],
-            "top_logprobs": [top_by_text(token, self._text) for token in delta.tokens] if with_top else None,
-            "text_offset": offsets,
-        }
+        return {"tokens": texts, "token_logprobs": logprobs, "top_logprobs": tops, "text_offset": offsets}
+
+    def _top(self, token: Token | ScoredToken) -> dict[str, float]:
+        """Return logprobs by text, the likeliest first; the token itself has its place even if it is not among them."""
+        top: dict[str, float] = {}
+        for ident, logprob in (*token.top[: self._body.logprobs], (token.id, token.logprob)):
+            top.setdefault(self._text(ident), finite(logprob))
+        return top
+
+    def _vllm_entry(self, token: ScoredToken) -> dict[str, Any]:
+        """Return {id: its logprob}, with the likeliest in its place before it."""
+        entries = dict(token.top[: self._body.prompt_logprobs]) | {token.id: token.logprob}
+        return {str(i): {"logprob": finite(x), "decoded_token": self._text(i)} for i, x in entries.items()}
 
 
 class ChatAnswer(Answer):
-    """`calls` makes what reads the tool calls of one sample, if the request is about tools."""
-
     prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, *args: Any, calls: Callable[[], CallReader] | None = None) -> None:
-        super().__init__(*args)
-        self._readers = None if calls is None else [calls() for _ in self._prompts]
+    def __init__(self, body: ChatRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
+        super().__init__(body, model, renderer, jobs)
+        self._logprobs = body.logprobs
+        reads_calls = body.tools and body.tool_choice != "none"
+        self._readers = [CallReader(renderer, body.tools) for _ in jobs] if body.tools and reads_calls else None
 
     def opening(self) -> list[dict[str, Any]]:
         start = {"role": "assistant", "content": ""}
-        choices = [{"index": i, "delta": start, "finish_reason": None} for i in range(len(self._prompts))]
+        choices = [{"index": i, "delta": start, "finish_reason": None} for i in range(len(self._jobs))]
         return [{**self._head, "object": self.part, "choices": [choice]} for choice in choices]
 
     def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
@@ -163,7 +193,8 @@ class CallReader:
 
     def __init__(self, renderer: ChatRenderer, tools: list[Tool]) -> None:
         self._renderer, self._tools = renderer, tools
-        self._text = ""
+        self._call = StopStrings([OPENING] if renderer.calls_are_text else [""])
+        self._text = self._before_calls = ""
         self._shown = 0
         self._tokens: list[Token] = []
 
@@ -171,9 +202,10 @@ class CallReader:
         """Take what the sample has gained; return the text and the calls to show now, and why it ended."""
         self._text += delta.text
         self._tokens += delta.tokens
+        self._before_calls += self._call.push(delta.text)
         text, calls = self._text, []
         if delta.finish_reason is None:
-            text = self._certain()
+            text = self._before_calls.rstrip()
         elif delta.finish_reason == "stop" and delta.stop is None:
             message = self._renderer.message([token.id for token in self._tokens], self._tools)
             calls = message.get("tool_calls", [])
@@ -184,93 +216,6 @@ class CallReader:
                 calls = []
         new, self._shown = text[self._shown :], max(self._shown, len(text))
         return new, calls, "tool_calls" if calls else delta.finish_reason
-
-    def _certain(self) -> str:
-        """Return the text so far that no call begins in, without the white space at its end."""
-        if not self._renderer.calls_are_text:
-            return ""
-        at = self._text.find(OPENING)
-        if at < 0:
-            partial = (n for n in range(len(OPENING) - 1, 0, -1) if self._text.endswith(OPENING[:n]))
-            at = len(self._text) - next(partial, 0)
-        return self._text[:at].rstrip()
-
-
-class PromptScores:
-    """What an answer says of the prompts themselves: OpenAI's `echo`, and vLLM's `prompt_logprobs`.
-
-    `ids` are those of the prompts that `body` sent, as texts or ids.
-    """
-
-    def __init__(self, body: CompletionRequest, ids: list[list[int]], tokenizer: Tokenizer) -> None:
-        self.body, self.ids, self.tokenizer = body, ids, tokenizer
-        self._scores: list[list[ScoredToken]] = []
-
-    async def take(self, service: Service) -> None:
-        """Compute the logprobs, if the request wants them, one prompt between two decode steps."""
-        temperature = 1.0 if self.body.temperature is None else self.body.temperature
-        if self.body.prompt_logprobs is None and self.body.logprobs is None:
-            return
-        top = max(self.body.prompt_logprobs or 0, self.body.logprobs or 0)
-        for ids in self.ids:
-            call = service.call(lambda ids=ids: service.engine.score_tokens(ids, temperature, top))
-            scores = await asyncio.wrap_future(call)
-            if any(math.isnan(token.logprob) for token in scores):
-                raise SampleFailed(NOT_FINITE)
-            self._scores.append(scores)
-
-    def add_to(self, choices: list[dict[str, Any]]) -> None:
-        """Complete the choices, `n` for each prompt in turn."""
-        sent = self.body.prompts()
-        for choice in choices:
-            index = choice["index"] // self.body.n
-            if self.body.prompt_logprobs is not None:
-                choice["prompt_logprobs"] = [None, *map(self._vllm_entry, self._scores[index])]
-            if self.body.echo:
-                prompt = sent[index]
-                text = prompt if isinstance(prompt, str) else self.tokenizer.decode(prompt, skip_special_tokens=False)
-                choice["text"] = text + choice["text"]
-                if choice["logprobs"] is not None:
-                    choice["logprobs"] = self._with_prompt(index, choice["logprobs"])
-
-    def _vllm_entry(self, token: ScoredToken) -> dict[str, Any]:
-        """Return {id: its logprob}, with the likeliest in its place before it."""
-        entries = dict(token.top[: self.body.prompt_logprobs]) | {token.id: token.logprob}
-        return {str(i): {"logprob": finite(x), "decoded_token": self._text(i)} for i, x in entries.items()}
-
-    def _with_prompt(self, index: int, logprobs: dict[str, Any]) -> dict[str, Any]:
-        """Return a choice's logprobs with those of its prompt in front."""
-        tokens = [*map(self._text, self.ids[index]), *logprobs["tokens"]]
-        scored = self._scores[index]
-        tops = [top_by_text(token._replace(top=token.top[: self.body.logprobs]), self._text) for token in scored]
-        return {
-            "tokens": tokens,
-            "token_logprobs": [None, *(finite(token.logprob) for token in scored), *logprobs["token_logprobs"]],
-            "top_logprobs": [None, *tops, *(logprobs["top_logprobs"] or [])] if self.body.logprobs else None,
-            "text_offset": [0, *accumulate(map(len, tokens[:-1]))],
-        }
-
-    def _text(self, token: int) -> str:
-        return token_text(self.tokenizer, token)
-
-
-def merged(deltas: list[Delta], count: int) -> list[Delta]:
-    """Return all deltas of each of `count` samples in one."""
-    by_sample: list[list[Delta]] = [[] for _ in range(count)]
-    for delta in deltas:
-        by_sample[delta.index].append(delta)
-    return [
-        Delta(i, "".join(d.text for d in parts), [t for d in parts for t in d.tokens], *parts[-1][3:])
-        for i, parts in enumerate(by_sample)
-    ]
-
-
-def top_by_text(token: Token | ScoredToken, text: Callable[[int], str]) -> dict[str, float]:
-    """Return logprobs by text, the likeliest first; the token itself has its place even if it is not among them."""
-    top: dict[str, float] = {}
-    for ident, logprob in (*token.top, (token.id, token.logprob)):
-        top.setdefault(text(ident), finite(logprob))
-    return top
 
 
 def finite(logprob: float) -> float:

@@ -10,11 +10,9 @@ import hmac
 import json
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,18 +20,16 @@ from fastapi import Depends, FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.server.answers import Answer, CallReader, ChatAnswer, CompletionAnswer, PromptScores, merged
+from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer
 from hone.inference.server.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    SampleFailed,
-    ServiceEnded,
     Strict,
     UpdateRequest,
     as_api_error,
@@ -73,13 +69,6 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        loop, call_sinks = asyncio.get_running_loop(), service.deliver
-
-        def deliver(deliveries: list[Any]) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(call_sinks, deliveries)
-
-        service.deliver = deliver
         service.start()
         yield
         await asyncio.to_thread(service.close)
@@ -92,11 +81,10 @@ def create_app(
             raise ApiError(401, words, None, "invalid_api_key")
 
     app = FastAPI(title="hone", docs_url=None, redoc_url=None, openapi_url=None, lifespan=lifespan)
-    for kind in (ApiError, UserError, SampleFailed, ServiceEnded, Exception):  # the last is logged with its traceback
+    for kind in (ApiError, UserError, Exception):  # the last is logged with its traceback
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
     app.add_exception_handler(ClientDisconnect, _on_leaving)
-    app.add_middleware(api.counting)
 
     key = [Depends(authorised), Depends(_only_json)]
     app.get("/health")(api.health)
@@ -126,7 +114,6 @@ class Api:
         # One thread: each would keep the memory of the longest text it has met.
         self.worker = ThreadPoolExecutor(1, "tokenizer")
         self._seeds = 0
-        self._answered: Counter[tuple[str, int]] = Counter()
 
     def card(self) -> dict[str, Any]:
         service, model = self.service, self.service.engine.model
@@ -161,23 +148,7 @@ class Api:
         lines = []
         for name, kind, text, value in self.service.counters():
             lines += [f"# HELP hone_{name} {text}", f"# TYPE hone_{name} {kind}", f"hone_{name} {value}"]
-        lines += ["# HELP hone_requests_total Requests by path and status.", "# TYPE hone_requests_total counter"]
-        for (path, status), count in sorted(self._answered.items()):
-            lines.append(f'hone_requests_total{{path="{path}",status="{status}"}} {count}')
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
-
-    def counting(self, app: ASGIApp) -> ASGIApp:
-        """Return `app`, with its requests counted."""
-
-        async def counted(scope: Scope, receive: Receive, send: Send) -> None:
-            async def noting(message: Message) -> None:
-                if message["type"] == "http.response.start":
-                    self._answered[getattr(scope.get("route"), "path", "other"), message["status"]] += 1
-                await send(message)
-
-            await app(scope, receive, noting)
-
-        return counted
 
     async def pause(self) -> Response:
         await asyncio.wrap_future(self.service.pause())
@@ -203,18 +174,14 @@ class Api:
         body, size = await self._read(CompletionRequest, request)
         self._check_model(body.model)
         ids = await self._apart(size, lambda: [self._ids(prompt) for prompt in body.prompts()])
-        max_tokens = 16 if body.max_tokens is None else body.max_tokens
         self._check_ids(body.stop_token_ids, "stop_token_ids")
+        max_tokens = 16 if body.max_tokens is None else body.max_tokens
         jobs = body.jobs(ids, max_tokens, self._fresh_seed(), body.logprobs or 0)
-        if not body.about_prompts:
-            return await self._answer(request, body, jobs, CompletionAnswer, body.logprobs is not None)
-        return await while_connected(request, self._about_prompts(body, jobs, ids))
+        return await self._answer(request, body, jobs, CompletionAnswer(body, self.name, self.renderer, jobs))
 
     async def chat(self, request: Request) -> Response:
         body, size = await self._read(ChatRequest, request)
         self._check_model(body.model)
-        if body.top_logprobs and not body.logprobs:
-            raise ApiError(400, "top_logprobs needs logprobs = true", "top_logprobs")
         prompt = await self._apart(size, lambda: self._render(body))
         room = self.context - len(prompt)
         if room < 1:
@@ -224,13 +191,10 @@ class Api:
         max_tokens = body.max_completion_tokens or body.max_tokens or room
         stop_ids = () if body.ignore_eos else self.renderer.stop_ids
         jobs = body.jobs([prompt], max_tokens, self._fresh_seed(), body.top_logprobs or 0, stop_ids)
-        calls = partial(CallReader, self.renderer, body.tools or []) if body.reads_calls else None
-        return await self._answer(request, body, jobs, partial(ChatAnswer, calls=calls), bool(body.logprobs))
+        return await self._answer(request, body, jobs, ChatAnswer(body, self.name, self.renderer, jobs))
 
-    async def _answer(
-        self, request: Request, body: GenerationRequest, jobs: list[Job], kind: Callable[..., Answer], logprobs: bool
-    ) -> Response:
-        answer, generation = self._begun(body, jobs, kind, logprobs)
+    async def _answer(self, request: Request, body: GenerationRequest, jobs: list[Job], answer: Answer) -> Response:
+        generation = Generation(self.service, jobs, self.renderer.tokenizer, body.stop or [], body.stream)
         prompt_tokens = sum(len(job.prompt) for job in jobs) // body.n
         if not body.stream:
             return await while_connected(request, self._whole(generation, answer, prompt_tokens))
@@ -242,48 +206,22 @@ class Api:
         with_usage = bool(body.stream_options and body.stream_options.include_usage)
         return EventStream(self._events(generation, answer, prompt_tokens, with_usage), generation.close)
 
-    def _begun(
-        self, body: GenerationRequest, jobs: list[Job], kind: Callable[..., Answer], logprobs: bool
-    ) -> tuple[Answer, Generation]:
-        ident, prompts, tokenizer = uuid.uuid4().hex, [job.prompt for job in jobs], self.renderer.tokenizer
-        answer = kind(ident, int(time.time()), self.name, tokenizer, prompts, logprobs, body.return_token_ids)
-        return answer, Generation(self.service, jobs, tokenizer, body.stops, body.stream)
-
-    async def _about_prompts(self, body: CompletionRequest, jobs: list[Job], ids: list[list[int]]) -> Response:
-        """Answer with the prompts repeated or scored; without a token more if `max_tokens` is 0."""
-        answer, generation = self._begun(body, jobs, CompletionAnswer, body.logprobs is not None)
-        scores = PromptScores(body, ids, self.renderer.tokenizer)
-        await scores.take(self.service)
-        deltas = [Delta(i, "", [], "length", None) for i in range(len(jobs))]
-        if body.max_tokens != 0:
-            deltas = await self._deltas(generation)
-        usage = _usage(sum(map(len, ids)), generation.sampled_tokens)
-
-        def write() -> Response:
-            whole = answer.complete(deltas, usage)
-            scores.add_to(whole["choices"])
-            return _json_response(whole)
-
-        return await self._apart(sum(usage.values()), write)
-
     async def _whole(self, generation: Generation, answer: Answer, prompt_tokens: int) -> Response:
-        deltas = await self._deltas(generation)
+        if isinstance(answer, CompletionAnswer):
+            await answer.score_prompts(self.service)
+        deltas = [Delta(i, "", [], "length", None) for i in range(len(generation.jobs))]
+        if generation.jobs[0].max_tokens:  # 0 asks for the prompts alone
+            try:
+                await generation.start()
+                async for delta in generation.deltas():
+                    deltas[delta.index] = delta
+                    await asyncio.sleep(0)  # thousands of samples may end at once: others get their turn in between
+            finally:
+                generation.close()
         usage = _usage(prompt_tokens, generation.sampled_tokens)
         # The prompt's ids may come with each sample.
         size = generation.sampled_tokens + sum(len(job.prompt) for job in generation.jobs)
         return await self._apart(size, lambda: _json_response(answer.complete(deltas, usage)))
-
-    async def _deltas(self, generation: Generation) -> list[Delta]:
-        """Return all that each sample gains."""
-        deltas = []
-        try:
-            await generation.start()
-            async for delta in generation.deltas():
-                deltas.append(delta)
-                await asyncio.sleep(0)  # thousands of samples may end at once: others get their turn in between
-        finally:
-            generation.close()
-        return merged(deltas, len(generation.samples))
 
     async def _events(
         self, generation: Generation, answer: Answer, prompt_tokens: int, with_usage: bool
@@ -317,8 +255,6 @@ class Api:
 
         def checked() -> R:
             parsed = parse(cls, bytes(body))
-            if issubclass(cls, GenerationRequest):
-                parsed.check()
             return parsed
 
         return await self._apart(len(body), checked), len(body)
@@ -338,7 +274,7 @@ class Api:
         return prompt
 
     def _render(self, body: ChatRequest) -> list[int]:
-        messages = body.conversation()
+        messages = [message.for_template() for message in body.messages]
         self._check_length("the conversation", sum(len(message["content"]) for message in messages), "messages")
         try:
             return self.renderer.prompt_ids(messages, body.tools or None)

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
@@ -27,10 +27,10 @@ from hone.inference.text import Detokenizer, StopStrings
 from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder
 
-Sink = Callable[[int, "list[Token] | Exception"], None]
-"""Takes a sample's index within its request and its next tokens, or what ended it."""
-Deliver = Callable[[list[tuple[Sink, int, "list[Token] | Exception"]]], None]
-"""Calls the sinks, on the thread that they belong to."""
+News = list[tuple[int, "list[Token] | Exception"]]
+"""Samples of a request by their index, each with its next tokens, or what ended it."""
+Sink = Callable[[News], None]
+"""Takes the news of one request after a step, on the engine's thread."""
 FAILING_AFTER = 3
 """Steps in a row that sampled nothing, as all failed; the server is failing then."""
 
@@ -44,11 +44,10 @@ class _Route:
 
 
 class Service:
-    """Runs an engine in a thread of its own. `deliver` is called once per step. Only the thread writes counters."""
+    """Runs an engine in a thread of its own. Only the thread writes counters."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.deliver: Deliver = _call_sinks
         self.weights_path: str | None = None
         """That of the last update, as it was asked for."""
         self.paused = False
@@ -128,14 +127,32 @@ class Service:
 
         `whole`: each sample is handed on once, when it is complete; else token by token.
         """
-        return self.call(lambda: self._add(jobs, sink, whole))
 
-    def cancel(self, tickets: Sequence[int], ended: bool = False) -> Future:
-        """Drop samples; nothing more of them is delivered. Tickets of finished ones are fine.
+        def add() -> list[int]:
+            tickets: list[int] = []
+            try:
+                for job in jobs:
+                    tickets.append(self.engine.add(job))
+            except Exception:
+                for ticket in tickets:
+                    self.engine.cancel(ticket)
+                raise
+            self._routes |= {ticket: _Route(sink, index, whole) for index, ticket in enumerate(tickets)}
+            self.prompt_tokens += sum(len(job.prompt) for job in jobs)
+            return tickets
 
-        `ended`: they have come to their end (a stop string), so they don't count as cancelled.
-        """
-        return self.call(lambda: self._cancel(tickets, ended))
+        return self.call(add)
+
+    def cancel(self, tickets: Sequence[int]) -> Future:
+        """Drop samples; nothing more of them is delivered. Tickets of finished ones are fine."""
+
+        def drop() -> None:
+            for ticket in tickets:
+                if self._routes.pop(ticket, None) is not None:
+                    self.engine.cancel(ticket)
+                    self.cancelled += 1
+
+        return self.call(drop)
 
     def pause(self) -> Future:
         """Take no further step until `resume`; requests wait where they are, and new ones queue up."""
@@ -162,11 +179,23 @@ class Service:
     def _run(self) -> None:
         try:
             while not self._closing:
-                self._take_calls(wait=self.paused or not self.engine.busy)
-                if not (self._closing or self.paused) and self.engine.busy:
+                if self.paused or not self.engine.busy:
+                    _carry_out(*self._next_call())
+                while not self._calls.empty():
+                    _carry_out(*self._calls.get())
+                if self.engine.busy and not (self._closing or self.paused):
                     self._step()
         finally:
             self._end()
+
+    def _next_call(self) -> tuple[Callable[[], Any], Future]:
+        """Wait for it; idle unless paused."""
+        if self.paused:
+            return self._calls.get()
+        self._idle = (self._idle[0], time.perf_counter())
+        call = self._calls.get()
+        self._idle = (self.idle_seconds, None)
+        return call
 
     def _step(self) -> None:
         start = time.perf_counter()
@@ -181,72 +210,34 @@ class Service:
             self.engine.clear()  # ticket 0: logged even if nobody waits
         self.seconds += time.perf_counter() - start
         self.steps += 1
-        self._hand_on(events)
-
-    def _take_calls(self, wait: bool) -> None:
-        try:
-            _carry_out(*(self._next_call() if wait else self._calls.get_nowait()))
-            while True:
-                _carry_out(*self._calls.get_nowait())
-        except Empty:
-            return
-
-    def _next_call(self) -> tuple[Callable[[], Any], Future]:
-        """Wait for it; idle unless paused."""
-        if self.paused:
-            return self._calls.get()
-        self._idle = (self._idle[0], time.perf_counter())
-        call = self._calls.get()
-        self._idle = (self.idle_seconds, None)
-        return call
-
-    def _add(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> list[int]:
-        tickets: list[int] = []
-        try:
-            for job in jobs:
-                tickets.append(self.engine.add(job))
-        except Exception:
-            for ticket in tickets:
-                self.engine.cancel(ticket)
-            raise
-        for index, ticket in enumerate(tickets):
-            self._routes[ticket] = _Route(sink, index, whole)
-        self.prompt_tokens += sum(len(job.prompt) for job in jobs)
-        return tickets
-
-    def _cancel(self, tickets: Sequence[int], ended: bool) -> None:
-        for ticket in tickets:
-            if self._routes.pop(ticket, None) is not None:
-                self.engine.cancel(ticket)
-                self.cancelled += not ended
-
-    def _hand_on(self, events: Sequence[Token | Failure]) -> None:
-        """Give what a step emitted to the sinks, and counts failures."""
-        deliveries: list[tuple[Sink, int, list[Token] | Exception]] = []
         failed = [event for event in events if isinstance(event, Failure)]
         self.sampled_tokens += len(events) - len(failed)
+        self.failed_steps = 0 if len(events) > len(failed) else self.failed_steps + bool(failed)
         if failed:
             self.failures += 1
             self.last_failure = failed[-1].reason
             self._log(failed)
-        self.failed_steps = 0 if len(events) > len(failed) else self.failed_steps + bool(failed)
+        self._hand_on(events)
+
+    def _hand_on(self, events: Sequence[Token | Failure]) -> None:
+        """Give what a step emitted to the sinks."""
+        news: dict[Sink, News] = {}
         for event in events:
             route = self._routes.get(event.ticket)
-            if route is None:  # it has ended, or was cancelled
+            if route is None:  # it was cancelled
                 continue
             if isinstance(event, Failure):
+                gained: list[Token] | Exception = SampleFailed(event.reason)
+            else:
+                route.tokens.append(event)
+                if route.whole and event.stop_reason is None:
+                    continue
+                gained, route.tokens = route.tokens, []
+            if isinstance(event, Failure) or event.stop_reason is not None:
                 del self._routes[event.ticket]
-                deliveries.append((route.sink, route.index, SampleFailed(event.reason)))
-                continue
-            route.tokens.append(event)
-            if event.stop_reason is not None:
-                del self._routes[event.ticket]
-            elif route.whole:
-                continue
-            deliveries.append((route.sink, route.index, route.tokens))
-            route.tokens = []
-        if deliveries:
-            self.deliver(deliveries)
+            news.setdefault(route.sink, []).append((route.index, gained))
+        for sink, gains in news.items():
+            sink(gains)
 
     def _log(self, failed: Sequence[Failure]) -> None:
         """Print one line for each place in the code that fails: the words may hold a number that differs each time."""
@@ -264,9 +255,9 @@ class Service:
             _, future = self._calls.get()
             if future.set_running_or_notify_cancel():
                 future.set_exception(ServiceEnded())
-        routes = list(self._routes.values())
+        for route in self._routes.values():
+            route.sink([(route.index, ServiceEnded())])
         self._routes.clear()
-        self.deliver([(route.sink, route.index, ServiceEnded()) for route in routes])
 
 
 def _carry_out(function: Callable[[], Any], future: Future) -> None:
@@ -278,11 +269,6 @@ def _carry_out(function: Callable[[], Any], future: Future) -> None:
         future.set_exception(error)
         # The error knows this frame: without the future in it, no circle keeps the request in memory.
         del function, future
-
-
-def _call_sinks(deliveries: list[tuple[Sink, int, list[Token] | Exception]]) -> None:
-    for sink, index, tokens in deliveries:
-        sink(index, tokens)
 
 
 class Delta(NamedTuple):
@@ -304,39 +290,21 @@ class Sample:
     def __init__(self, index: int, tokenizer: Tokenizer, stops: Sequence[str]) -> None:
         self.index = index
         self.finished = False
-        self._text = Detokenizer(tokenizer)
-        self._stops = StopStrings(stops) if stops else None
+        self._text, self._stops = Detokenizer(tokenizer), StopStrings(stops)
         self._waiting: list[Token] = []
 
     def push(self, tokens: list[Token]) -> Delta | None:
-        """Return what can be shown now; None if the tokens only added to what waits, or come after the sample's end."""
-        if self._stops is None:
-            return self._push(tokens)
-        deltas = [delta for token in tokens if (delta := self._push([token]))]
-        if not deltas:
-            return None
-        text, shown = "".join(d.text for d in deltas), [token for d in deltas for token in d.tokens]
-        return deltas[-1]._replace(text=text, tokens=shown)
-
-    def _push(self, tokens: list[Token]) -> Delta | None:
-        if self.finished:
-            return None
+        """Return what can be shown now; None if the tokens only added to what waits."""
         self._waiting += tokens
-        reason = tokens[-1].stop_reason
+        reason, stop = tokens[-1].stop_reason, tokens[-1].stop_string
         ids = [token.id for token in tokens]
-        text = self._text.push(ids[:-1] if reason == "stop" else ids)
-        if reason is not None:
-            text += self._text.finish()
-        stop = None
-        if self._stops is not None:
-            text = self._stops.push(text)
-            stop = self._stops.found
-            if stop is not None:
-                reason = "stop"
-            elif reason is not None:
-                text += self._stops.finish()
+        if reason == "stop" and stop is None:
+            ids.pop()  # the id that ends a sample is no text of it
+        text = self._stops.push(self._text.push(ids))
         self.finished = reason is not None
-        if not text and not self.finished:
+        if self.finished:
+            text += self._stops.push(self._text.finish()) + self._stops.finish()
+        elif not text:
             return None
         shown, self._waiting = self._waiting, []
         return Delta(self.index, text, shown, reason, stop)
@@ -348,11 +316,11 @@ class Generation:
     def __init__(
         self, service: Service, jobs: Sequence[Job], tokenizer: Tokenizer, stops: Sequence[str], streams: bool
     ) -> None:
-        self.service, self.jobs = service, jobs
+        self.service, self.jobs, self._whole = service, jobs, not streams
         self.samples = [Sample(index, tokenizer, stops) for index in range(len(jobs))]
         self.sampled_tokens = 0
-        self._arrived: asyncio.Queue[tuple[int, list[Token] | Exception]] = asyncio.Queue()
-        self._whole = not streams and not stops
+        self._loop = asyncio.get_running_loop()
+        self._arrived: asyncio.Queue[News] = asyncio.Queue()
 
     async def start(self) -> None:
         """Hand the jobs to the engine. Raises its UserError if it does not take them."""
@@ -365,36 +333,32 @@ class Generation:
         while unfinished:
             for index, tokens in (await self._next()).items():
                 delta = self.samples[index].push(tokens)
-                if delta is None:
-                    continue
-                self.sampled_tokens += len(delta.tokens)
-                if delta.finish_reason is not None:
-                    unfinished -= 1
-                    if delta.stop is not None:
-                        self.service.cancel([self._tickets.result()[index]], ended=True)
-                yield delta
+                if delta is not None:
+                    self.sampled_tokens += len(delta.tokens)
+                    unfinished -= delta.finish_reason is not None
+                    yield delta
 
     async def _next(self) -> dict[int, list[Token]]:
         """Return the tokens of each sample that have come since: one step's, or several's if this loop is busy."""
-        new: dict[int, list[Token]] = {}
         arrived = await self._arrived.get()
-        while True:
-            index, tokens = arrived
+        while not self._arrived.empty():
+            arrived += self._arrived.get_nowait()
+        new: dict[int, list[Token]] = {}
+        for index, tokens in arrived:
             if isinstance(tokens, Exception):
                 raise tokens
             new.setdefault(index, []).extend(tokens)
-            if self._arrived.empty():
-                return new
-            arrived = self._arrived.get_nowait()
+        return new
 
     def close(self) -> None:
         """Cancel what still runs, also if the engine is only about to take it."""
         if not all(sample.finished for sample in self.samples):
             self._tickets.add_done_callback(self._cancel)
 
-    def _cancel(self, done) -> None:
+    def _cancel(self, done: Future[list[int]]) -> None:
         if not done.cancelled() and done.exception() is None:
             self.service.cancel(done.result())
 
-    def _sink(self, index: int, tokens: list[Token] | Exception) -> None:
-        self._arrived.put_nowait((index, tokens))
+    def _sink(self, news: News) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._arrived.put_nowait, news)
