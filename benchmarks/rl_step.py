@@ -46,6 +46,7 @@ class HoneStep:
     """hone's own step, made of the pieces that the RL loop runs."""
 
     def __init__(self, folder: Path, precision: str) -> None:
+        from hone.algorithms.losses import policy_objective
         from hone.config.rl import LossConfig
         from hone.config.shared import OptimConfig, SchedulerConfig
         from hone.inference.engine import Engine
@@ -53,7 +54,6 @@ class HoneStep:
         from hone.model.hf import load_model
         from hone.orchestrator.colocated import EnginePolicy
         from hone.orchestrator.conversations import RequestMaker
-        from hone.trainer.objectives import policy_objective
         from hone.trainer.step import Trainer
 
         model = load_model(str(folder), precision=precision)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hone.algorithms.gap import BANDS, Gap, Verdict
+from hone.algorithms.losses import policy_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.environments import load_environment
@@ -20,7 +21,6 @@ from hone.model.decoder import Decoder
 from hone.model.presets import random_decoder, tiny_config
 from hone.orchestrator.canary import Canary
 from hone.orchestrator.colocated import EnginePolicy
-from hone.trainer.objectives import policy_objective
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import pack
 from hone.trainer.step import Trainer

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hone.algorithms.gap import BANDS, Band
+from hone.algorithms.losses import policy_objective
 from hone.config.rl import GapConfig, InferenceConfig, RLConfig
 from hone.environments import load_environment
 from hone.errors import Halt
@@ -20,7 +21,6 @@ from hone.runs import Run
 from hone.runs.display import make_display
 from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter
-from hone.trainer.objectives import policy_objective
 from hone.trainer.step import Trainer
 
 

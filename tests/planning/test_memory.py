@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from hone.algorithms.losses import sft_objective
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
@@ -24,7 +25,6 @@ from hone.planning.memory import (
 )
 from hone.planning.shape import KNOWN, Shape
 from hone.trainer.logprobs import loss_indices, token_hidden
-from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence, pack
 from hone.trainer.step import Trainer
 

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 
+from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer import logprobs
 from hone.trainer.export import save_policy
-from hone.trainer.objectives import policy_objective, sft_objective
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
 from hone.trainer.parts import load_part, save_part

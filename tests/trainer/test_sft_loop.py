@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hone.algorithms.losses import sft_objective
 from hone.cli import main
 from hone.config.sft import SFTDataConfig
 from hone.config.shared import OptimConfig, SchedulerConfig
@@ -17,7 +18,6 @@ from hone.environments.data import load_rows
 from hone.model.attention import PackedAttention
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
-from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence, pack, split_micro_batches
 from hone.trainer.sft_data import Limit, hold_out_rows, validation_set
 from hone.trainer.step import Trainer

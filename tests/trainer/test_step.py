@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 import torch
 
+from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer.objectives import policy_objective, sft_objective
 from hone.trainer.packing import Sequence, pack, split_micro_batches
 from hone.trainer.step import Trainer
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hone.algorithms.losses import policy_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import OnlineEvalConfig, RLConfig
@@ -34,7 +35,6 @@ from hone.orchestrator.types import Evaluate, Policy
 from hone.runs.reader import Run
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
-from hone.trainer.objectives import policy_objective
 from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.step import Trainer
 

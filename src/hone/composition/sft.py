@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.algorithms.losses import sft_objective
 from hone.composition import parts
 from hone.composition.machine import configure, device_of
 from hone.composition.training import Training
@@ -38,7 +39,6 @@ from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
 from hone.trainer.export import add_tokenizer, export_weights
-from hone.trainer.objectives import sft_objective
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.ranked import RankedTrainer

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from hone.algorithms.losses import sft_objective
 from hone.composition.machine import configure, device_of
 from hone.composition.parts import (
     load_policy,
@@ -48,7 +49,6 @@ from hone.runs.provenance import most_ranks
 from hone.runs.settings import moved
 from hone.runs.summary import refuse_interrupted
 from hone.trainer.fingerprint import fingerprint
-from hone.trainer.objectives import sft_objective
 from hone.trainer.step import Trainer
 
 OnStep = Callable[[int], None]

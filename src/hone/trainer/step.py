@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import torch
 
+from hone.algorithms.losses import Objective
 from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.model.decoder import Decoder
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import loss_indices, token_logprobs
-from hone.trainer.objectives import Objective
 from hone.trainer.optim import Optimizer
 from hone.trainer.parallel import ALONE, Ranks, release, share_of
 from hone.trainer.schedule import lr_at
