@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from hone.errors import UserError
-from hone.model import DecoderConfig, PackedAttention, load_model, save_model
-from hone.model.hf import hf_tensors
+from hone.model.attention import PackedAttention
+from hone.model.config import DecoderConfig
+from hone.model.hf import hf_tensors, load_model, save_model
 
 LENGTHS = [7, 1, 12, 12, 3]
 SMALL = {

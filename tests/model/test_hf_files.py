@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from hone import rng
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.model import load_model, save_model
 from hone.model.files import is_hub_id, resolve_model
+from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config
 
 SMALL = InitConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24)

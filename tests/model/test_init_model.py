@@ -11,7 +11,8 @@ from hone.commands.init_model import run
 from hone.config.init import InitModelConfig
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.model import PackedAttention, load_model
+from hone.model.attention import PackedAttention
+from hone.model.hf import load_model
 
 FILES = {"README.md", "config.json", "generation_config.json", "model.safetensors"}
 FILES |= {"special_tokens_map.json", "tokenizer.json", "tokenizer_config.json"}

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.model import PackedAttention
+from hone.model.attention import PackedAttention
 from hone.model.ops import bf16_linear, bf16_mlp, rms_norm, split_and_rotate, swiglu
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.rope import RotaryTable

@@ -1,10 +1,10 @@
 """The decoder's element-wise steps as autograd functions with hand-written gradients.
 
 On a CPU, PyTorch's own RMS norm takes 2.5 times as long, forward and backward, and RoPE written out for autograd more
-than that, for each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Each forward is a
-plain function beside its class: sampling calls it directly, for an autograd function costs 10 µs a call even when
-gradients are off. Below are matrix products in bf16 around an fp32 residual stream. Where no cast of a weight is kept
-(weights in shards), forward and backward each make their own: in between, a weight in shards takes no memory.
+than that, for each intermediate is materialised. Norm and RoPE compute in fp32 whatever their input. Sampling takes
+plain functions of the same bits: an autograd function costs 10 µs a call even when gradients are off. Below are matrix
+products in bf16 around an fp32 residual stream. Where no cast of a weight is kept (weights in shards), forward and
+backward each make their own: in between, a weight in shards takes no memory.
 
 Shapes: N tokens of all sequences end to end, D hidden size, F intermediate size, H query heads, K key/value heads,
 Dh head size.
@@ -34,19 +34,13 @@ def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Te
     return grad_x.addcmul_(normed, dot, value=-1).mul_(inverse_rms)
 
 
-def _rms_norm(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the normed x, and what its gradient needs: x̂ and 1 / rms."""
-    inverse_rms = _inverse_rms(x.float(), eps)
-    normed = x * inverse_rms
-    return (normed * weight).to(x.dtype), normed, inverse_rms
-
-
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        out, normed, inverse_rms = _rms_norm(x, weight, eps)
+        inverse_rms = _inverse_rms(x.float(), eps)
+        normed = x * inverse_rms
         ctx.save_for_backward(normed, weight, inverse_rms)
-        return out
+        return (normed * weight).to(x.dtype)
 
     @staticmethod
     @once_differentiable
@@ -64,36 +58,6 @@ def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     return _RMSNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
 
 
-def _split_rotate(
-    qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
-) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor | None]:
-    """Return (q, k, v), and for the gradient of the norm x̂ and 1 / rms of each head of q and k."""
-    num_q, num_qk = heads[0], heads[0] + heads[1]
-    all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
-    x = all_heads[:, :num_qk].float()
-    normed = inverse_rms = None
-    if weight is not None:
-        inverse_rms = _inverse_rms(x, eps)
-        normed = x * inverse_rms
-        x = normed * weight
-    rotated = _rotate(x, cos, sin).to(qkv.dtype)
-    return (rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:]), normed, inverse_rms
-
-
-def _split_rotate_only(
-    qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the same bits in fewer operations, where no gradient is wanted."""
-    num_qk = heads[0] + heads[1]
-    all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
-    qk, v = all_heads.split([num_qk, heads[1]], dim=1)
-    x = qk.float()
-    if weight is not None:
-        x = F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
-    q, k = _rotate(x, cos, sin).to(qkv.dtype).split(list(heads), dim=1)
-    return q, k, v
-
-
 class _SplitRotate(torch.autograd.Function):
     """qkv [N, (H+2K)·Dh] → q [N, H, Dh], k and v [N, K, Dh], with the norm of each head and RoPE on q and k at once."""
 
@@ -101,9 +65,17 @@ class _SplitRotate(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        qkv_heads, normed, inverse_rms = _split_rotate(qkv, weight, cos, sin, heads, eps)
+        num_q, num_qk = heads[0], heads[0] + heads[1]
+        all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
+        x = all_heads[:, :num_qk].float()
+        normed = inverse_rms = None
+        if weight is not None:
+            inverse_rms = _inverse_rms(x, eps)
+            normed = x * inverse_rms
+            x = normed * weight
         ctx.save_for_backward(cos, sin, weight, normed, inverse_rms)
-        return qkv_heads
+        rotated = _rotate(x, cos, sin).to(qkv.dtype)
+        return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:]
 
     @staticmethod
     @once_differentiable
@@ -136,9 +108,14 @@ def split_and_rotate(
     [N, 1, Dh/2], both float32; `heads` (H, K).
     Returns q [N, H, Dh], k [N, K, Dh], v [N, K, Dh]. RoPE: Su et al. 2021, in the half-split layout of Llama and Qwen.
     """
-    if not torch.is_grad_enabled():
-        return _split_rotate_only(qkv, norm_weight, cos, sin, heads, eps)
-    return _SplitRotate.apply(qkv, norm_weight, cos, sin, heads, eps)  # pyright: ignore[reportReturnType]
+    if torch.is_grad_enabled():
+        return _SplitRotate.apply(qkv, norm_weight, cos, sin, heads, eps)  # pyright: ignore[reportReturnType]
+    qk, v = qkv.view(qkv.shape[0], heads[0] + 2 * heads[1], -1).split([heads[0] + heads[1], heads[1]], dim=1)
+    x = qk.float()
+    if norm_weight is not None:
+        x = F.rms_norm(x, x.shape[-1:], None, eps).mul_(norm_weight)
+    q, k = _rotate(x, cos, sin).to(qkv.dtype).split(list(heads), dim=1)
+    return q, k, v
 
 
 def swiglu_forward(gate_up: Tensor) -> Tensor:
@@ -189,13 +166,6 @@ def to_bf16(x: Tensor) -> Tensor:
     return padded
 
 
-def _bf16_linear(x: Tensor, bias: Tensor | None, weight_bf16: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the product in fp32, and the bf16 input that its gradient needs."""
-    x_bf16 = to_bf16(x)
-    y = linear(x_bf16, weight_bf16)[: x.shape[0]].float()
-    return (y if bias is None else y.add_(bias)), x_bf16
-
-
 def _cast(weight: Tensor, kept_bf16: Tensor | None) -> Tensor:
     return weight.bfloat16() if kept_bf16 is None else kept_bf16
 
@@ -203,10 +173,11 @@ def _cast(weight: Tensor, kept_bf16: Tensor | None) -> Tensor:
 class _Bf16Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Tensor | None) -> Tensor:
-        y, x_bf16 = _bf16_linear(x, bias, _cast(weight, weight_bf16))
+        x_bf16 = to_bf16(x)
+        y = linear(x_bf16, _cast(weight, weight_bf16))[: x.shape[0]].float()
         ctx.save_for_backward(x_bf16, weight if weight_bf16 is None else None, weight_bf16)
         ctx.has_bias = bias is not None
-        return y
+        return y if bias is None else y.add_(bias)
 
     @staticmethod
     @once_differentiable
@@ -228,23 +199,17 @@ def bf16_linear(x: Tensor, weight: Tensor, bias: Tensor | None, weight_bf16: Ten
     return _Bf16Linear.apply(x, weight, bias, weight_bf16)  # pyright: ignore[reportReturnType]
 
 
-def _bf16_mlp(x: Tensor, gate_up_bf16: Tensor, down_bf16: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the MLP's result in fp32, and what its gradient needs in bf16: input, fused projection and activation."""
-    x_bf16 = to_bf16(x)
-    gate_up = linear(x_bf16, gate_up_bf16)
-    activation = swiglu_forward(gate_up)
-    return linear(activation, down_bf16)[: x.shape[0]].float(), x_bf16, gate_up, activation
-
-
 class _Bf16MLP(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, x: Tensor, gate_up: Tensor, down: Tensor, gate_up_bf16: Tensor | None, down_bf16: Tensor | None
     ) -> Tensor:
-        y, *saved = _bf16_mlp(x, _cast(gate_up, gate_up_bf16), _cast(down, down_bf16))
+        x_bf16 = to_bf16(x)
+        fused = linear(x_bf16, _cast(gate_up, gate_up_bf16))
+        activation = swiglu_forward(fused)
         weights = (gate_up, down) if gate_up_bf16 is None else (gate_up_bf16, down_bf16)
-        ctx.save_for_backward(*saved, *weights)
-        return y
+        ctx.save_for_backward(x_bf16, fused, activation, *weights)
+        return linear(activation, _cast(down, down_bf16))[: x.shape[0]].float()
 
     @staticmethod
     @once_differentiable
