@@ -64,7 +64,7 @@ COMMANDS = {
     "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig", "runs.attach"),
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs predictions": Command(
-        "what you predicted, and how well the probabilities fit", "runs.RunsPredictionsConfig", "runs.score_predictions"
+        "what you predicted, and how it came out", "runs.RunsPredictionsConfig", "runs.score_predictions"
     ),
 }
 """By name; `hone runs` lists those that begin with it."""
@@ -82,14 +82,16 @@ def main(argv: list[str] | None = None) -> int:
         return _guarded(lambda: print(f"hone {__version__}"))
     group = "runs " if argv[:1] == ["runs"] else ""
     words = argv[1:] if group else argv
+    listed = {name: command.summary for name, command in COMMANDS.items() if name.startswith("runs ") == bool(group)}
+    if not group:
+        listed["runs"] = f"look at runs, and end one: {', '.join(n[5:] for n in COMMANDS if n.startswith('runs '))}"
     if not words or words[0] in ("-h", "--help", "help"):
-        return _guarded(lambda: _print_commands(group))
+        return _guarded(lambda: _print_commands(group, listed))
     name = group + words[0]
     if name in COMMANDS:
         return call(name, words[1:], f"hone {name}")
-    known = [other for other in [*COMMANDS, "runs"] if other.startswith("runs ") == bool(group)]
-    close = get_close_matches(name, known, n=1, cutoff=0.5 + 0.2 * bool(group))
-    hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(known)}"
+    close = get_close_matches(name, listed, n=1, cutoff=0.7 if group else 0.5)
+    hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(listed)}"
     return _fail(f"hone has no command {name!r}: {hint}")
 
 
@@ -189,16 +191,11 @@ def _fail(sentence: str) -> int:
     return 2
 
 
-def _print_commands(group: str = "") -> None:
-    """Print all commands, or those of a group."""
-    lines = {name: command.summary for name, command in COMMANDS.items() if name.startswith("runs ") == bool(group)}
+def _print_commands(group: str, listed: dict[str, str]) -> None:
     about = "Look at runs, and end one." if group else "Reinforcement learning with verifiable rewards."
-    if not group:
-        names = ", ".join(name.split()[1] for name in COMMANDS if name.startswith("runs "))
-        lines["runs"] = f"look at runs, and end one: {names}"
     print(f"usage: hone {group}COMMAND ...\n\n{about}\n")
-    width = max(map(len, lines)) + 2
-    for name, summary in lines.items():
+    width = max(map(len, listed)) + 2
+    for name, summary in listed.items():
         print(f"  {name:<{width}}{summary}")
     print(f"\n`hone {group}COMMAND --help` lists a command's keys. `@ FILE.toml` is a config file; flags win over it.")
 

@@ -12,7 +12,6 @@ import pytest
 from refusals import fails
 
 from hone.cli import main
-from hone.commands import runs as runs_continue
 from hone.runs import Run
 from hone.runs.summary import status_text, summarize
 
@@ -81,7 +80,7 @@ def wait_for_the_pause(run: Path, process: subprocess.Popen) -> None:
         time.sleep(0.1)
 
 
-def test_a_pause_waits_to_be_continued(bench, warned, monkeypatch, capsys):
+def test_a_pause_waits_to_be_continued(bench, warned, capsys):
     pausing = subprocess.Popen(
         [sys.executable, "-m", "hone.cli", *PAUSING, "--output-dir", "pausing", "--display", "plain"],
         cwd=bench.folder,
@@ -90,7 +89,6 @@ def test_a_pause_waits_to_be_continued(bench, warned, monkeypatch, capsys):
         text=True,
     )
     run = bench.folder / "pausing"
-    monkeypatch.setattr(runs_continue, "PATIENCE", DEADLINE)
     try:
         wait_for_the_pause(run, pausing)
         assert main(["runs", "list", str(bench.folder)]) == 0 and "paused" in capsys.readouterr().out
@@ -99,8 +97,7 @@ def test_a_pause_waits_to_be_continued(bench, warned, monkeypatch, capsys):
         assert "paused by an alarm before step 3 of 6" in said and f"hone runs continue {run}" in said
         assert Run(run).checkpoints.steps() == [2]
         assert main(["runs", "continue", str(run)]) == 0
-        said = capsys.readouterr().out
-        assert "goes on with step 3 of 6" in said and "hone runs continue" not in said, "that has been done"
+        assert "goes on with step 3 of 6" in capsys.readouterr().out
         out, _ = pausing.communicate(timeout=DEADLINE)
     finally:
         pausing.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
 import select
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from run_folders import snapshot
 
+from hone.cli import main
 from hone.runs import Run
 from hone.runs.outputs import holder
 from hone.runs.summary import summarize
@@ -136,31 +138,26 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
         with terminal([HONE, *flags(tiny_model_dir)], folder) as first:
             said = first.read_until("End it, saved: hone runs stop out")
             assert first.process.wait(DEADLINE) == 0
-            assert "RL: " in said and f"{STEPS} steps x 2 prompts x 2 completions" in said
-            assert "Its output: out/logs/rl.out" in said and "Watch it: hone runs attach out" in said
+            assert "RL: " in said and "Its output: out/logs/rl.out" in said and "Watch it: hone runs attach out" in said
             pid = holder(run)
             assert f"Process {pid} goes on in the background" in said and pid != first.process.pid
         assert pid is not None
         os.kill(pid, signal.SIGHUP)  # what some systems send to all that is left of a session
         steps = summarize(run).progress.done
         until(lambda: summarize(run).progress.done > steps + 2, "the run stands still")
-        assert holder(run) == pid
-        assert Run(run).info["command"] == [HONE, *flags(tiny_model_dir)]
+        assert holder(run) == pid and Run(run).info["command"] == [HONE, *flags(tiny_model_dir)]
         assert os.getsid(pid) == pid and os.readlink(f"/proc/{pid}/fd/0") == "/dev/null"
 
         with terminal([HONE, "runs", "attach", "out"], folder) as watching:
             watching.read_until("reward")
             os.write(watching.leader, b"\x03")  # Ctrl-C
-            left = watching.read_until("out goes on")
-            assert watching.process.wait(DEADLINE) == 0 and "hone runs stop out" in left
-        assert holder(run) == pid
+            watching.read_until("out goes on")
+            assert watching.process.wait(DEADLINE) == 0 and holder(run) == pid
 
         watching = subprocess.Popen([HONE, "runs", "attach", "out"], cwd=folder, stdout=subprocess.PIPE, text=True)
         try:
-            assert watching.stdout is not None
-            assert f"in process {pid}" in watching.stdout.readline() and "step " in watching.stdout.readline()
+            assert watching.stdout is not None and f"in process {pid}" in watching.stdout.readline()
             stopped = hone(folder, "runs", "stop", "out")
-            assert stopped.returncode == 0, stopped.stderr
             ended = summarize(run).progress.done
             assert f"out: stopped by a signal after {ended} of {STEPS} steps, and saved\n" in stopped.stdout
             assert f"To go on from step {ended}:\n  hone rl @ out/config.toml --resume --detach\n" in stopped.stdout
@@ -168,20 +165,14 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
             assert watching.returncode == 0 and f"stopped by a signal after {ended} of {STEPS} steps" in rest
         finally:
             watching.kill()
-        assert Run(run).info["status"] == "stopped" and holder(run) is None
         log = (run / "logs" / "rl.out").read_text()
         assert log.startswith("RL: ") and "SIGTERM" in log and f"Stopped after {ended} of {STEPS} steps" in log
 
         before = snapshot(run)
-        for words in (["list", "."], ["show", "out"], ["ledger", "out"], ["attach", "out"], ["list", ".", "--all"]):
-            assert hone(folder, "runs", *words).returncode == 0
-        assert hone(folder, "runs", "stop", "out").returncode == 2
+        with contextlib.chdir(folder):
+            for line in ("list . --all", "show out", "ledger out", "attach out"):
+                assert main(["runs", *line.split()]) == 0
         assert snapshot(run) == before, "looking at a run wrote into it"
-
-        again = hone(folder, *flags(tiny_model_dir, "--resume", steps=ended + 1))
-        assert again.returncode == 0 and f"Resuming out at step {ended}." in again.stdout, again.stdout + again.stderr
-        until(lambda: holder(run) is None, "the resumed run does not end")
-        assert (Run(run).info["status"], summarize(run).progress.done) == ("done", ended + 1)
 
 
 def test_what_preflight_refuses_is_the_commands_own_error(folder: Path, tiny_model_dir: Path) -> None:

@@ -32,7 +32,6 @@ def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_
     mean = metadata["metrics"]["eval/reverse-text/reward/mean"]
     assert re.search(rf"^reward +{mean:.3f} ±", out, re.MULTILINE)
     assert f"saved       {folder.relative_to(here)}/results.jsonl" in out
-    assert f"next        hone eval reverse-text -m {model} -t 6 -T 0.7 -n 200 -r 8" in out
     assert "\x1b" not in out
 
 

@@ -86,7 +86,6 @@ def test_a_servers_model_is_graded_reported_and_saved(here: Path, capsys):
     assert re.search(r"^similarity +1 +0\.500 +0\.500 +6$", out, re.MULTILINE)
     assert re.search(r"^requests    median .* 0 tried again, up to 4 at a time$", out, re.MULTILINE)
     assert "3 of 6 cut by the limit" in out and "One completion (example 0)" in out
-    assert f"next        hone eval reverse-text -m toy -b {server.url} -n 200 -r 8" in out
     assert "\x1b" not in out
 
 

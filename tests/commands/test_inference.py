@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import shlex
-import shutil
 import signal
 import socket
 import subprocess
@@ -59,7 +57,6 @@ def test_other_machines_need_a_key(host: str, backend: str, monkeypatch: pytest.
         assert "nowhere" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl here")
 def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "hone.cli", "inference", "--model.name", str(tiny_model_dir), "--port", str(port)]
@@ -79,11 +76,7 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
         assert f"Serving {tiny_model_dir} (0.43M parameters, bf16_linear, cpu, 1 thread)" in said
         assert "sesame" not in said and b"sesame" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
 
-        curl = next(line for line in lines if line.startswith("try")).removeprefix("try")
-        words = shlex.split(curl.replace("$KEY", "sesame"))
-        answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
-        assert '"object":"text_completion"' in answer.stdout, answer.stderr
-
+        assert f"vf-eval reverse-text -m {tiny_model_dir} -b http://localhost:{port}/v1 -k KEY" in said
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="KEY", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="sesame", max_retries=0)

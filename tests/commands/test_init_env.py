@@ -37,31 +37,23 @@ def printed(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [shlex.split(line.removeprefix("next: "), comments=True) for line in lines]
 
 
-def pytest_passes(*argv: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *argv], capture_output=True, text=True)
-    assert done.returncode == 0 and "3 passed" in done.stdout, done.stdout + done.stderr
-
-
 def test_what_it_writes_passes_its_test_and_trains_as_printed(capsys):
     assert main(["init-env", "sort-it-2"]) == 0
     assert files() == {"sort_it_2.py", "test_sort_it_2.py", "sort_it_2/tiny_sft.toml", "sort_it_2/tiny.toml"}
     assert not [name for name in files() if {"my_task", "my-task", "MyTask"} & set(Path(name).read_text().split())]
     assert "class SortIt2(SingleTurnEnv)" in Path("sort_it_2.py").read_text()
     test, sft, rl, evaluate = printed(capsys)
-    assert test[0] == "pytest"
-    pytest_passes(*test[1:])
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", *test[1:]], capture_output=True, text=True)
+    assert test[0] == "pytest" and "3 passed" in done.stdout, done.stdout + done.stderr
 
-    assert main([*sft, "--max-steps", "3", "--display", "plain"]) == 0
-    losses = Run("outputs/sort-it-2-sft").metrics()["loss"].to_pylist()
-    assert losses[2] < losses[0]
-    Path("outputs/sort-it-2-sft/weights/step_500").symlink_to("step_3")
-    assert main([*rl, "--max-steps", "2", "--display", "plain", "--orchestrator.eval.num-examples", "4"]) == 0
-    metrics = Run("outputs/sort-it-2-rl").metrics()
-    assert {"reward/mean", "reward/format/mean", "reward/correctness/mean"} <= set(metrics.column_names)
-    prompts = Run("outputs/sort-it-2-rl").rollouts(0)["prompt"].to_pylist()
+    assert main([*sft, "--max-steps", "2", "--display", "plain"]) == 0
+    Path("outputs/sort-it-2-sft/weights/step_500").symlink_to("step_2")
+    assert main([*rl, "--max-steps", "1", "--display", "plain", "--orchestrator.eval.num-examples", "4"]) == 0
+    run = Run("outputs/sort-it-2-rl")
+    assert {"reward/mean", "reward/format/mean", "reward/correctness/mean"} <= set(run.metrics().column_names)
+    prompts = run.rollouts(0)["prompt"].to_pylist()
     assert len(prompts) == 128 and len(set(prompts)) == 16
-    Path("outputs/sort-it-2-rl/weights/step_150").symlink_to("step_2")
-    capsys.readouterr()
+    Path("outputs/sort-it-2-rl/weights/step_150").symlink_to("step_1")
     assert main([*evaluate[1:], "-r", "1"]) == 0
     assert "sort-it-2: 100 examples" in capsys.readouterr().out
 
@@ -70,20 +62,12 @@ def test_it_lies_where_a_project_has_its_folders(capsys):
     for folder in ("environments", "tests", "examples"):
         Path(folder).mkdir()
     assert main(["init-env", "my-task"]) == 0
-    assert files() == {
-        "environments/my_task.py",
-        "tests/test_my_task.py",
-        "examples/my_task/tiny_sft.toml",
-        "examples/my_task/tiny.toml",
-    }
+    written = {"environments/my_task.py", "tests/test_my_task.py"}
+    recipes = {"examples/my_task/tiny_sft.toml", "examples/my_task/tiny.toml"}
+    assert files() == written | recipes
     test, sft, rl, _ = printed(capsys)
-    assert (test[1], sft[2], rl[2]) == (
-        "tests/test_my_task.py",
-        "examples/my_task/tiny_sft.toml",
-        "examples/my_task/tiny.toml",
-    )
+    assert test[1] == "tests/test_my_task.py" and {sft[2], rl[2]} == recipes
     assert "#   sft @ examples/my_task/tiny_sft.toml\n" in Path(sft[2]).read_text()
-    pytest_passes(test[1])
 
 
 @pytest.mark.parametrize("path", ["test_my_task.py", "my_task/tiny.toml", "my_task/notes.txt"])

@@ -95,7 +95,3 @@ def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limi
     assert rl(tiny_model_dir, "--orchestrator.grading.timeout", "0.3") == 2
     said = capsys.readouterr().err
     assert "fails its audit: hangs: " in said and "grading.timeout allows 0.3 s of the processor" in said
-
-
-def findings(file: str) -> list[dict]:
-    return [finding for check in json.loads(Path(file).read_text())["checks"] for finding in check["findings"]]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from processes import wait_until_gone
 
 from hone.commands.rl import roles, run_split, serve_config, variables
 from hone.config.inference import ServeConfig
@@ -128,18 +127,6 @@ def test_where_the_kernel_does_not_a_thread_ends_a_role_with_its_launcher():
     launcher = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
     assert launcher.stdout is not None
     pid = int(launcher.stdout.readline())
-    launcher.send_signal(signal.SIGKILL)
+    launcher.kill()
     launcher.wait()
-    deadline = time.monotonic() + 300
-    while _runs(pid):
-        assert time.monotonic() < deadline, "it lives on"
-        time.sleep(0.05)
-
-
-def _runs(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-        stat = Path(f"/proc/{pid}/stat")
-        return not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] != "Z"
-    except (ProcessLookupError, FileNotFoundError):
-        return False
+    wait_until_gone({pid})

@@ -16,7 +16,6 @@ from tampering import snapshot
 
 from hone.cli import main
 from hone.commands import runs
-from hone.commands.runs import _calibration
 from hone.config.rl import RLConfig
 from hone.runs import predictions
 from hone.runs.files import sha256
@@ -90,7 +89,7 @@ def test_list_shows_evaluations_and_earlier_runs_if_asked_for_and_names_damaged_
     (evaluation / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/reward/mean": 0.75}}))
     out = hone("list")
     assert list(cells(out)) == ["run", "outputs"]
-    assert "\nnot shown: 1 earlier run and 1 evaluation (hone runs list outputs --all)\n" in out
+    assert "\nnot shown: 2 evaluations and earlier runs (hone runs list outputs --all)\n" in out
     assert out.count("damaged: ") == 1 and "outputs/torn/metrics.jsonl, line 1, is damaged" in out
     found = cells(hone("list", "--all", "--ids"))
     assert {name: row[0] for name, row in found.items() if name != "run"} == {
@@ -191,26 +190,8 @@ def test_stop_now_kills_and_says_what_is_lost(at_work: Path, hone) -> None:
         assert process.wait() == -9
     assert out.splitlines()[:2] == [
         "outputs: killed after 3 of 4 steps",
-        "1 step will be taken again, since checkpoint step_2.",
+        "To go on from step 2:",
     ]
-
-
-def test_waiting_can_be_given_up_and_an_overdue_end_is_told(at_work: Path, monkeypatch, capsys) -> None:
-    monkeypatch.setattr(runs, "SLACK", -24.9)
-    real_sleep = time.sleep
-
-    def sleep(seconds: float) -> None:
-        real_sleep(seconds)
-        if "Ctrl-C stops waiting; --now kills it." in capsys.readouterr().out:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(runs.time, "sleep", sleep)
-    with held(at_work, "deaf") as process:
-        assert main(["runs", "stop"]) == 130
-        assert process.poll() is None
-    assert capsys.readouterr().out.endswith(
-        f"Not waiting any longer; process {process.pid} still ends when it has saved.\n"
-    )
 
 
 def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path, monkeypatch, capsys) -> None:
@@ -238,7 +219,7 @@ def drawn() -> Path:
 def test_the_ledger_and_its_summary(drawn: Path, hone) -> None:
     lines = hone("ledger").splitlines()
     assert [line.split() for line in lines[:3]] == [
-        ["draw", "step", "example", "state", "tokens", "from"],
+        ["draw", "step", "example_id", "state", "tokens", "from"],
         ["0", "0", "a", "trained", "10", "checkpoint"],
         ["1", "0", "b", "filtered", "20", "checkpoint"],
     ]
@@ -251,7 +232,7 @@ def test_the_ledger_and_its_summary(drawn: Path, hone) -> None:
     ]
     checkpoint(drawn, 4, [entry(0, 0, "a"), entry(1, 0, "b"), entry(2, 1, "b"), entry(3, 1, "b")])
     out = hone("ledger", code=1)
-    assert "epochs    2 of 2 examples, not all with each exactly once\n" in out
+    assert "epochs    2 of 2 examples, not all with each exactly once; 0 of the next\n" in out
     assert "          but epoch 1: b came 2x instead of 1x; a came 0x instead of 1x\n" in out
 
 
@@ -292,7 +273,7 @@ def test_predictions_and_their_scores(hone) -> None:
     write_lines(Path("outputs/open/metrics.jsonl"), [{"step": 0, "reward/mean": 0.7}])
     make_run(Path("outputs/without"))
     before = snapshot(Path("outputs"))
-    table, overall, bins = hone("predictions").rstrip("\n").split("\n\n")
+    table, overall = hone("predictions").rstrip("\n").split("\n\n")
     assert snapshot(Path("outputs")) == before
     assert [line.split() for line in table.splitlines()[1:]] == [
         ["outputs/a", "reward/mean@3", ">", "0.5", "0.9", "true", "0.7", "0.0100"],
@@ -302,24 +283,5 @@ def test_predictions_and_their_scores(hone) -> None:
     ]
     # (0.01 + 0.09 + 0.64) / 3; the base rate is 1/3, of which the score is 1/3 x 2/3
     assert "3 decided: 0.2467" in overall and "came true (0.33):  0.2222" in overall
-    assert [line.split()[:5] for line in bins.splitlines()[1:]] == [
-        ["0.3", "to", "0.4", "0.30", "0.00"],
-        ["0.8", "to", "0.9", "0.80", "0.00"],
-        ["0.9", "to", "1.0", "0.90", "1.00"],
-        ["1", "undecided:", "a", "run", "that"],
-    ]
+    assert overall.splitlines()[-1].startswith("1 undecided: ")
     assert len(hone("predictions", "--jsonl").splitlines()) == 4
-
-
-def test_the_calibration_of_predictions() -> None:
-    """Of 40 at 0.9 30 came true: Wilson's interval leaves 0.9 out. Certainty belongs to the last row."""
-
-    def scored(p: float, true: int, count: int) -> list[predictions.Scored]:
-        return [predictions.Scored(predictions.Prediction("m", 1, ">", 0, p), i < true) for i in range(count)]
-
-    known = [*scored(0.95, 29, 39), *scored(1.0, 1, 1), *scored(0.5, 5, 10), *scored(0.05, 12, 20)]
-    assert list(_calibration(known)) == [
-        ["0.0 to 0.1", "0.05", "0.60", "0.39 to 0.78", "20", "predicted too low"],
-        ["0.5 to 0.6", "0.50", "0.50", "0.24 to 0.76", "10", ""],
-        ["0.9 to 1.0", "0.95", "0.75", "0.60 to 0.86", "40", "predicted too high"],
-    ]

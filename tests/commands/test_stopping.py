@@ -18,21 +18,25 @@ from hone.runs import Run
 from hone.trainer.step import Trainer
 
 
+def line(model: Path, out: Path, *flags: str) -> list[str]:
+    """The command line of one small run; later flags win."""
+    base = f"--model.name {model} --output-dir {out} --max-steps 4 --seq-len 64 --display plain"
+    base += " --orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4 --no-audit --no-report"
+    base += " --orchestrator.sampling.max-tokens 12 --trainer.micro-batch-tokens 40"
+    return ["rl", *base.split(), *flags]
+
+
 @pytest.fixture
 def command(tiny_model_dir, tmp_path):
-    """The command line of one small run; later flags win."""
+    return lambda *flags: line(tiny_model_dir, tmp_path / "out", *flags)
 
-    def of(kind: str, out: str = "out", *flags: str) -> list[str]:
-        base = ["--model.name", str(tiny_model_dir), "--output-dir", str(tmp_path / out), "--max-steps", "4"]
-        if kind == "rl":
-            base += ["--seq-len", "64", "--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
-            base += ["--orchestrator.sampling.max-tokens", "12", "--trainer.micro-batch-tokens", "40"]
-        else:
-            base += ["--data.env.id", "reverse-text", "--data.batch-size", "4", "--no-data.pack"]
-            base += ["--data.seq-len", "64", "--data.micro-batch-tokens", "80"]
-        return [kind, *base, "--display", "plain", *flags]
 
-    return of
+@pytest.fixture(scope="module")
+def straight(tiny_model_dir, tmp_path_factory):
+    """The unbroken run; read only."""
+    folder = tmp_path_factory.mktemp("unbroken") / "run"
+    assert main(line(tiny_model_dir, folder)) == 0
+    return folder
 
 
 def exact_files(folder: Path) -> dict[str, str]:
@@ -42,12 +46,11 @@ def exact_files(folder: Path) -> dict[str, str]:
     return {str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
 
 
-def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path, capsys):
-    assert main(command("rl", "straight")) == 0
-    totals = Run(tmp_path / "straight").metrics()["tokens/total"].to_pylist()
+def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, straight, tmp_path, capsys):
+    totals = Run(straight).metrics()["tokens/total"].to_pylist()
     limit = totals[1] + max(totals[0], totals[1] - totals[0]) - 1  # the third step might not fit
     capsys.readouterr()
-    assert main(command("rl", "out", "--budget.tokens", str(limit))) == 0
+    assert main(command("--budget.tokens", str(limit))) == 0
     out = tmp_path / "out"
     printed = capsys.readouterr().out.splitlines()
     assert f"after 2 of 4 steps ({totals[1]:,} of {limit:,} tokens). Saved: {out}/checkpoints/step_2" in printed[-2]
@@ -58,7 +61,7 @@ def test_a_token_budget_stops_in_time_and_a_larger_one_goes_on(command, tmp_path
     assert "The budget is used up" in capsys.readouterr().out and not (out / "superseded").exists()
     assert Run(out).metrics()["step"].to_pylist() == [0, 1, 2]  # with the canary of the version that it stopped at
     assert main(["rl", "@", str(out / "config.toml"), "--resume", "--budget.tokens", "1000000"]) == 0
-    assert exact_files(out) == exact_files(tmp_path / "straight") and Run(out).info["exact"] is True
+    assert exact_files(out) == exact_files(straight) and Run(out).info["exact"] is True
 
 
 def wait_for_the_alarm() -> None:
@@ -70,7 +73,9 @@ def wait_for_the_alarm() -> None:
     raise AssertionError("the step was not given up")
 
 
-def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(command, tmp_path, monkeypatch, capfd):
+def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(
+    command, straight, tmp_path, monkeypatch, capfd
+):
     sample = GroupSampler.sample
 
     def endless(self, examples, draws, step):
@@ -79,7 +84,7 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(comma
         return sample(self, examples, draws, step)
 
     monkeypatch.setattr(GroupSampler, "sample", endless)
-    assert main(command("rl", "out", "--grace-seconds", "1.2")) == 143
+    assert main(command("--grace-seconds", "1.2")) == 143
     monkeypatch.undo()
     printed = capfd.readouterr().out
     assert "within 1.2 s, else the step is given up" in printed
@@ -87,9 +92,8 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(comma
     out = tmp_path / "out"
     assert Run(out).info["status"] == "stopped" and Run(out).checkpoints.steps() == [2]
     assert Run(out).metrics()["step"].to_pylist() == [0, 1]
-    assert main([*command("rl"), "--resume"]) == 0
-    assert main(command("rl", "straight")) == 0
-    assert exact_files(out) == exact_files(tmp_path / "straight")
+    assert main([*command(), "--resume"]) == 0
+    assert exact_files(out) == exact_files(straight)
 
 
 def test_a_terminal_that_goes_away_ends_the_run_saved(command, tmp_path, monkeypatch, capfd):
@@ -101,12 +105,12 @@ def test_a_terminal_that_goes_away_ends_the_run_saved(command, tmp_path, monkeyp
         return step(self, batches)
 
     monkeypatch.setattr(Trainer, "step", hung_up)
-    assert main(command("rl")) == 128 + signal.SIGHUP
+    assert main(command()) == 128 + signal.SIGHUP
     assert Run(tmp_path / "out").checkpoints.steps() == [2] and Run(tmp_path / "out").info["status"] == "stopped"
 
 
 def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
-    hone = [sys.executable, "-m", "hone.cli", *command("rl")]
+    hone = [sys.executable, "-m", "hone.cli", *command()]
     process = subprocess.Popen(hone, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
@@ -119,12 +123,12 @@ def test_a_reader_that_leaves_does_not_end_the_run(command, tmp_path):
 def test_a_failed_run_says_why_until_it_is_resumed(command, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(Trainer, "step", lambda self, batches: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        main(command("rl"))
+        main(command())
     run = Run(tmp_path / "out")
     assert run.info["status"] == "failed" and run.info["failure"] == "ZeroDivisionError: division by zero"
     assert run.events()[-1]["cause"] == "ZeroDivisionError: division by zero"
     assert main(["runs", "show", str(tmp_path / "out")]) == 0
     assert "failed       ZeroDivisionError: division by zero" in capsys.readouterr().out
     monkeypatch.undo()
-    assert main([*command("rl"), "--resume"]) == 0
+    assert main([*command(), "--resume"]) == 0
     assert "failure" not in Run(tmp_path / "out").info and Run(tmp_path / "out").info["status"] == "done"

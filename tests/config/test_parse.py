@@ -151,7 +151,7 @@ def test_an_unknown_flag_names_the_nearest(flag: str, suggestion: str | None) ->
         ("@ section.toml", "unknown key trainer.optimiser in section.toml: did you mean trainer.optim?"),
         ("@ sft.toml", "unknown key data.seq_len in sft.toml: it is the config of a run of `hone sft`"),
         ("@ other.toml", "unknown key data.seq_len in other.toml: did you mean seq_len?"),
-        ("--ckpt @ root.toml", "unknown key ckpt.seed in root.toml: a file after --ckpt is read as that section; "),
+        ("--ckpt @ root.toml", "unknown key ckpt.seed in root.toml: did you mean seed?"),
         ("--max-steps ten", "max_steps is 'ten' (--max-steps), but should be a valid integer"),
         ("@ fast.toml", "trainer.optim.lr is 'fast' (fast.toml), but should be a valid number"),
         ("@ bool.toml", "max_steps is true (bool.toml), but should be a number"),

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -258,10 +256,7 @@ def test_the_command_says_what_it_serves_and_how_to_try_it(served) -> None:
     assert f"Serving {served.name} (vLLM 0.32.0, dtype float32, cpu, 1 thread) at {url}\n" in said
     assert f"POST /update_weights takes those under {served.folder}\n" in said
     assert "sesame" not in said
-    curl = next(line for line in served.said if line.startswith("try")).removeprefix("try")
-    words = shlex.split(curl.replace("$KEY", "sesame"))
-    answer = subprocess.run([words[0], "-sS", *words[1:]], capture_output=True, text=True)
-    assert '"object":"text_completion"' in answer.stdout, answer.stderr
+    assert f"try         vf-eval reverse-text -m {served.name} -b {url} -k " in said
 
 
 def test_no_process_is_left(served) -> None:

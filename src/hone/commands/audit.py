@@ -8,7 +8,6 @@ hone audit --template Qwen/Qwen3-0.6B
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -51,9 +50,11 @@ def run(config: AuditConfig) -> int:
     else:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         show_report(console, report)
-        for label, text in (("page", config.html), ("next", _next(config, report))):
-            if text:
-                console.print(Text(f"{label:<12}{text}"), soft_wrap=True)
+        if report.failures:
+            allow = f"--allow.{report.failures[0].name} REASON"
+            console.print(Text(f"next        mend what fails, or say that it is meant so: {allow}"), soft_wrap=True)
+        if config.html is not None:
+            console.print(Text(f"page        {config.html}"), soft_wrap=True)
     return int(report.verdict is Verdict.FAIL)
 
 
@@ -101,20 +102,3 @@ def _task(config: AuditConfig, status: Status) -> Report:
         progress=lambda words: status(f"auditing {env.id}: {words}"),
     )
     return replace(report, subject=f"{env.id} {json.dumps(config.env_args)}") if config.env_args else report
-
-
-def _next(config: AuditConfig, report: Report) -> str:
-    """Return what to do now."""
-    if report.failures:
-        page = "" if config.html else "; more texts: --html audit.html"
-        return f"mend what fails, or say that it is meant so: --allow.{report.failures[0].name} REASON{page}"
-    if "no-reference" in report.names(Verdict.WARN):
-        return "define `reference(example) -> str`, a completion that deserves full marks, and audit the task again"
-    if config.env is None:
-        return ""
-    args = json.dumps(config.env_args)
-    if config.model is None:
-        words = ["hone", "audit", config.env, *(["-a", args] if config.env_args else [])]
-        return shlex.join([*words, "-m", "MODEL", "-t", "MAX_TOKENS"])
-    words = ["rl", "--orchestrator.env.id", config.env, "--model.name", config.model]
-    return shlex.join([*words, *(["--orchestrator.env.args", args] if config.env_args else [])])

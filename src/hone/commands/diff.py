@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 
-from hone.commands.status import Status
+from hone.commands.status import Status, print_labelled
 from hone.config.reproduce import DiffConfig
 from hone.errors import UserError
 from hone.reproduce.diff import diff
@@ -39,30 +39,26 @@ def run(config: DiffConfig) -> int:
     for name, one in zip("AB", runs, strict=True):
         reproducible = "" if one.info.get("exact", True) else ", not reproducible"
         status = status_of(one.info, holder(one.path))
-        print(f"{name}             {one.path}: hone {kind}, {status}{reproducible}, {one.info['id']}")
+        print_labelled(name, f"{one.path}: hone {kind}, {status}{reproducible}, {one.info['id']}")
     made = [provenance.numerics(one.info) for one in runs]
     if made[0] != made[1]:
-        print(f"verdict       not comparable: A was made under numerics {made[0]}, B under numerics {made[1]}")
+        print_labelled("verdict", f"not comparable: A was made under numerics {made[0]}, B under numerics {made[1]}")
         return 3
     status = Status()
     found = diff(first, second, lambda step: status(f"comparing step {step}"))
     status.clear()
-    settings = found.settings[:SHOWN] or ["the same in all that decides the numbers"]
-    for i, setting in enumerate(settings):
-        print(f"{'' if i else 'config':<14}{setting}")
-    if len(found.settings) > SHOWN:
-        print(f"{'':14}and {len(found.settings) - SHOWN} more")
+    print_labelled("config", *(found.settings or ["the same in all that decides the numbers"]), most=SHOWN)
     steps = found.equal  # without gaps but for what a run did not record
-    print(f"equal         {f'steps {steps[0]} to {steps[-1]}' if steps else 'no step'}")
+    print_labelled("equal", f"steps {steps[0]} to {steps[-1]}" if steps else "no step")
     if found.difference is None:
         lengths = found.lengths
         longer = "A" if lengths[0] > lengths[1] else "B"
         rest = f", as far as both go; {longer} goes on to step {max(lengths) - 1}" if lengths[0] != lengths[1] else ""
-        print(f"verdict       equal in {RECORDED[kind]}{rest}")
+        print_labelled("verdict", f"equal in {RECORDED[kind]}{rest}")
         return 0
-    print(f"verdict       they part at {found.difference.sentence()}")
+    print_labelled("verdict", f"they part at {found.difference.sentence()}")
     causes = [*(f"config: {setting.name}" for setting in found.settings), *found.causes]
-    for i, cause in enumerate(causes or ["nothing that run.json tells: same config, versions, hardware and sources"]):
-        print(f"{'' if i else 'it may be':<14}{cause}")
-    print(f"next          hone verify {shlex.quote(str(first.path))}   (does A do again what it recorded?)")
+    nothing = "nothing that run.json tells: same config, versions, hardware and sources"
+    print_labelled("it may be", *(causes or [nothing]))
+    print_labelled("next", f"hone verify {shlex.quote(str(first.path))}   (does A do again what it recorded?)")
     return 1

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 import sys
 
 from rich.console import Console
@@ -35,17 +33,6 @@ def run(config: EvalConfig) -> int:
     if evaluation.folder is not None:
         evaluation.save(result, sys.argv)
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
-    examples, rollouts = min(available, max(200, 2 * config.num_examples)), max(8, config.rollouts_per_example)
-    if result.failed:
-        examples, rollouts = config.num_examples, config.rollouts_per_example
-    words = ["hone", "eval", config.env, "-m", config.model]
-    for name, flag in (("base_url", "-b"), ("api_key_var", "-k"), ("max_tokens", "-t"), ("temperature", "-T")):
-        value = getattr(config, name)
-        words += [flag, str(value)] if value != type(config).model_fields[name].default else []
-    for flag, tree in (("-a", config.env_args), ("--template", config.template), ("-S", config.sampling_args)):
-        words += [flag, json.dumps(tree)] if tree else []
-    following = shlex.join([*words, "-n", str(examples), "-r", str(rollouts)])
-    console.print(Text(f"next        {following}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)
 
 

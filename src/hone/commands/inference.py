@@ -6,7 +6,6 @@ inference --model.name outputs/weights/step_100
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import signal
 import socket
@@ -111,18 +110,15 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
 
 
 def _intro(config: ServeConfig, described: str) -> str:
-    """Return what is served, and two lines to try it with; `described` is what samples."""
+    """Return what is served, and a line to try it with; `described` is what samples."""
     name, host = config.model.name, config.host
     url = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{config.port}"
-    body = json.dumps({"model": name, "prompt": "Hello", "max_tokens": 32, "seed": 0})
-    variable = config.api_key_var or "KEY"
-    key, short_key = (f' -H "Authorization: Bearer ${variable}"', f" -k {variable}") if config.api_key else ("", "")
+    key = f" -k {config.api_key_var or 'KEY'}" if config.api_key else ""
     weights = "it takes none: for a run to train through it, add --weights-root outputs"
     if config.weights_root is not None:
         weights = f"POST /update_weights takes those under {config.weights_root}"
     random = f"{TINY} is a random model that was never trained; name yours with --model.name\n" if name == TINY else ""
     return (
         f"Serving {name} ({described}) at {url}/v1\n{random}weights     {weights}\n"
-        f"try         curl {url}/v1/completions{key} -H 'Content-Type: application/json' -d {shlex.quote(body)}\n"
-        f"            vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{short_key}\nstop        Ctrl-C"
+        f"try         vf-eval reverse-text -m {shlex.quote(name)} -b {url}/v1{key}\nstop        Ctrl-C"
     )

@@ -5,9 +5,7 @@ hone init-model outputs/tiny --preset tiny --init.layers 3
 
 from __future__ import annotations
 
-import os
 import shlex
-import shutil
 
 from hone.config.init import InitModelConfig
 from hone.errors import UserError
@@ -35,17 +33,10 @@ def run(config: InitModelConfig) -> int:
         facts={"parameters": model.num_parameters, "vocabulary": c.vocab_size},
         from_nothing=True,
     )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    temporary = out.parent / f".{out.name}.{os.getpid()}.tmp"
-    try:
-        save_model(model, temporary)
-        save_tokenizer(temporary, model_max_length=init.max_positions)
-        (temporary / "README.md").write_text(card, encoding="utf-8")
-        out.mkdir(exist_ok=True)
-        for file in temporary.iterdir():
-            file.replace(out / file.name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    out.mkdir(parents=True, exist_ok=True)
+    readme.write_text(card, encoding="utf-8")  # first: it says that the folder is ours
+    save_model(model, out)
+    save_tokenizer(out, model_max_length=init.max_positions)
     print(
         f"{out}: {model.num_parameters / 1e6:.2f}M parameters ({c.num_layers} layers, hidden {c.hidden_size}, "
         f"{c.num_heads} heads, {c.num_kv_heads} key/value heads), {c.vocab_size} tokens, "

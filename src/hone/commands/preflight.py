@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import shlex
 from pathlib import Path
 from typing import Any
 
 from hone.audit.environment import audit_before_training
 from hone.audit.report import Report, Verdict
-from hone.commands.status import Status
+from hone.commands.status import Status, command
 from hone.config.rl import RLConfig
-from hone.environments import Environment
 from hone.errors import UserError
 from hone.grading import printable
 from hone.runs.files import write_json
 from hone.runs.observer import Observer
-from hone.runs.outputs import AUDIT, run_info
+from hone.runs.outputs import AUDIT
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
 
@@ -39,12 +36,11 @@ class Audit(Observer):
 
     def check(self, training: Any) -> None:
         config, env = training.config, training.env
-        if _had_before(config, env):
+        if _had_before(config):
             return
         task = config.orchestrator.env
-        words = ["hone", "audit", task.id, *(["-a", json.dumps(task.args)] if task.args else [])]
-        words += ["--env-template", json.dumps(task.template)] if task.template else []
-        self._command = shlex.join([*words, *(["--seed", str(config.seed)] if config.seed else [])])
+        flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
+        self._command = command("hone", "audit", task.id, **flags)
         if not config.audit:
             return
         # A task of its own, in processes of its own, so that what reward functions remember is not from here. Only the
@@ -80,38 +76,26 @@ class Audit(Observer):
     def before_start(self, run: RunWriter) -> None:
         if not self._command:
             return
-        skipped = {"verdict": "skipped", "why": "--no-audit"}
-        record = skipped if self._report is None else _without_seconds(self._report.record())
+        record = {"verdict": "skipped", "why": "--no-audit"}
+        lines = ["The task was not audited (--no-audit)."]
+        if self._report is not None:
+            record = self._report.record()
+            del record["seconds"]  # equal runs have equal files
+            bad = [finding for finding in self._report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+            lines = [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
+            lines += [f"audit: all of it: {self._command}"] if bad else []
         write_json(run.folder / AUDIT, record)
         run.event("audit", run.start_step, verdict=record["verdict"])
-        if self._report is None:
-            run.display.message("The task was not audited (--no-audit).")
-            return
-        bad = [finding for finding in self._report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
-        for finding in bad[:SHOWN]:
-            run.display.message(f"audit: {finding.verdict}: {finding.name}: {printable(finding.title)}")
-        if bad:
-            more = f"{len(bad) - SHOWN} more; " if len(bad) > SHOWN else ""
-            run.display.message(f"audit: {more}all of it: {self._command}")
+        for line in lines:
+            run.display.message(line)
 
 
-def _without_seconds(value: Any) -> Any:
-    """Leave out what is a time, so that equal runs have equal files."""
-    if isinstance(value, dict):
-        return {name: _without_seconds(item) for name, item in value.items() if not name.endswith("seconds")}
-    return [_without_seconds(item) for item in value] if isinstance(value, list) else value
-
-
-def _had_before(config: RLConfig, env: Environment) -> bool:
-    """Return True if the run that is resumed was audited or refused to be, and its task is as it was then."""
+def _had_before(config: RLConfig) -> bool:
+    """Return True if the run that is resumed was audited or refused to be, with the task that it has now."""
     if config.resume is None:
         return False
     folder = Path(config.resume.dir or config.output_dir)
-    info = run_info(folder)
-    if info is None or not (folder / AUDIT).exists():
-        return False
-    source = info.get("sources", {}).get("environment")
-    if source is not None and env.digests([]).get("environment", source) != source:
+    if not (folder / AUDIT).exists():
         return False
     changed = changes(settings_of(folder, config), config, {})
     return not any(change.name.startswith("orchestrator.env.") for change in changed)

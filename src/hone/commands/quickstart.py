@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 
 import hone
+from hone.commands.status import print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
 
@@ -58,9 +59,10 @@ def run(config: QuickstartConfig) -> int:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit / 2**30
     summary = {"seed": config.seed, "rows": rows, "peak_memory_gib": round(peak, 3)}
     (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print_table(rows, f"reverse-text, {config.num_examples} held-out phrases, seed {config.seed}")
+    print(f"\nreverse-text, {config.num_examples} held-out phrases, seed {config.seed}\n")
+    print_table([_cells(row) for row in rows])
     print(
-        f"Training took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {out / 'rl/report.html'}\n\nNext:\n"
+        f"\nTraining took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {out / 'rl/report.html'}\nNext:\n"
         f"  hone view {out}   # curves and samples in a browser\n"
         f"  hone eval reverse-text -m {rl_weights} -n 5 -r 3   # samples and their scores\n"
         f"  {shlex.join(rl_command)} --seed 1   # another seed\n"
@@ -107,26 +109,17 @@ def measure(name: str, weights: Path, seconds: float, config: QuickstartConfig) 
     return row
 
 
-def print_table(rows: list[dict], title: str) -> None:
-    """Print the held-out results of each model."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=title)
-    for column in ("", "reward, T=1 [95 %]", "correct, T=1", "reward, greedy", "correct, greedy", "training"):
-        table.add_column(column, justify="left" if not column else "right")
-    for row in rows:
-        sampled, greedy = row["sampled"], row["greedy"]
-        table.add_row(
-            row["model"],
-            f"{sampled['reward/mean']:.3f} [{sampled['ci95/low']:.3f}, {sampled['ci95/high']:.3f}]",
-            f"{100 * sampled['correct']:.1f} %",
-            f"{greedy['reward/mean']:.3f}",
-            f"{100 * greedy['correct']:.1f} %",
-            f"{row['train_seconds']:.0f} s",
-        )
-    print()
-    Console(width=None if sys.stdout.isatty() else 112).print(table)
+def _cells(row: dict) -> dict[str, str]:
+    sampled, greedy = row["sampled"], row["greedy"]
+    interval = f"[{sampled['ci95/low']:.3f}, {sampled['ci95/high']:.3f}]"
+    return {
+        "": row["model"],
+        "reward, T=1 [95 %]": f"{sampled['reward/mean']:.3f} {interval}",
+        "correct, T=1": f"{100 * sampled['correct']:.1f} %",
+        "reward, greedy": f"{greedy['reward/mean']:.3f}",
+        "correct, greedy": f"{100 * greedy['correct']:.1f} %",
+        "training": f"{row['train_seconds']:.0f} s",
+    }
 
 
 def examples(config: ExamplesConfig) -> int:

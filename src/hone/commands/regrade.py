@@ -10,10 +10,10 @@ import json
 import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-from hone.commands.status import Status
+from hone.commands.status import Status, command, print_labelled, print_table
 from hone.config.reproduce import RegradeConfig
 from hone.config.shared import EnvConfig
 from hone.environments.loading import configured, load_environment
@@ -21,7 +21,7 @@ from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.pages import visible
-from hone.reproduce.attribution import Verdict, Window, choose_ends, judge, window, windows
+from hone.reproduce.attribution import choose_ends, judge, window, windows
 from hone.reproduce.regrade import Grader, Regraded, regrade, sort_by_typical_length
 from hone.runs import Run, provenance
 from hone.runs.files import write_file
@@ -35,37 +35,15 @@ LONGEST = 400
 """Most characters of one of them that are shown."""
 
 
-@dataclass(frozen=True)
-class Result:
-    """All there is to report. `own` is the run's own task; None if it could not be loaded, for `own_missing`."""
-
-    run: Run
-    task: EnvConfig
-    grader: Grader
-    graded_by: str
-    own: Grader | None
-    own_missing: str
-    steps: list[int]
-    regraded: Regraded
-    windows: list[Window]
-    verdict: Verdict
-
-
 def run(config: RegradeConfig) -> int:
     """Grade again and report; return 0, whatever came out."""
-    recorded = Run(find_run(config.run))
-    refuse_interrupted(recorded.path)
-    if (kind := recorded.info["kind"]) != "rl":
-        raise UserError(
-            f"{recorded.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`"
-        )
     json_file = config.as_json.file if config.as_json else None
     for flag, path in (("--output", config.output), ("--json", json_file)):
         if path is not None:
             check_target(path, flag)
     quiet = config.as_json is not None and json_file is None
     with redirect_stdout(sys.stderr) if quiet else nullcontext():  # what a task prints is no JSON
-        result = grade_again(config, recorded, quiet)
+        result = Regrading(config)
     if config.output is not None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -73,78 +51,165 @@ def run(config: RegradeConfig) -> int:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.concat_tables(result.regraded.scores), sink, compression="zstd")
         write_file(config.output, sink.getvalue().to_pybytes())
-    text = json.dumps(as_record(result), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(result.record(), indent=2, ensure_ascii=False) + "\n"
     if quiet:
         sys.stdout.write(text)
         return 0
     if json_file is not None:
         write_file(json_file, text)
-    print_report(result, config)
+    result.print()
+    if config.output is not None:
+        print_labelled("scores", str(config.output))
     return 0
 
 
-def grade_again(config: RegradeConfig, recorded: Run, quiet: bool) -> Result:
-    """Load the graders, grade the chosen steps and judge the change."""
-    task, asked = EnvConfig.model_validate(recorded.config.get("orchestrator", {}).get("env", {})), config.env
-    digest = recorded.info.get("sources", {}).get("environment")
-    own, own_missing = None, ""
-    try:
-        refuse_other_task(task.id, task.args, digest, config.trust_local_task)
-        own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
-    except UserError as error:
-        own_missing = str(error)
-    grader, graded_by = own, describe(task.id, task.args)
-    if asked.id is not None or asked.args or asked.template is not None:
+class Regrading:
+    """A run, the graders, and what came out. `own` is the run's own task; None if it can't be had, for `own_missing`.
+
+    Raises UserError if there is nothing to grade, or nothing to grade with.
+    """
+
+    def __init__(self, config: RegradeConfig) -> None:
+        self.run = Run(find_run(config.run))
+        refuse_interrupted(self.run.path)
+        if (kind := self.run.info["kind"]) != "rl":
+            raise UserError(
+                f"{self.run.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`"
+            )
+        if not (known := self.run.rollout_steps()):
+            raise UserError(f"{self.run.path} has no rollouts yet: there is nothing to grade")
+        self.steps = steps_within(config.steps, known, "--steps")[:: config.every]
+        self._load_graders(config)
+        self.regraded = self._grade(config)
+        self.windows = windows(self.regraded.points)
+        if not self.windows:
+            old, new, why = self.regraded.failed_old, self.regraded.failed_new, self.regraded.failure
+            raise UserError(
+                f"no completion of {self.run.path} was graded both times: {old:,} failed when they were recorded, "
+                f"{new:,} now ({why or 'no failure now'})"
+            )
+        ends = choose_ends(self.windows)
+        if config.from_ is not None:
+            spans = (steps_within(config.from_, self.steps, "--from"), steps_within(config.to, self.steps, "--to"))
+            before, after = (window(self.regraded.points, span[0], span[-1]) for span in spans)
+            if before is None or after is None:
+                raise UserError("--from or --to holds no completion that both graders could grade: name other steps")
+            ends = before, after
+        self.verdict = judge(*ends, self.windows, same_grader=self.grader is self.own)
+
+    def _load_graders(self, config: RegradeConfig) -> None:
+        recorded, asked = self.run.config.get("orchestrator", {}).get("env", {}), config.env
+        self.task = task = EnvConfig.model_validate(recorded)
+        self.own, self.own_missing = None, ""
+        digest = self.run.info.get("sources", {}).get("environment")
+        try:
+            refuse_other_task(task.id, task.args, digest, config.trust_local_task)
+            self.own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
+        except UserError as error:
+            self.own_missing = str(error)
+        self.recorded_by = self.graded_by = describe(task.id, task.args)
+        if asked.id is None and not asked.args and asked.template is None:
+            if self.own is None:
+                raise UserError(f"the run's own task can't be had ({self.own_missing}): name one that grades: --env ID")
+            self.grader = self.own
+            return
         if asked.id is None:
             refuse_other_task(task.id, task.args, digest, config.trust_local_task)
-        env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
-        template = None if asked.template is None else Template(asked.template, "env.template")
         if unknown := (asked.template or {}).keys() - {"answer", "info"}:
             raise UserError(
                 f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
                 "answer and info"
             )
-        grader, graded_by = Grader(load_environment(env_id, **args), template), describe(env_id, args)
-    if grader is None:
-        raise UserError(f"the run's own task can't be had ({own_missing}): name one that grades with --env ID")
-    if not (known := recorded.rollout_steps()):
-        raise UserError(f"{recorded.path} has no rollouts yet: there is nothing to grade")
-    steps = steps_within(config.steps, known, "--steps")[:: config.every]
-    graders = [grader] if own is None or own is grader else [grader, own]
-    for one in graders:
-        one.env.use_workers(config.grading)
-    status = Status(sys.stderr)
-    try:
-        regraded = regrade(
-            recorded,
-            steps,
-            grader,
-            own,
-            seed=recorded.info["seed"],
-            check=config.check,
-            max_failed=config.grading.max_failed,
-            keep_scores=config.output is not None,
-            progress=lambda done: None if quiet else status(f"regrading step {done} of {len(steps)}"),
-        )
-    finally:
-        status.clear()
-        for one in graders:
-            one.env.close_workers()
-    cut = windows(regraded.points)
-    if not cut:
-        raise UserError(
-            f"no completion of {recorded.path} was graded both times: {regraded.failed_old:,} failed when they were "
-            f"recorded, {regraded.failed_new:,} now ({regraded.failure or 'no failure now'})"
-        )
-    ends = choose_ends(cut)
-    if config.from_ is not None:
-        spans = [steps_within(config.from_, steps, "--from"), steps_within(config.to, steps, "--to")]
-        before, after = (window(regraded.points, span[0], span[-1]) for span in spans)
-        if before is None or after is None:
-            raise UserError("--from or --to holds no completion that both graders could grade: name other steps")
-        ends = before, after
-    verdict = judge(*ends, cut, same_grader=grader is own)
-    return Result(recorded, task, grader, graded_by, own, own_missing, steps, regraded, cut, verdict)
+        env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
+        template = None if asked.template is None else Template(asked.template, "env.template")
+        self.grader, self.graded_by = Grader(load_environment(env_id, **args), template), describe(env_id, args)
+
+    def _grade(self, config: RegradeConfig) -> Regraded:
+        loaded = [self.grader, *([] if self.own in (None, self.grader) else [self.own])]
+        status = Status(sys.stderr)
+        for one in loaded:
+            one.env.use_workers(config.grading)
+        try:
+            return regrade(
+                self.run,
+                self.steps,
+                self.grader,
+                self.own,
+                seed=self.run.info["seed"],
+                check=config.check,
+                max_failed=config.grading.max_failed,
+                keep_scores=config.output is not None,
+                progress=lambda done: status(f"regrading step {done} of {len(self.steps)}"),
+            )
+        finally:
+            status.clear()
+            for one in loaded:
+                one.env.close_workers()
+
+    def record(self) -> dict[str, Any]:
+        """Return the result as JSON-ready values."""
+        regraded, info = self.regraded, self.run.info
+        return {
+            "run": str(self.run.path),
+            "id": info["id"],
+            "numerics": {"recorded": provenance.numerics(info), "now": provenance.NUMERICS},
+            "recorded_by": self.recorded_by,
+            "graded_by": self.graded_by,
+            "steps": self.steps,
+            "completions": len(regraded.points),
+            "failed": {"recorded": regraded.failed_old, "now": regraded.failed_new},
+            "check": {"completions": regraded.checked, "same": regraded.same, "impossible": self.own_missing or None},
+            "windows": [asdict(one) for one in self.windows],
+            "verdict": self.verdict.record(),
+            "disagreements": regraded.disagreeing,
+        }
+
+    def print(self) -> None:
+        """Print what was graded, the windows, the verdict, and completions about which the graders disagree."""
+        run, regraded, steps, same_grader = self.run, self.regraded, self.steps, self.grader is self.own
+        extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
+        if regraded.failed_old or regraded.failed_new:
+            extent += f"; without {regraded.failed_old:,} that could not be graded then and {regraded.failed_new:,} now"
+            extent += f" ({regraded.failure})" if regraded.failed_new else ""
+        print_labelled("run", f"{run.path}: {status_of(run.info, holder(run.path))}, {run.info['id']}")
+        print_labelled("recorded by", self.recorded_by)
+        print_labelled("graded by", "the same task" if same_grader else self.graded_by)
+        print_labelled("completions", extent)
+        print_labelled("check", *self._check_lines())
+        print()
+        print_table([_row(one) for one in self.windows])
+        print()
+        print_labelled("verdict", self.verdict.sentence)
+        late = [pair for pair in regraded.disagreements if pair.recorded.step >= self.verdict.after.first]
+        for pair in sort_by_typical_length(late or regraded.disagreements)[: 0 if same_grader else SHOWN]:
+            recorded = pair.recorded
+            print(f"\nstep {recorded.step}, sample {recorded.reply.sample_id}, {recorded.length} tokens:")
+            for text in visible(recorded.text, LONGEST).splitlines() or [""]:
+                print(f"  | {text}")
+            for label, score in (("recorded:", recorded.score), ("now:", pair.score)):
+                print(f"  {label:<9} {_outcome(score)}, {visible(score.detail, LONGEST)}")
+        if same_grader:
+            print(f"\nTo ask another grader:\n  hone regrade {shlex.quote(str(run.path))} --env ID")
+        elif self.verdict.cause == "parser":
+            audit = command("hone", "audit", self.task.id, a=self.task.args, env_template=self.task.template)
+            print(f"\nTo see what else the recorded grader loses:\n  {audit}")
+
+    def _check_lines(self) -> list[str]:
+        """Say if the run's own task gives what was recorded, and what can't be graded exactly."""
+        lines, regraded = [], self.regraded
+        if self.own_missing:
+            lines.append(f"none, for the run's own task can't be had: {self.own_missing}")
+        elif regraded.checked:
+            lines.append(f"{regraded.same:,} of {regraded.checked:,} have the recorded reward and outcome")
+        if (pair := regraded.first_other) is not None:
+            old, new = _outcome(pair.recorded.score), _outcome(pair.score)
+            where = f"the first that differs: sample {pair.recorded.reply.sample_id} was {old}, and is now {new}"
+            lines.append(f"{where}: the task has changed since, or does not always grade alike")
+        if other_numerics := provenance.other_numerics(self.run.info):
+            lines.append(f"the run was {other_numerics}: graders of hone itself may have changed, too")
+        if self.grader.reads_state:
+            lines.append("the state of a conversation is not recorded: reward functions got the one it begins with")
+        return lines
 
 
 def describe(env_id: str, args: dict[str, Any]) -> str:
@@ -162,97 +227,12 @@ def steps_within(text: str | None, steps: list[int], flag: str) -> list[int]:
     return inside
 
 
-def as_record(result: Result) -> dict[str, Any]:
-    """Return the result as JSON-ready values."""
-    regraded, info = result.regraded, result.run.info
-    check = {"completions": regraded.checked, "same": regraded.same, "impossible": result.own_missing or None}
-    return {
-        "run": str(result.run.path),
-        "id": info["id"],
-        "numerics": {"recorded": provenance.numerics(info), "now": provenance.NUMERICS},
-        "recorded_by": describe(result.task.id, result.task.args),
-        "graded_by": result.graded_by,
-        "steps": result.steps,
-        "completions": len(regraded.points),
-        "failed": {"recorded": regraded.failed_old, "now": regraded.failed_new},
-        "check": check,
-        "windows": [asdict(one) for one in result.windows],
-        "verdict": result.verdict.record(),
-        "disagreements": regraded.disagreeing,
-    }
-
-
-def print_report(result: Result, config: RegradeConfig) -> None:
-    """Print what was graded, the windows, the verdict, and completions about which the graders disagree."""
-    one, task, regraded, steps = result.run, result.task, result.regraded, result.steps
-    same_grader = result.grader is result.own
-    extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
-    if regraded.failed_old or regraded.failed_new:
-        extent += f"; without {regraded.failed_old:,} that could not be graded then and {regraded.failed_new:,} now"
-        extent += f" ({regraded.failure})" if regraded.failed_new else ""
-    lines = [
-        ("run", f"{one.path}: {status_of(one.info, holder(one.path))}, {one.info['id']}"),
-        ("recorded by", describe(task.id, task.args)),
-        ("graded by", "the same task" if same_grader else result.graded_by),
-        ("completions", extent),
-        *(("check", text) for text in check_lines(result)),
-    ]
-    for label, text in lines:
-        print(f"{label:<14}{text}")
-    print(f"\n{format_table(result.windows)}\n\nverdict       {result.verdict.sentence}")
-    if not same_grader:
-        late = [pair for pair in regraded.disagreements if pair.recorded.step >= result.verdict.after.first]
-        for pair in sort_by_typical_length(late or regraded.disagreements)[:SHOWN]:
-            recorded = pair.recorded
-            print(f"\nstep {recorded.step}, sample {recorded.reply.sample_id}, {recorded.length} tokens:")
-            for text in visible(recorded.text, LONGEST).splitlines() or [""]:
-                print(f"  | {text}")
-            for label, score in (("recorded:", recorded.score), ("now:", pair.score)):
-                print(f"  {label:<9} {_outcome(score)}, {visible(score.detail, LONGEST)}")
-        print()
-    if config.output is not None:
-        print(f"scores        {config.output}")
-    if same_grader:
-        print(f"To ask another grader:\n  hone regrade {shlex.quote(str(one.path))} --env ID")
-    elif result.verdict.cause == "parser":
-        audit = ["hone", "audit", task.id, *(["-a", json.dumps(task.args)] if task.args else [])]
-        audit += ["--env-template", json.dumps(task.template)] if task.template else []
-        print(f"To see what else the recorded grader loses:\n  {shlex.join(audit)}")
-
-
-def check_lines(result: Result) -> list[str]:
-    """Say if the run's own task gives what was recorded, and what can't be graded exactly."""
-    lines, regraded = [], result.regraded
-    if result.own_missing:
-        lines.append(f"none, for the run's own task can't be had: {result.own_missing}")
-    elif regraded.checked:
-        graded = f"{regraded.same:,} of {regraded.checked:,} graded again by the run's own task"
-        lines.append(f"{graded} have the recorded reward and outcome")
-    if (pair := regraded.first_other) is not None:
-        lines.append(
-            f"the first that differs: sample {pair.recorded.reply.sample_id} was {_outcome(pair.recorded.score)}, and "
-            f"is now {_outcome(pair.score)}: the task has changed since, or does not always grade alike"
-        )
-    if other_numerics := provenance.other_numerics(result.run.info):
-        lines.append(f"the run was {other_numerics}: graders of hone itself may have changed, too")
-    if result.grader.reads_state:
-        lines.append(
-            "reward functions read the state of a conversation, which is not recorded: they got the one it begins with"
-        )
-    return lines
-
-
 def _outcome(score: Any) -> str:
     return str(score.outcome) if score.outcome.is_failure else f"{score.outcome} ({score.reward:.6g})"
 
 
-def format_table(windows: list[Window]) -> str:
-    """Format the windows, a line each."""
-    rows = [["steps", "recorded", "regraded", "right: both", "only old", "only new", "truncated", "tokens"]]
-    for one in windows:
-        shares = (f"{share:.0%}" for share in (one.right_both, one.right_old, one.right_new, one.truncated))
-        rows.append([one.name, f"{one.recorded:.3f}", f"{one.regraded:.3f}", *shares, f"{one.length:.1f}"])
-    first, *others = zip(*rows, strict=True)
-    columns = [[cell.ljust(max(map(len, first))) for cell in first]]
-    columns += [[cell.rjust(max(map(len, column))) for cell in column] for column in others]
-    return "\n".join("  ".join(cells) for cells in zip(*columns, strict=True))
+def _row(one: Any) -> dict[str, str]:
+    shares = {"right: both": one.right_both, "only old": one.right_old, "only new": one.right_new}
+    row = {"steps": one.name, "recorded": f"{one.recorded:.3f}", "regraded": f"{one.regraded:.3f}"}
+    row |= {name: f"{share:.0%}" for name, share in (shares | {"truncated": one.truncated}).items()}
+    return row | {"tokens": f"{one.length:.1f}"}

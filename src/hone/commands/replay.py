@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 
-from hone.commands.status import Status
+from hone.commands.status import Status, print_labelled
 from hone.composition.parts import card
 from hone.config.reproduce import ReplayConfig
 from hone.errors import UserError
@@ -34,7 +34,7 @@ def run(config: ReplayConfig) -> int:
             "steps again from its data"
         )
     if other_numerics := provenance.other_numerics(recorded.info):
-        print(f"verdict       not comparable: {other_numerics}")
+        print_labelled("verdict", f"not comparable: {other_numerics}")
         return 3
     read_config(recorded)
     if folder is not None:
@@ -43,8 +43,8 @@ def run(config: ReplayConfig) -> int:
         refuse_inside_run(folder, "--output-dir")
     rebuilt = rebuild(recorded, config.model, replay_only=True)
     start, until = span(recorded, rebuilt, config.to_step)
-    print(f"run           {path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
-    print(f"replaying     steps {start} to {until - 1} from {rebuilt.name(start)}; no environment, no sampling")
+    print_labelled("run", f"{path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
+    print_labelled("replaying", f"steps {start} to {until - 1} from {rebuilt.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
     result = replay(
         rebuilt,
@@ -54,15 +54,15 @@ def run(config: ReplayConfig) -> int:
     )
     status.clear()
     seconds = time.monotonic() - began
-    print(f"replayed      {result.reached - start} steps in {seconds:.1f} s, to version {result.reached}")
+    print_labelled("replayed", f"{result.reached - start} steps in {seconds:.1f} s, to version {result.reached}")
     code = report(recorded, rebuilt, result)
     if folder is not None:
         with new_dir(folder) as fresh:
             model = rebuilt.execution.trainer.model
             export_weights(fresh, model, rebuilt.renderer, card(rebuilt.config, result.reached))
-        print(f"weights       version {result.reached}, as replayed: {folder}")
+        print_labelled("weights", f"version {result.reached}, as replayed: {folder}")
     if code == 1:
-        print(f"next          hone verify {quoted}   (names files that were changed)")
+        print_labelled("next", f"hone verify {quoted}   (names files that were changed)")
     return code
 
 
@@ -88,23 +88,21 @@ def span(recorded: Run, rebuilt: Rebuilt, to_step: int | None) -> tuple[int, int
 def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
     """Print how it came out; return the exit code."""
     limit = rebuilt.limit
+    if result.same and limit:
+        ranks = f"the run was trained on {most_ranks(recorded.info)} ranks, this is one process"
+        print_labelled("verdict", f"equal within {limit:g}: {ranks}")
+    elif result.same:
+        equal = "equal: every update's metrics and weights are those of the run; fingerprint"
+        print_labelled("verdict", f"{equal} {result.fingerprint}")
     if result.same:
-        equal = f"equal: every update's metrics and weights are those of the run; fingerprint {result.fingerprint}"
-        if limit:
-            ranks = most_ranks(recorded.info)
-            equal = f"equal within {limit:g}: the run was trained on {ranks} ranks, this is one process"
-        print(f"verdict       {equal}")
-        if result.matched:
-            print(f"{'close to' if limit else 'equal to'}      {', '.join(result.matched)}")
+        print_labelled("close to" if limit else "equal to", *filter(None, [", ".join(result.matched)]))
         return 0
     what, step = f"{result.missed} is not what the recorded rollouts lead to", result.reached - 1
     if result.difference is not None:
         what, step = result.difference.sentence("the run", "the replay"), result.difference.step
     reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
-    if reasons := [*reasons, *machine.inexact(recorded.info, step, sampling=False)]:
-        print(f"verdict       not comparable: {what}")
-        print("  which proves nothing, for these are not as they were for the run:")
-        print("\n".join(f"  {reason}" for reason in reasons))
-        return 3
-    print(f"verdict       differs: {what}")
-    return 1
+    reasons += machine.inexact(recorded.info, step, sampling=False)
+    print_labelled("verdict", f"{'not comparable' if reasons else 'differs'}: {what}")
+    if reasons:
+        print_labelled("", "which proves nothing, for these are not as they were for the run:", *reasons)
+    return 3 if reasons else 1

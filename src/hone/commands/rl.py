@@ -50,31 +50,32 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig) -> RLConfig:
-    """Return the config with the mode that it has on this machine's GPUs."""
+    """Return the config with the mode that it has on this machine's GPUs: `split` on two or more, all but one of them
+    the trainer's. Where a mode, a server or a device is named, that is what was meant.
+    """
     if config.mode is not None:
         return config
     automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
-    return config.on_gpus(len(visible_gpus()) if automatic else 0)
+    count = len(visible_gpus()) if automatic else 0
+    if count < 2:
+        return config.model_copy(update={"mode": "colocated"})
+    trainer = config.trainer
+    ranks = trainer.ranks if "ranks" in trainer.model_fields_set else count - 1
+    return config.model_copy(update={"mode": "split", "trainer": trainer.model_copy(update={"ranks": ranks})})
 
 
 def check_server(config: RLConfig) -> None:
-    """Raise UserError if no server answers, or if it serves another model or takes no weights of this run."""
+    """Raise UserError, before anything is loaded, if no server answers, or if it takes no weights of this run."""
     from hone.inference.endpoint import Endpoint, api_key
     from hone.orchestrator.reach import reach
 
-    client, model, parameters = config.orchestrator.client, config.model, None
-    if model.name == TINY or Path(model.name).is_dir():
-        from hone.planning.shape import Shape
-
-        with contextlib.suppress(UserError, OSError):
-            parameters = Shape.of(model.name, model.init).parameters
-    key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
-    endpoint = Endpoint(config.server_url, key, timeout=min(SECONDS, client.timeout))
-    weights = config.output_dir / SPOOL
+    client, weights = config.orchestrator.client, config.output_dir / SPOOL
     if config.mode == "split":
         weights = transport_weights(config.transport_path) / "none"
+    key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
+    endpoint = Endpoint(config.server_url, key, timeout=min(SECONDS, client.timeout))
     with contextlib.suppress(Halt):
-        reach(endpoint, model.name, None, config.seq_len, weights, parameters)
+        reach(endpoint, config.model.name, None, config.seq_len, weights, None)
 
 
 def run_split(config: RLConfig) -> int:
@@ -122,7 +123,7 @@ def run_split(config: RLConfig) -> int:
             variables(),
             restarts=config.restarts,
             grace_seconds=config.grace_seconds,
-            began=lambda children: _say(introduction(config, children, placement)),
+            began=lambda children: _say(introduction(config, children)),
             opened=opened,
         )
         try:
@@ -199,19 +200,16 @@ def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
     return ServeConfig(**settings)
 
 
-def introduction(config: RLConfig, children: Sequence[Child], placement: Placement) -> str:
-    """Describe which process does what, where its lines are, and how to end them all."""
-    folder, gpus = config.output_dir, {INFERENCE: placement.inference, TRAINER: placement.trainer}
-    text = f"RL in {len(children)} processes on this machine, into {folder}\n"
-    if config.orchestrator.client.base_url is not None:
-        text += f"    inference     the server that is up at {config.server_url}\n"
-    for role in dict.fromkeys(child.role for child in children):
-        pids = " ".join(str(child.pid) for child in children if child.role == role)
-        where = f"GPU {', '.join(gpus[role])}, " if gpus.get(role) else ""
-        text += f"    {role:<13} pid {pids}: {where}log {folder / 'logs' / f'{role}.log'}\n"
-    quoted = shlex.quote(str(folder))
-    end = f"To end all of them, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
-    return text + end
+def introduction(config: RLConfig, children: Sequence[Child]) -> str:
+    """Describe which processes there are, where their lines go, and how to end them all."""
+    folder, server = config.output_dir, config.orchestrator.client.base_url
+    quoted, names = shlex.quote(str(folder)), ", ".join(dict.fromkeys(child.role for child in children))
+    sampler = f" and the server at {server}" if server else ""
+    return (
+        f"RL in {len(children)} processes on this machine, into {folder}\n"
+        f"    {names}{sampler}; their logs: {folder / 'logs'}\n"
+        f"To end all of them, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
+    )
 
 
 def _say(text: str) -> None:

@@ -1,13 +1,14 @@
-"""One line that tells what is being done now, for work whose parts are of unlike length."""
+"""What commands print: one line that tells what is being done now, and tables."""
 
 from __future__ import annotations
 
+import json
+import shlex
 import shutil
 import sys
 import time
-from typing import TextIO
-
-from hone.grading import printable
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
 
 
 class Status:
@@ -19,6 +20,8 @@ class Status:
         self._last_line = time.monotonic()
 
     def __call__(self, text: str) -> None:
+        from hone.grading import printable  # loads numpy, which a list of runs does without
+
         text = printable(" ".join(text.splitlines()))
         if self._terminal:
             columns = shutil.get_terminal_size().columns
@@ -31,3 +34,30 @@ class Status:
         """Take the line off the terminal."""
         if self._terminal:
             print("\r\033[K", end="", flush=True, file=self._stream)
+
+
+def print_table(rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows with the same keys, which head the columns; nothing of none."""
+    columns = [[name, *(row[name] for row in rows)] for name in rows[0]] if rows else []
+    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
+    for cells in zip(*padded, strict=True):
+        print("  ".join(cells).rstrip())
+
+
+def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
+    """Print texts below each other behind a label; of those beyond `most`, how many there are."""
+    shown = texts if most is None else [*texts[:most], *([f"and {len(texts) - most} more"] if texts[most:] else [])]
+    for number, text in enumerate(shown):
+        print(f"{'' if number else label:<14}{text}")
+
+
+def command(*words: str, **flags: Any) -> str:
+    """Return a command line of a shell. Of the flags, those of one letter are short; trees are JSON; None is left out,
+    and so is an empty tree.
+    """
+    line = list(words)
+    for name, value in flags.items():
+        if value is not None and value != {}:
+            written = f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+            line += [written, json.dumps(value) if isinstance(value, dict) else str(value)]
+    return shlex.join(line)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import sys
 import threading
 from functools import partial
 from types import FrameType
@@ -43,26 +42,18 @@ def run(config: TrainerRole) -> int:
         )
     device = device_of(config.model.device)
     config = with_determinism(config, device)
-    numbers, received = (signal.SIGTERM, signal.SIGINT), []
-
-    def end(signum: int, _frame: FrameType | None) -> None:
-        if not received:  # torchrun sends on what its children may have got already
-            received.append(signum)
-            raise KeyboardInterrupt
-
-    before = {}
     if threading.current_thread() is threading.main_thread():
-        before = {n: signal.signal(n, end) for n in numbers if signal.getsignal(n) != signal.SIG_IGN}
+        signal.signal(signal.SIGTERM, _end)
     try:
         with joined(device) as ranks:
             return _serve(config, ranks.device(device), ranks)
-    except BaseException:
-        if received:
-            return 128 + received[0]
-        raise
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    except SystemExit as end:
+        return int(end.code or 0)
+
+
+def _end(signum: int, _frame: FrameType | None) -> None:
+    signal.signal(signum, signal.SIG_IGN)  # torchrun sends on what its children may have got already
+    raise SystemExit(128 + signum)
 
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
@@ -96,16 +87,14 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         own = config.model_copy(update={"orchestrator": orch})
         return make_trainer(own, loaded.pop() if loaded else load(), ranks)
 
-    headed = headline(config, loaded[0], ranks.world)
+    headed = headline(config, hello.parameters, hello.device, threads, ranks.world)
     trainer = RankedTrainer(ranks, make, config.trainer.micro_batch_tokens, share_prompts=True)
     if not ranks.first:
         return trainer.follow()
-    files = [word[1:] or after for word, after in zip(sys.argv, [*sys.argv[1:], ""], strict=True) if word[:1] == "@"]
-    place = f"this trainer's config ({', '.join(files)})" if files else "this trainer's config"
     say = partial(print, flush=True)
     with trainer:
         transport = FileTransport(config.transport_path, config.transport.max_tokens)
         say(f"Trainer: {headed}\nWaiting for the orchestrator at {transport.path}")
-        version = serve.TrainerLoop(config, transport, trainer, place, say).serve(hello)
+        version = serve.TrainerLoop(config, transport, trainer, say=say).serve(hello)
         say(f"Done: the run has come to version {version}.")
     return 0

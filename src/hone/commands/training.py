@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import sys
@@ -12,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hone.commands.cards import Card
 from hone.commands.detach import COMMAND, hand_over
+from hone.commands.status import command
 from hone.composition.machine import device_of
 from hone.composition.training import predictions_text
 from hone.config.rl import RLConfig
@@ -21,13 +22,13 @@ from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
-from hone.model.decoder import Decoder
 from hone.planning.data import Counter, Facts, facts_of_task
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
 from hone.planning.shape import Shape
 from hone.runs import predictions
 from hone.runs.observer import Observer
+from hone.runs.outputs import CARD
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.writer import RunWriter, watching
 from hone.trainer.parallel import ALONE, Ranks, joined
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = 16
 """Of the task that are measured for the forecast: few, for it must not delay the start."""
+LENIENT_SECONDS = 10.0
+"""Most that grading for the card may delay the end of a run."""
 
 
 def sft(config: SFTConfig) -> int:
@@ -63,9 +66,9 @@ def orchestrator(config: RLConfig) -> int:
     from hone.composition.split import SplitRL
 
     typed = os.environ.get(COMMAND)
+    words = json.loads(typed) if typed else sys.argv
     observers = attached(config, "rl", Audit())
-    command = json.loads(typed) if typed else sys.argv
-    return _train(SplitRL(config, observers=observers, command=command, launched=bool(typed))).exit_code
+    return _train(SplitRL(config, observers=observers, command=words, launched=bool(typed))).exit_code
 
 
 def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
@@ -115,6 +118,50 @@ class Introduction(Observer):
             run.display.message(f"Predicted: {'; '.join(map(str, predicted))} (fixed by SHA-256 {digest[:12]}…)")
 
 
+class Card(Observer):
+    """Writes the run card when the run ends; it is never the reason why that fails."""
+
+    def check(self, training: Any) -> None:
+        self._env = getattr(training, "env", None)  # to grade with
+
+    def before_start(self, run: RunWriter) -> None:
+        self._run = run
+
+    def at_end(self, status: str) -> None:
+        if status not in ("done", "budget", "stopped"):
+            return
+        folder, display, env = self._run.folder, self._run.display, self._env
+        again = command("hone", "report", str(folder))
+        try:
+            from hone.viewer.card.facts import facts_of
+            from hone.viewer.card.files import write_card
+
+            display.phase("report")
+            read = None if env is None else lambda run, rows: self._read(env, run, rows, status, again)
+            card = facts_of(folder, read, ours=True)
+            if card.run.progress.history:
+                write_card(card, folder)
+                display.message(f"Card: {folder / CARD[0]}")
+        except KeyboardInterrupt:
+            display.message(f"The card was left out: {again} writes it.")
+        except Exception as error:
+            if not isinstance(error, OSError):  # a disk that takes no card may take no log either
+                logging.getLogger(__name__).warning("the run card could not be written", exc_info=True)
+            cause = f"{type(error).__name__}: {error}".splitlines()[0]
+            display.message(f"The card could not be written ({cause}): {again} writes it.")
+
+    def _read(self, env: Any, run: Any, evaluated: Any, status: str, again: str) -> Any:
+        """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
+        from hone.environments.rubric import is_async
+        from hone.viewer.card.lenient import Leniency, read
+
+        if status != "done":
+            return Leniency(f"the run was to end at once: {again} reads it")
+        if any(map(is_async, env.rubric.funcs.values())) or not (env.rubric.inline or env.has_workers):
+            return Leniency(f"reward functions might ask a service, or hang: {again} reads it")
+        return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
+
+
 class HandOver(Observer):
     """Lets the terminal go that has started the run with --detach."""
 
@@ -123,13 +170,14 @@ class HandOver(Observer):
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield what is about to run, in mode split also where, and the plan in short."""
+    """Yield what is about to run, where, and the plan in short; `hello` is that of the trainer in mode split."""
     config, sft, hello = training.config, training.kind == "sft", getattr(training, "hello", None)
-    ranks = training.ranks.world if sft else 1
+    ranks = hello.ranks if hello else training.ranks.world if sft else 1
     if hello is None:
-        policy = headline(config, training.model, ranks)
+        model = training.model
+        policy = headline(config, model.num_parameters, str(model.device), torch.get_num_threads(), ranks)
     else:
-        policy = f"{config.model.name} ({hello.parameters / 1e6:.2f}M parameters, {config.precision})"
+        policy = headline(config, hello.parameters, f"{hello.device} of {hello.host}", hello.threads, ranks)
     if sft:
         from hone.composition.sft import data_name
 
@@ -140,17 +188,13 @@ def introduction(training: Any) -> Iterator[str]:
         prompts, completions = orch.batch_size // orch.rollouts_per_example, config.max_steps * orch.batch_size
         work = f"{prompts} prompts x {orch.rollouts_per_example} completions = {completions:,} completions"
         task = orch.env.id
-    text = (
-        f"{training.kind.upper()}: {policy} on {task}\n    {config.max_steps} steps x {work}, into {config.output_dir}"
-    )
+    work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
+    yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
     if hello is not None:
-        text += (
-            f"\n    trainer: {hello.ranks} rank{'s' if hello.ranks > 1 else ''} on {hello.device} of {hello.host}; "
-            f"sampler: {training.server.name}, at most {config.orchestrator.max_async_level} versions behind"
-        )
+        lag = config.orchestrator.max_async_level
+        yield f"sampled by {training.server.name}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
-        text += f"\ntrainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
-    yield text
+        yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
     decoder, env = (training.model.config, None) if sft else (training.decoder, training.env)
     yield from forecast(config, decoder, training.renderer, env, alone=hello is None and ranks == 1)
 
@@ -177,11 +221,10 @@ def forecast(
         yield f"No memory estimate: {type(error).__name__}: {error}"
 
 
-def headline(config: Any, model: Decoder, ranks: int = 1) -> str:
+def headline(config: Any, parameters: int, device: str, threads: int, ranks: int = 1) -> str:
     """Format the policy in one line: name, size, precision, device, threads, and how many ranks share it."""
-    threads, device = torch.get_num_threads(), model.device.type if ranks > 1 else model.device
     place = f"{device}, {threads} thread{'s' if threads > 1 else ''}" + (f" each, {ranks} ranks" if ranks > 1 else "")
-    return f"{config.model.name} ({model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place})"
+    return f"{config.model.name} ({parameters / 1e6:.2f}M parameters, {config.precision}, {place})"
 
 
 def report(training: Any) -> str:
@@ -198,15 +241,13 @@ def report(training: Any) -> str:
         more = larger_budget(config.budget.model_dump(), run.budget.spent) if spent else []
         why, how = (" by its budget", " with a larger one") if spent else ("", " with")
         used = f" ({run.budget.used_up})" if spent else ""
-        command = resume_command(run.folder, run.info, *more)
         text += f"Stopped{why} after {version} of {config.max_steps} steps{used}. "
-        return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {command}"
+        go_on = resume_command(run.folder, run.info, *more)
+        return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
     env = config.data.env if sft else config.orchestrator.env
-    weights = run.weights_path(version)
-    evaluate = ["hone", "eval", env.id if env else "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
-    evaluate += ["-a", json.dumps(env.args)] if env and env.args else []
-    evaluate += ["--template", json.dumps(env.template)] if env and env.template else []
+    weights, task = str(run.weights_path(version)), {"a": env.args, "template": env.template} if env else {}
+    evaluate = command("hone", "eval", env.id if env else "ENV", m=weights, n=100, r=4, **task)
     return (
         f"{text}Done: {version} step{'' if version == 1 else 's'}{figures}. Weights: {weights}\n"
-        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {shlex.join(evaluate)}"
+        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluate}"
     )

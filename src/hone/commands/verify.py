@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import shlex
 
-from hone.commands.status import Status
+from hone.commands.status import Status, print_labelled
 from hone.config.reproduce import VerifyConfig
 from hone.errors import UserError
 from hone.reproduce import integrity, machine
@@ -35,20 +35,19 @@ def run(config: VerifyConfig) -> int:
     """Verify and write the certificate; return the exit code of the verdict."""
     recorded = open_run(config.run)
     info, here, precision = recorded.info, machine.this_machine, read_precision(recorded)
-    print(f"run           {recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
+    print_labelled("run", f"{recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
     status = Status()
     checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision), status)
     status.clear()
     counts = ", ".join(f"{count} {what}" for what, count in checked.counts.items() if count)
     found = f"{len(checked.damages)} damaged" if checked.damages else "all files fit their hashes"
-    print(f"files         {counts or 'none'}: {found}")
+    print_labelled("files", f"{counts or 'none'}: {found}")
     verification = Verification("damaged" if checked.damages else "files only", checked)
     notes = verification.notes
     notes += [f"the run itself says that it is not reproducible: {cause}" for cause in machine.inexact(info)]
-    other_numerics = provenance.other_numerics(info)
     if checked.damages and config.steps:
         notes.append("no step was executed again, for the files are not those of the run")
-    elif config.steps and other_numerics:
+    elif config.steps and (other_numerics := provenance.other_numerics(info)):
         verification.verdict, verification.reasons = "not comparable", [other_numerics]
     elif config.steps:
         rebuilt = rebuild(recorded, config.model, files_checked=True, trust_local_task=config.trust_local_task)
@@ -58,61 +57,54 @@ def run(config: VerifyConfig) -> int:
         notes.append(f"what step {open_steps[-1]} wrote has no hash: only executing it again would tell")
     verdict = verification.verdict
     for note in notes:
-        print(f"note          {note}")
-    print(f"verdict       {verdict}: {explain(verification)}")
+        print_labelled("note", note)
+    print_labelled("verdict", f"{verdict}: {explain(verification)}")
     executed = verification.steps or verification.evaluation
-    listed = checked.damages if verdict == "damaged" else verification.reasons if executed else []
-    for item in listed[:SHOWN]:
-        print(f"  {item}")
-    if len(listed) > SHOWN:
-        print(f"  and {len(listed) - SHOWN} more, in the certificate")
+    print_labelled(
+        "", *(checked.damages if verdict == "damaged" else verification.reasons if executed else []), most=SHOWN
+    )
     try:
-        print(f"certificate   {verification.write_certificate(recorded, here())}")
+        print_labelled("certificate", str(verification.write_certificate(recorded, here())))
     except UserError as error:  # the verdict stands without it
-        print(f"certificate   none: {error}")
+        print_labelled("certificate", f"none: {error}")
     following = {"files only": "verify --steps 3", "differs": "replay"}
     if verdict in following:
-        print(f"next          hone {following[verdict]} {shlex.quote(str(recorded.path))}")
+        print_labelled("next", f"hone {following[verdict]} {shlex.quote(str(recorded.path))}")
     return EXIT_CODES[verdict]
 
 
 def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification: Verification) -> None:
     """Execute randomly chosen steps again, as far as they can be, and set the verdict."""
-    evaluated = _last_evaluation(recorded, rebuilt)
-    unhashed = unhashed_steps(verification.checked)
+    notes = verification.notes
+    evaluated, unhashed = _last_evaluation(recorded, rebuilt), unhashed_steps(verification.checked)
     taken = sorted({*rebuilt.records.updates, *unhashed} - {rebuilt.records.last_evaluation})
-    candidates = [step for step in taken if rebuilt.nearest(step) is not None]
-    verification.candidates = candidates
+    verification.candidates = candidates = [step for step in taken if rebuilt.nearest(step) is not None]
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
     verification.resampled = rebuilt.execution.resamples
     verification.limit = rebuilt.limit
     where = f"{rebuilt.missing_model}; say where it is by --model"
     if rebuilt.first:
         where = f"at step {rebuilt.first} it was resumed with --allow-drift, and config.toml holds from then on"
-    notes, lost = verification.notes, [step for step in taken if step not in (*candidates, evaluated)]
+    lost = [step for step in taken if step not in (*candidates, evaluated)]
     if lost and candidates:
         notes.append(f"steps {lost[0]} to {lost[-1]} can't be executed again: {where}")
     if unchecked := [step for step in unhashed if step in lost]:
         notes.append(f"nothing tells whether what step {unchecked[0]} wrote changed, for it has no hash")
     if not verification.resampled:
-        notes.append(
-            f"{why_not_resampled(rebuilt.config, recorded)}: those that are recorded are graded and trained on anew; "
-            "evaluations and the canary are left aside"
-        )
+        why = why_not_resampled(rebuilt.config, recorded)
+        anew = "those that are recorded are graded and trained on anew; evaluations and the canary are left aside"
+        notes.append(f"{why}: {anew}")
     if verification.limit:
-        notes.append(
-            f"it was trained on up to {most_ranks(recorded.info)} ranks: what training gives counts as equal up to "
-            f"{verification.limit:g} of its size"
-        )
+        ranks = f"it was trained on up to {most_ranks(recorded.info)} ranks"
+        notes.append(f"{ranks}: what training gives counts as equal up to {verification.limit:g} of its size")
     steps: list[int] = []
     if candidates:
         verification.seed = secrets.randbits(32) if config.seed is None else config.seed
         steps = choose_steps(candidates, config.steps, verification.seed)
+        chosen = f"chosen out of {len(candidates)} with --seed {verification.seed}"
         more = [step for step in unhashed if step in candidates and step not in steps]
-        print(
-            f"steps         {', '.join(map(str, steps))}: chosen out of {len(candidates)} with --seed "
-            f"{verification.seed}" + (f"; and {', '.join(map(str, more))}, which have no hash yet" if more else "")
-        )
+        chosen += f"; and {', '.join(map(str, more))}, which have no hash yet" if more else ""
+        print_labelled("steps", f"{', '.join(map(str, steps))}: {chosen}")
         steps = sorted([*steps, *more])
     status = Status()
 
@@ -121,7 +113,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         way = f"from {check.start}" + (f", {check.replayed} replayed" if check.replayed else "")
         outcome = "equal" if check.difference is None else "differs"
         what = "evaluation" if check.is_evaluation else f"step {check.step}"
-        print(f"{what:<14}{outcome} ({way}, {check.seconds:.1f} s)", flush=True)
+        print_labelled(what, f"{outcome} ({way}, {check.seconds:.1f} s)")
 
     check_steps(
         verification,

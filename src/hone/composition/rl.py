@@ -214,7 +214,8 @@ class RL(Training):
         observers: Sequence[Observer] = (),
         **settings: Any,
     ) -> None:
-        parsed = from_settings(RLConfig, config, settings).on_gpus(1)
+        parsed = from_settings(RLConfig, config, settings)
+        parsed = parsed.model_copy(update={"mode": parsed.mode or "colocated"})
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct
         self.config, self.given = parts.with_given_task(parsed, *task)
         self.observers = checked_observers(observers)

@@ -218,16 +218,15 @@ def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
     """
     unknown = tuple(SYNONYMS.get(part, part) for part in (part.replace("-", "_").lower() for part in unknown))
 
+    def alike(one: str, other: str) -> float:
+        return SequenceMatcher(None, one, other).ratio()
+
     def likeness(known: Path) -> tuple[float, float, int]:
         if "_".join(unknown) == "_".join(known):
             return 2.0, 0.0, 0  # --wandb-project
-        pairs = [_alike(one, other) for one in unknown[:-1] for other in known[:-1]]
-        name, place = _alike(unknown[-1], known[-1]), max(pairs, default=CLOSE)
+        pairs = [alike(one, other) for one in unknown[:-1] for other in known[:-1]]
+        name, place = alike(unknown[-1], known[-1]), max(pairs, default=CLOSE)
         return (name, place, -len(known)) if min(name, place) >= CLOSE else (0.0, 0.0, 0)
 
     best = max((key.path for key in walk(cls)), key=likeness)
     return best if likeness(best)[0] else None
-
-
-def _alike(one: str, other: str) -> float:
-    return SequenceMatcher(None, one, other).ratio()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,27 +33,24 @@ def plain(value: Any) -> Any:
     return str(value) if value is None or isinstance(value, Path) else value
 
 
-def non_defaults(cls: type[BaseModel], table: dict[str, Any]) -> dict[str, Any]:
+def non_defaults(cls: type[BaseModel], table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return the leaves of `table` (a config as `to_toml` wrote it) that aren't the defaults of `cls`, by dotted name.
 
     An optional section is measured against its own defaults; one that has nothing but those is given as "on". Keys that
     `cls` doesn't know are kept.
     """
-    return dict(_differing(cls, table, None, ""))
-
-
-def _differing(
-    cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None, prefix: str
-) -> Iterator[tuple[str, Any]]:
+    found = {}
     for name, value in table.items():
         field = cls.model_fields.get(name)
-        usual = getattr(default, name) if field and default is not None else field and field.default
         section = field and unwrap(field.annotation)[0]
+        if field and value == plain(field.default):
+            continue
         if isinstance(value, dict) and isinstance(section, type) and issubclass(section, BaseModel):
-            below = _differing(section, value, usual if isinstance(usual, BaseModel) else None, f"{prefix}{name}.")
-            yield from list(below) or ([(prefix + name, "on")] if usual is None else [])
-        elif field is None or value != plain(usual):
-            yield prefix + name, value
+            below = non_defaults(section, value, f"{prefix}{name}.")
+            found |= below or ({prefix + name: "on"} if field and field.default is None else {})
+        else:
+            found[prefix + name] = value
+    return found
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:

@@ -61,10 +61,10 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
             heading = f"{dotted(row.path) or row.left}: {row.text}".rstrip()
             lines += ["", *textwrap.wrap(heading, width, subsequent_indent="    ", break_on_hyphens=False)]
             continue
-        head = f"  {row.left}  ".ljust(INDENT)
-        first, *rest = textwrap.wrap(row.text, max(width - INDENT, 30), break_on_hyphens=False)
-        lines += [head + first] if len(head) == INDENT else [f"  {row.left}", margin + first]
-        lines += [margin + line for line in rest]
+        text = textwrap.wrap(row.text, max(width - INDENT, 30), break_on_hyphens=False)
+        head = f"  {row.left}  "
+        lines += [head.ljust(INDENT) + text.pop(0)] if len(head) <= INDENT else [head.rstrip()]
+        lines += [margin + line for line in text]
     if cls.common and topic != "all":
         more = f"All keys: `{prog} --help all`. Of one section: `{prog} --help SECTION` ({', '.join(sections)})."
         lines += ["", *textwrap.wrap(more, width, break_on_hyphens=False)]
@@ -98,11 +98,9 @@ def _type(annotation: Any) -> str:
     """Return how a value is written: INT, {a,b}, JSON."""
     if get_origin(annotation) is Literal:
         return "{" + ",".join(map(str, get_args(annotation))) + "}"
-    if is_dict(annotation):
-        return "JSON"
     if get_origin(annotation) in (tuple, list):
         return " ".join(_type(arg) for arg in get_args(annotation))
-    return annotation.__name__.upper()
+    return "JSON" if is_dict(annotation) else annotation.__name__.upper()
 
 
 def _default(value: Any) -> str:

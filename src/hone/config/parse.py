@@ -22,7 +22,7 @@ import json
 import pathlib
 import tomllib
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import ValidationError
@@ -44,11 +44,12 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
     `-h` or `--help` prints the keys and raises SystemExit(0); a word after it is a section, or `all`.
     """
     cls = cls.chosen(argv)
-    if asked := [index for index, word in enumerate(argv) if word in ("-h", "--help")]:
-        from hone.config.help import render
+    for index, word in enumerate(argv):
+        if word in ("-h", "--help"):
+            from hone.config.help import render
 
-        print(render(cls, prog, next(iter(argv[asked[0] + 1 :]), "")))
-        raise SystemExit(0)
+            print(render(cls, prog, "".join(argv[index + 1 : index + 2])))
+            raise SystemExit(0)
     return _validated(cls, _Reader(cls, argv).read(), prog)
 
 
@@ -69,9 +70,8 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
     for name, value in settings.items():
         key = lookup(cls, path := tuple(name.split(".")))
         if key is None:
-            close = nearest(cls, path)
             command = cls.__name__.removesuffix("Config").lower()
-            hint = f": did you mean {dotted(close)}?" if close else f"; `hone {command} --help all` lists all keys"
+            hint = _meant(cls, path, f"; `hone {command} --help all` lists all keys")
             raise UserError(f"there is no key {name!r}{hint}")
         if key.section and isinstance(value, bool):
             value = {} if value else None
@@ -81,26 +81,29 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
     return _validated(cls, merged, "hone")
 
 
+def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
+    """Return a hint: which key was meant; `other` if none is like it."""
+    close = nearest(cls, unknown)
+    return f": did you mean {show(close)}?" if close else other
+
+
 def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
     """Return the config, or raise UserError with the first problem: key, value, where it was set, what is expected."""
     try:
         return cls.model_validate(cls.compose(settings))
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-    path = tuple(str(part) for part in first["loc"])
+    kind, value, where = first["type"], first["input"], settings.origin(tuple(str(part) for part in first["loc"]))
     name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).lstrip(".")
-    if first["type"] == "value_error":  # raised by a validator of ours
-        reason = str(first.get("ctx", {})["error"])
-        raise UserError(f"{name}: {reason}" if name else reason)
-    words = cls.positional.split()
-    if first["type"] == "missing" and name in words:
-        raise UserError(f"{name.upper()} is missing: say `{prog} {' '.join(words).upper()}`")
-    if first["type"] == "missing":
-        raise UserError(f"{name} is missing{settings.origin(path)}")
-    value = first["input"]
-    problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{settings.origin(path)}"
+    if kind == "value_error":  # raised by a validator of ours
+        raise UserError(": ".join(filter(None, [name, str(first.get("ctx", {})["error"])])))
+    if kind == "missing":
+        words = cls.positional.split()
+        usage = f": say `{prog} {' '.join(words).upper()}`" if name in words else ""
+        raise UserError(f"{name.upper() if usage else name} is missing{where}{usage}")
+    problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{where}"
     expected = first["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]
-    if first["type"] == "model_type":
+    if kind == "model_type":
         expected = "a section with keys of its own"
     raise UserError(f"{problem}, but should be {expected}" if expected != first["msg"] else f"{problem}: {expected}")
 
@@ -167,10 +170,17 @@ class _Reader:
             else:
                 yield key.path, value
 
+    def _unknown_key(self, path: Path, file: str) -> str:
+        hint = _meant(self.cls, path, ", and no key is like it; --help all lists them")
+        other = config_of(pathlib.Path(file))
+        if other and self.cls.__name__.lower() != f"{other}config":
+            hint = f": it is the config of a run of `hone {other}`"
+        return f"unknown key {dotted(path)} in {file}{hint}"
+
     def _read_flag(self, token: str) -> None:
         """Set what one flag says, or remember the section that an `@ file` after it belongs to."""
         word, equals, text = token.partition("=")
-        name, short, value = word.lstrip("-"), not word.startswith("--"), None
+        name, short = word.lstrip("-"), not word.startswith("--")
         path = tuple(name.split("."))
         key = lookup(self.cls, path) if short == (len(name) == 1) else None
         if key is None and self.cls.section:
@@ -181,8 +191,7 @@ class _Reader:
             self.given[FLAG].put(off.path, Setting(None if off.section else False, token, is_flag=True))
             return
         if key is None:
-            close = nearest(self.cls, path)
-            hint = f": did you mean {flag(close)}?" if close else ", and none is like it; --help all lists them"
+            hint = _meant(self.cls, path, ", and none is like it; --help all lists them", flag)
             raise UserError(f"unknown flag {word}{hint}")
         if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
             if key.section is None:
@@ -217,41 +226,28 @@ class _Reader:
 
     def _value(self, key: Key, word: str, value: str | None) -> Any:
         """Return the value of a key, from behind its equals sign (None: there is none) or from the words after it."""
-        following = self._following()
-        if key.type is bool and value is None:
-            literal = following is not None and following.lower() in ("true", "false", "1", "0")
-            return self.tokens.popleft() if literal else True
-        if value is None and following is None:
-            raise UserError(f"{word} needs a value")
-        first = value if value is not None else self.tokens.popleft()
+        if value is None:
+            following = self._following()
+            if key.type is bool and (following or "").lower() not in ("true", "false", "1", "0"):
+                return True
+            if following is None:
+                raise UserError(f"{word} needs a value")
+            value = self.tokens.popleft()
         many = get_origin(key.type) in (tuple, list)
+        if many and not value.startswith("["):
+            values, limit = [value], len(get_args(key.type)) if get_origin(key.type) is tuple else None
+            while self._following() is not None and len(values) != limit:
+                values.append(self.tokens.popleft())
+            return values
         if not (key.free or is_dict(key.type) or many):
-            return first
-        if not many or first.startswith("["):
-            words = {"True": True, "False": False, "None": None}
-            found = words.get(first, first)
-            with contextlib.suppress(json.JSONDecodeError):
-                found = json.loads(first)
-            if not key.free and not isinstance(found, list if many else dict):
-                example = "a list such as '[0.9, 0.95]'" if many else """a JSON object such as '{"n": 3}'"""
-                raise UserError(f"{word} takes {example}, not {first!r}")
-            return found
-        values, args = [first], get_args(key.type)
-        limit = len(args) if get_origin(key.type) is tuple else None
-        while self._following() is not None and len(values) != limit:
-            values.append(self.tokens.popleft())
-        return values
-
-    def _unknown_key(self, path: Path, file: str) -> str:
-        close = nearest(self.cls, path)
-        hint = f": did you mean {dotted(close)}?" if close else ", and no key is like it; --help all lists them"
-        if self.section and lookup(self.cls, path[len(self.section) :]) is not None:
-            section = flag(self.section)
-            hint = f": a file after {section} is read as that section; for the top, put `@ {file}` before {section}"
-        other = config_of(pathlib.Path(file))
-        if other and self.cls.__name__.lower() != f"{other}config":
-            hint = f": it is the config of a run of `hone {other}`"
-        return f"unknown key {dotted(path)} in {file}{hint}"
+            return value
+        found: Any = {"True": True, "False": False, "None": None}.get(value, value)
+        with contextlib.suppress(json.JSONDecodeError):
+            found = json.loads(value)
+        if not key.free and not isinstance(found, list if many else dict):
+            example = "a list such as '[0.9, 0.95]'" if many else """a JSON object such as '{"n": 3}'"""
+            raise UserError(f"{word} takes {example}, not {value!r}")
+        return found
 
 
 def config_of(file: pathlib.Path) -> str:

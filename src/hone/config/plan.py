@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Self
 
-from pydantic import AliasChoices, Field
+from pydantic import AliasChoices, Field, create_model
 
 from hone.config.base import BaseConfig
 from hone.config.parse import config_of, load_toml
@@ -18,6 +18,12 @@ class _AboutRun(BaseConfig):
 
     own: ClassVar[tuple[str, ...]] = ()
     """The keys that are the command's, not the run's."""
+
+    @classmethod
+    def chosen(cls, argv: list[str]) -> type[Self]:
+        """Return the class with the keys of the run as well: of `hone rl`, unless `argv` names keys of `hone sft`."""
+        kind = SFTConfig if is_sft(argv) else RLConfig
+        return create_model(cls.__name__, __base__=(cls, kind), __doc__=cls.__doc__)  # pyright: ignore
 
     @property
     def run(self) -> RLConfig | SFTConfig | None:
@@ -45,21 +51,6 @@ class PlanConfig(_AboutRun):
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the plan as JSON."""
 
-    @classmethod
-    def chosen(cls, argv: list[str]) -> type[Self]:
-        return (SFTPlan if is_sft(argv) else RLPlan) if cls is PlanConfig else cls  # pyright: ignore[reportReturnType]
-
-
-class RLPlan(PlanConfig, RLConfig):
-    """What a run of `hone rl` will do, take and cost: steps, memory, time, money, and settings that surprise.
-
-    With a file or flags of `hone sft` it plans that (`hone plan @ sft.toml --help` shows its keys).
-    """
-
-
-class SFTPlan(PlanConfig, SFTConfig):
-    """What a run of `hone sft` will do, take and cost: steps, memory, time, money, and settings that surprise."""
-
 
 class DoctorConfig(_AboutRun):
     """Looks at this machine for what breaks or slows runs, and says the command that mends it. Exit code 1 for errors.
@@ -68,6 +59,7 @@ class DoctorConfig(_AboutRun):
     """
 
     own = ("offline", "as_json")
+    common = {"The doctor": "offline json"}
 
     offline: bool = False
     """Ask no other machine."""
@@ -78,21 +70,7 @@ class DoctorConfig(_AboutRun):
     def chosen(cls, argv: list[str]) -> type[Self]:
         own = {"--offline", "--no-offline", "--json", "--no-json", "--as-json", "--help"}
         words = {word.partition("=")[0] for word in argv if word.startswith(("--", "@"))}
-        if cls is not DoctorConfig or not words - own:
-            return cls
-        return DoctorSFT if is_sft(argv) else DoctorRL  # pyright: ignore[reportReturnType]
-
-
-class DoctorRL(DoctorConfig, RLConfig):
-    """Looks at this machine, and at what this run of `hone rl` needs."""
-
-    common = {"The doctor": "offline json"}
-
-
-class DoctorSFT(DoctorConfig, SFTConfig):
-    """Looks at this machine, and at what this run of `hone sft` needs."""
-
-    common = DoctorRL.common
+        return super().chosen(argv) if words - own else cls
 
 
 def is_sft(argv: list[str]) -> bool:

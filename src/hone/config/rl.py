@@ -265,18 +265,6 @@ class RLConfig(RunConfig):
         """The server to sample from in mode split: the one that is up, or that `inference` starts."""
         return self.orchestrator.client.base_url or f"http://127.0.0.1:{self.inference.port}/v1"
 
-    def on_gpus(self, count: int) -> RLConfig:
-        """Return the config with its mode on so many GPUs: `split` on two or more, all but one the trainer's.
-
-        Where a mode, a server or a device is named, that is what was meant.
-        """
-        if self.mode is not None:
-            return self
-        if count < 2 or self.model.device != "auto" or self.orchestrator.client.base_url is not None:
-            return self.model_copy(update={"mode": "colocated"})
-        ranks = self.trainer.ranks if "ranks" in self.trainer.model_fields_set else count - 1
-        return self.model_copy(update={"mode": "split", "trainer": self.trainer.model_copy(update={"ranks": ranks})})
-
     @property
     def transport_path(self) -> Path:
         """The folder of the transport."""

@@ -63,7 +63,7 @@ class RunsLedgerConfig(OneRun):
 
 
 class RunsPredictionsConfig(BaseConfig):
-    """What was predicted of the runs under a folder, what became of it, and how well the probabilities were chosen."""
+    """What was predicted of the runs under a folder, and what became of it."""
 
     positional = "root"
 
