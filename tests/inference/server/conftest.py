@@ -29,7 +29,7 @@ def _nothing_left_in_flight(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the weights of two models in it: step_1 of the served shape, other of another vocabulary."""
+    """A folder with weights of the served shape in it: step_1."""
     root = tmp_path_factory.mktemp("run") / "weights"
     save_model(random_model(seed=1), root / "step_1")
     save_tokenizer(root / "step_1")

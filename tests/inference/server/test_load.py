@@ -14,9 +14,7 @@ import openai
 import pytest
 from real_server import Served, serving, until
 
-from hone.inference.types import SamplingParams
-
-from .test_app import ENGINE, PROMPTS, ids_of, post
+from .test_app import ask
 
 CLIENTS, FINISHED, LEFT = 64, 32, 4
 """How many there are at once, and how many answers must have been heard to the end, and left, for a test of them."""
@@ -28,32 +26,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_samples_are_the_same_whoever_else_is_served(served: Served) -> None:
-    client = openai.AsyncOpenAI(base_url=f"{served.url}/v1", api_key="none", max_retries=0, timeout=300)
-
-    async def ask(seed: int) -> list[list[int]]:
-        await asyncio.sleep(0.003 * (seed * 7 % 16))
-        prompt = PROMPTS[seed % 2]
-        answer = await client.completions.create(
-            model="hone/tiny",
-            prompt=prompt,
-            max_tokens=8 + seed,
-            n=2,
-            seed=seed,
-            extra_body={"return_token_ids": True, "ignore_eos": True},
-        )
-        return [choice.model_extra["token_ids"] for choice in answer.choices]  # type: ignore[index]
-
-    async def all_at_once() -> list[list[list[int]]]:
-        return await asyncio.gather(*(ask(seed) for seed in range(24)))
-
-    for seed, got in enumerate(asyncio.run(all_at_once())):
-        params = SamplingParams(max_tokens=8 + seed, n=2, seed=seed, ignore_eos=True)
-        (expected,) = ENGINE.generate([ids_of(PROMPTS[seed % 2])], params)
-        assert got == [completion.token_ids for completion in expected]
-
-
-@pytest.mark.parametrize("seconds", [3, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [2, pytest.param(60, marks=pytest.mark.long)])
 def test_streams_leavers_nonsense_and_updates(seconds: int, weights: Path) -> None:
     """64 clients for a while: a third of them leave mid-stream. Nothing breaks, nothing is left, memory stays flat."""
     with serving(weights_root=weights) as served:
@@ -112,8 +85,8 @@ async def crowd(served: Served, seconds: float) -> tuple[int, int, int, set[int]
         version = 0
         while goes_on():
             version += 1
-            body = json.dumps({"path": "step_1", "version": version}).encode()
-            status, _ = await asyncio.to_thread(post, served, "/update_weights", body)
+            body = {"path": "step_1", "version": version}
+            status, _ = await asyncio.to_thread(ask, served, "/update_weights", body)
             assert status == 200
             memory.append(resident_bytes())
             await asyncio.sleep(0.5)
@@ -128,7 +101,7 @@ async def crowd(served: Served, seconds: float) -> tuple[int, int, int, set[int]
             for at in rng.integers(0, len(body), 3):
                 body[at] = rng.integers(0, 256)
             body = bytes(body) if rng.random() < 0.8 else json.dumps({"prompt": "x" * 2**20}).encode()
-            status, answer = await asyncio.to_thread(post, served, "/v1/completions", body)
+            status, answer = await asyncio.to_thread(ask, served, "/v1/completions", body)
             assert status in (200, 400), answer
             refused += status == 400
             await asyncio.sleep(0.05)

@@ -131,7 +131,7 @@ def test_without_tools_nothing_is_read(calling: Served) -> None:
     [
         ({"tools": [{"type": "retrieval"}]}, r"tools\[0\] is no function"),
         ({"tool_choice": "required"}, "tool_choice is not supported here"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "messages.0.tool_calls.0.function is missing"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "tool_calls.0.function is missing"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused(calling: Served, fields: Any, words: str) -> None:
