@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from made import TAGS, Sums, prober, right, sums
+from made import Sums, prober, right, sums
 
-from hone.audit.instructions import check_instructions, constant_part, data_tags, forms_in
+from hone.audit.instructions import asked_forms, check_instructions, forms_in
 from hone.audit.report import Check, Finding, Verdict
 from hone.environments import AnswerParser, LastNumberParser, Parser, Rubric
 from hone.types import Example
@@ -52,20 +52,10 @@ def test_an_answer_is_written_in_each_way() -> None:
     assert json_form.texts('say "hi"')[0] == '{"answer": "say \\"hi\\""}'
 
 
-def test_what_prompts_share_is_how_they_begin_and_end_and_their_common_lines() -> None:
-    prompts = ["Be brief.\nNote: use tags.\nWhat is 12 + 3? Think.", "Be brief.\nWhat is 19 + 5? Think."]
-    assert constant_part(prompts) == "Be brief.\n\n…\n Think."
-    prompts = ["A 1\nIn tags.\nB 1 x", "C 2\nIn tags.\nD 2 y"]
-    assert constant_part(prompts) == "In tags."
-    assert constant_part(["all of it"] * 3) == "all of it"
-    assert constant_part([]) == ""
-
-
-def test_tags_around_data_ask_for_nothing() -> None:
-    assert data_tags(["<story>One</story> <answer>2</answer>", "<story>Two</story> <answer>2</answer>"]) == {"story"}
-    rows = [{"question": f"<story>I am {i}.</story> How old?", "answer": str(i)} for i in range(4)]
-    env = Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="s", system_prompt="Answer in <answer> tags.")
-    assert [form["form"] for form in check_instructions(prober(env)).figures["forms"]] == ["<answer>"]
+def test_tags_around_data_and_what_some_prompts_name_ask_for_nothing() -> None:
+    prompts = ["<story>One</story> <answer>2</answer> #### 1", "<story>Two</story> <answer>2</answer>"]
+    assert [form.name for form in asked_forms(prompts)] == ["<answer>"]
+    assert asked_forms([]) == []
 
 
 def test_a_form_that_the_parser_does_not_read_is_a_failure_with_the_text_that_lost() -> None:
@@ -73,7 +63,7 @@ def test_a_form_that_the_parser_does_not_read_is_a_failure_with_the_text_that_lo
     assert (finding.name, finding.verdict, finding.what) == ("instructions", Verdict.FAIL, (r"\boxed{}",))
     assert finding.title == (
         "the prompt asks for an answer in a form that the parser does not read: "
-        r'\boxed{} ("What is … Put the answer in \boxed{}.")'
+        r'\boxed{} ("What is 10 + 100? Put the answer in \boxed{}.")'
     )
     assert finding.shown[0].text == r"\boxed{110}" and finding.shown[0].outcome == "unparsable"
 
@@ -81,7 +71,7 @@ def test_a_form_that_the_parser_does_not_read_is_a_failure_with_the_text_that_lo
 def test_a_form_that_is_read_is_no_finding() -> None:
     check = check_instructions(prober(sums(Rubric([right]), hint=" Answer in <answer> tags.")))
     assert check.findings == ()
-    words = "What is … Answer in <answer> tags."
+    words = "What is 10 + 100? Answer in <answer> tags."
     assert check.figures["forms"] == [{"form": "<answer>", "snippet": words, "read": True}]
 
 
@@ -102,17 +92,6 @@ def test_forms_that_go_together_are_read_together() -> None:
     assert check_instructions(prober(env)).findings == ()
     fenced = "Answer like this:\n```\n<answer>5</answer>\n```"
     assert check_instructions(prober(sums(Rubric([right]), system_prompt=fenced))).findings == ()
-
-
-def test_a_form_that_nothing_asks_for_is_a_warning_or_a_note_where_nothing_is_asked_at_all() -> None:
-    finding = only(check_instructions(prober(sums(Rubric([right]), hint=" Think step by step and be careful."))))
-    assert finding.verdict is Verdict.WARN and finding.what == ("<answer>",)
-    assert finding.title == "nothing in the prompt tells the model to write <answer>, which the parser needs"
-    rows = [{"question": f"{a} + {a}", "answer": str(2 * a)} for a in range(12, 20)]
-    finding = only(check_instructions(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="s"))))
-    assert finding.verdict is Verdict.NOTE
-    told = sums(Rubric([right]), hint=" Put the result into answer tags, please.")
-    assert check_instructions(prober(told)).findings == ()
 
 
 def test_a_parser_that_reads_the_bare_answer_needs_no_form() -> None:
@@ -136,5 +115,5 @@ def test_references_that_do_not_fit() -> None:
     assert finding.title == f"the longest reference has {longest} tokens, and max_tokens is {longest - 1}"
     assert only(check_instructions(prober(env), longest + 2, count)).verdict is Verdict.NOTE
     check = check_instructions(prober(env), 1000, count)
-    assert check.findings == () and check.figures["longest_reference"] == longest
-    assert "the tokenizer is not known" in check_instructions(prober(env), 1000).summary
+    assert check.findings == () and check.summary.endswith(f"the longest reference has {longest} of 1000 tokens")
+    assert "lengths were not compared" in check_instructions(prober(env), 1000).summary

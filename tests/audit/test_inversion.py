@@ -56,7 +56,7 @@ def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
     check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))), [])
     finding = check.findings[0]
     assert (finding.name, finding.verdict, finding.what) == ("inversion", Verdict.FAIL, ("turn_bonus",))
-    assert finding.title == "6 calls of tools (turn_bonus: 6.0) beat a right answer (1.0)"
+    assert finding.title == "6 calls of tools (turn_bonus: 6.0) can beat a right answer (1.0)"
     assert finding.shown[0].reward == 6.0 and finding.shown[1].reward == 1.0
     assert check.figures["best_wrong"]["reward"] == 6.0 and check.figures["worst_right"]["reward"] == 1.0
 
@@ -65,7 +65,7 @@ def test_single_calls_are_shown_where_they_are_enough() -> None:
     for weight, calls in ((1.0, 6), (10.0, 24)):
         check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [weight, 1.0]))), [])
         assert found(check)["inversion"].startswith(
-            f"{calls} calls of tools (tool_bonus: {calls}.0) beat a right answer"
+            f"{calls} calls of tools (tool_bonus: {calls}.0) can beat a right answer"
         )
 
 
@@ -75,7 +75,7 @@ def test_a_bonus_for_length_is_named_with_what_it_pays() -> None:
 
     check = check_inversion(prober(sums(Rubric([right, length_bonus]))), [])
     # The right answer alone has 20 characters.
-    assert found(check)["inversion"] == "length_bonus pays 2.0 to a wrong answer; a right answer may earn only 1.2"
+    assert found(check)["inversion"] == "a wrong answer (length_bonus: 2.0) can beat a right answer (1.2)"
     assert check.findings[0].remedy.endswith("length_bonus must add less than 1.2")
 
 
@@ -84,7 +84,7 @@ def test_a_penalty_that_a_right_answer_can_get() -> None:
         return float(len(completion[-1]["content"]) > 2000)
 
     check = check_inversion(prober(sums(Rubric([right, penalty], [1.0, -1.5]))), [])
-    assert found(check)["inversion"] == "a wrong answer earns 0.0, a right one only -0.5, by penalty"
+    assert found(check)["inversion"] == "a wrong answer (penalty: 0.0) can beat a right answer (-0.5)"
 
 
 def test_declared_ranges_count_as_reachable_together() -> None:
@@ -100,8 +100,9 @@ def test_declared_ranges_count_as_reachable_together() -> None:
 
     check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, -0.4, 1.0], ranges=ranges))), [])
     assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["worst_right"]["reward"] == 0.6
-    assert found(check)["inversion"] == (
-        "style pays 1.0 to a wrong answer; a right answer may earn only 0.6 (by the declared ranges)"
+    assert (
+        found(check)["inversion"]
+        == "a wrong answer (style: 1.0) can beat a right answer (0.6) (by the declared ranges)"
     )
 
 
@@ -152,7 +153,7 @@ def test_turns_that_are_paid_saturate() -> None:
     env = Paid(rubric=Rubric([right, turns], [1.0, 0.5]), dataset=rows, parser=TAGS, max_turns=4, id="paid")
     check = check_inversion(prober(env), [])
     # The last of four turns is wrong; a right answer at once has one turn.
-    assert found(check)["inversion"] == "turns pays 2.0 to a wrong answer; a right answer may earn only 1.5"
+    assert found(check)["inversion"] == "a wrong answer (turns: 2.0) can beat a right answer (1.5)"
 
 
 def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
@@ -210,7 +211,7 @@ def test_components_that_add_up_to_more_than_the_answer_are_all_named() -> None:
     check = check_inversion(prober(sums(Rubric([right, tags, lines, answered]))), [])
     assert "inversion" not in found(check)  # 1.2 for a wrong answer, 1.4 for a right one, whose tags are paid too
     check = check_inversion(prober(sums(Rubric([right, tags, lines, answered], [0.7, 1, 1, 1]))), [])
-    title = "tags and lines together pay 0.8 to a wrong answer (1.2 in all); a right answer may earn only 1.1"
+    title = "a wrong answer (tags and lines: 0.8 of 1.2) can beat a right answer (1.1)"
     assert found(check)["inversion"] == title
     assert check.findings[0].remedy.endswith("tags and lines must add less than 0.7 together")
 

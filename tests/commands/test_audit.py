@@ -92,7 +92,7 @@ def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):
     """The bonus of the published run: the inversion is named by its numbers."""
     assert main(["audit", "words", "-n", "2"]) == 1
     said = " ".join(capsys.readouterr().out.split())
-    assert "fail inversion: 5 " in said and "(tool_calls: 5.0) beat a right answer" in said and "(1.0)" in said
+    assert "fail inversion: 5 " in said and "(tool_calls: 5.0) can beat a right answer" in said and "(1.0)" in said
     assert "verdict fails: inversion" in said
 
 
@@ -126,7 +126,7 @@ def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
     assert rl(tiny_model_dir, "words") == 2
     said = capsys.readouterr().err
     assert (
-        "the reward of words fails its audit: inversion: " in said and "(tool_calls: 5.0) beat a right answer" in said
+        "the reward of words fails its audit: inversion: " in said and "(tool_calls: 5.0) can beat a right answer" in said
     )
     assert "See it with: hone audit words" in said and "--no-audit" in said
     assert not Path("outputs").exists()

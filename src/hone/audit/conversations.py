@@ -5,7 +5,9 @@ Grading says which of them are right.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from hone.audit.answers import answer_span, statement_of, wrong_answer
@@ -49,10 +51,9 @@ LONGER = {
 def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]:
     """Return the completions for each subject. Calls of tools are made up from their schemas."""
     texts = [Text(subject, name, script) for subject in subjects for name, script in _answers(env, subject, subjects)]
-    if not isinstance(env, MultiTurnEnv):
-        return texts
-    for subject in subjects[:ANSWERED]:
-        texts += [Text(subject, name, script) for name, script in _conversations(env, subject, subjects)]
+    if isinstance(env, MultiTurnEnv):
+        for subject in subjects[:ANSWERED]:
+            texts += [Text(subject, name, script) for name, script in _conversations(env, subject, subjects)]
     return texts
 
 
@@ -72,8 +73,10 @@ def terse_text(subject: Subject) -> str | None:
     return terse if statement.answer and terse.strip() != subject.text.strip() else None
 
 
-def tools_of(env: Environment) -> list[dict[str, Any]]:
-    return [schema["function"] for schema in env.tool_schemas or []]
+def made_up_call(tool: dict[str, Any], **given: Any) -> tuple[str, dict[str, Any]]:
+    """Return a call of a tool (an entry of `Environment.tool_schemas`) with arguments that its schema allows."""
+    function = tool["function"]
+    return function["name"], made_up(function.get("parameters") or {}) | given
 
 
 def call_message(*calls: tuple[str, dict[str, Any]]) -> Message:
@@ -88,25 +91,21 @@ def _say(text: str) -> Message:
 
 def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
     """Yield texts, as the last message of the reference; with tools, which would be called each time, few of them."""
-    texts = {f"no answer{style}": form.format(answer="") for style, form in STYLES.items()}
-    if (wrong := wrong_text(subject, subjects)) is not None:
-        styles = {**STYLES, **LONGER}
-        texts |= {f"a wrong answer{style}": form.format(answer=wrong) for style, form in styles.items()}
-    if subject.text:
-        s = statement_of(subject)
-        texts["a right answer"] = subject.text
-        texts |= {f"a right answer{style}": form.format(answer=subject.text) for style, form in LONGER.items()}
-        if (terse := terse_text(subject)) is not None:
-            texts["a right answer alone"] = terse
+    s = statement_of(subject)
+    answers = [
+        ("no answer", "", STYLES),
+        ("a wrong answer", wrong_text(subject, subjects), STYLES | LONGER),
+        ("a right answer", subject.text or None, {"": "{answer}"} | LONGER),
         # Grading decides if these are still right.
-        if s.answer and s.frame:
-            texts["a right answer without a thought"] = s.marked.strip()
-        if s.answer and s.marked.strip() != s.answer:
-            texts["nothing but the right answer"] = s.answer
-    plain = ("a wrong answer", "no answer", "a right answer", "a right answer alone")
-    for name, text in texts.items():
-        whole = not env.tool_schemas or (subject is subjects[0] and name in plain)
-        yield name, subject.render(text) if whole else text
+        ("a right answer alone", terse_text(subject), {"": "{answer}"}),
+        ("a right answer without a thought", s.marked.strip() if s.answer and s.frame else None, {"": "{answer}"}),
+        ("nothing but the right answer", s.answer if s.marked.strip() != s.answer else None, {"": "{answer}"}),
+    ]
+    for name, answer, styles in answers:
+        for style, form in styles.items() if answer is not None else ():
+            text = form.format(answer=answer)
+            whole = not env.tool_schemas or (subject is subjects[0] and not style)
+            yield name + style, subject.render(text) if whole else text
 
 
 def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
@@ -115,11 +114,11 @@ def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subje
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}
     ends = {"nothing": _say("")} | {name: _say(text) for name, text in answers.items() if text}
     each: dict[str, Message] = {}
-    for tool in tools_of(env):
-        name, call = tool["name"], (tool["name"], made_up(tool.get("parameters") or {}))
-        each[f"calls of {name}"] = call_message(call)
-        each[f"several calls of {name} at once"] = call_message(*[call] * CALLS_AT_ONCE)
-        each[f"calls of {name} with wrong arguments"] = call_message((name, {"nonsense": 1}))
+    for tool in env.tool_schemas or []:
+        call = made_up_call(tool)
+        each[f"calls of {call[0]}"] = call_message(call)
+        each[f"several calls of {call[0]} at once"] = call_message(*[call] * CALLS_AT_ONCE)
+        each[f"calls of {call[0]} with wrong arguments"] = call_message((call[0], {"nonsense": 1}))
     if each:
         each["calls of a tool that is not there"] = call_message(("no_such_tool", {}))
         each["malformed calls"] = _say("<tool_call>{</tool_call>")
@@ -134,34 +133,27 @@ def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subje
         yield f"{end} at once", [last]
 
 
-def made_up(schema: dict[str, Any]) -> dict[str, Any]:
-    """Return the required arguments of a JSON schema of an object, with values that it allows."""
-    value = _value(schema, schema.get("$defs") or {}, 0)
-    return value if isinstance(value, dict) else {}
+def made_up(schema: dict[str, Any], defs: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return a value that a JSON schema allows, of an object the required keys.
 
-
-def _value(schema: Any, defs: dict[str, Any], depth: int) -> Any:
-    """Return a value that the schema allows. Text is "1": a number, an expression, code and a query in one."""
-    if not isinstance(schema, dict) or depth > 8:
-        return None
+    Text is "1": a number, an expression, code and a query in one.
+    """
+    defs = defs or schema.get("$defs", {})
     if "$ref" in schema:
-        return _value(defs.get(str(schema["$ref"]).rpartition("/")[2]), defs, depth + 1)
-    given = [schema[key] for key in ("default", "const") if key in schema]
-    given += [schema[key][0] for key in ("enum", "examples") if schema.get(key)]
-    if given:
-        return given[0]
-    if kinds := schema.get("anyOf") or schema.get("oneOf"):
-        return _value(next((kind for kind in kinds if kind.get("type") != "null"), None), defs, depth + 1)
+        return made_up(defs[schema["$ref"].rpartition("/")[2]], defs)
+    for key in ("default", "const"):
+        if key in schema:
+            return schema[key]
+    if schema.get("enum"):
+        return schema["enum"][0]
+    if kinds := schema.get("anyOf"):
+        return made_up(next(kind for kind in kinds if kind.get("type") != "null"), defs)
     kind = schema.get("type", "object" if "properties" in schema else "string")
-    kind = next((one for one in kind if one != "null"), "null") if isinstance(kind, list) else kind
     if kind == "object":
-        named = schema.get("properties") or {}
-        wanted = [key for key in schema.get("required") or [] if key in named]
-        return {key: _value(named[key], defs, depth + 1) for key in wanted}
+        named = schema.get("properties", {})
+        return {key: made_up(named[key], defs) for key in schema.get("required", []) if key in named}
     if kind == "array":
-        return [_value(schema.get("items") or {}, defs, depth + 1)] * max(1, schema.get("minItems") or 0)
+        return [made_up(schema.get("items", {}), defs)] * max(1, schema.get("minItems", 0))
     if kind in ("integer", "number"):
-        return min(max(1, schema.get("minimum", 1)), schema.get("maximum", float("inf")))
-    if kind == "string":
-        return "1" * max(1, schema.get("minLength") or 1)
-    return {"boolean": True}.get(kind)
+        return min(max(1, schema.get("minimum", 1)), schema.get("maximum", math.inf))
+    return {"boolean": True, "null": None}.get(kind, "1")

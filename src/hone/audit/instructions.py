@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hone.audit.answers import answer_of, answer_span
 from hone.audit.conversations import REASONING
-from hone.audit.probes import Probe, Prober, Subject, Text
+from hone.audit.probes import Probe, Prober, Subject, Text, messages_of
 from hone.audit.report import Check, Finding, Verdict
 from hone.environments.parsers import message_text
 
@@ -59,6 +60,13 @@ class AskedForm:
         given = json.dumps(answer, ensure_ascii=False)[1:-1] if self.name.startswith("JSON") else answer
         return [way.format(self.what, given) for way in self.ways]
 
+    @property
+    def states_answer(self) -> bool:
+        """True if it must hold the answer, beside another that does. A fence may stand around an example."""
+        if self.name.startswith("<"):
+            return re.search("answer|final|solution|result|response", self.name, re.IGNORECASE) is not None
+        return self.name != "a code fence"
+
 
 def check_instructions(
     prober: Prober, max_tokens: int | None = None, count_tokens: Callable[[str], int] | None = None
@@ -67,92 +75,60 @@ def check_instructions(
     prompts = [
         "\n".join(message_text(m) for m in s.example.prompt if m["role"] != "assistant") for s in prober.subjects
     ]
-    common = constant_part(prompts)
-    forms = forms_in(common, data_tags(prompts))
-    subjects = [subject for subject in prober.subjects[:SUBJECTS] if answer_span(subject)]
-    probes = prober.grade([Text(s, "reference", s.reference) for s in subjects if s.reference is not None])
-    subjects = [probe.text.subject for probe in probes if probe.correct]
-    findings = list(_form_findings(prober, forms, common, subjects)) if subjects else []
-    unread = {what for finding in findings for what in finding.what}
-    longest = max(_reference_lengths(prober.subjects, count_tokens), default=None) if count_tokens else None
-    if max_tokens is not None and longest is not None and longest > NEARLY * max_tokens:
-        title = f"the longest reference has {longest} tokens, and max_tokens is {max_tokens}"
-        verdict = Verdict.FAIL if longest > max_tokens else Verdict.NOTE
-        findings.append(Finding("length", verdict, title, f"raise max_tokens above {longest}", ("reference",)))
-    figures = {
-        "instruction": common,
-        "forms": [{"form": form.name, "snippet": form.snippet, "read": form.name not in unread} for form in forms],
-        "max_tokens": max_tokens,
-        "longest_reference": longest,
-    }
+    forms = asked_forms(prompts)
+    known = [subject for subject in prober.subjects[:SUBJECTS] if answer_span(subject)]
+    probes = prober.grade([Text(s, "reference", s.reference) for s in known if s.reference is not None])
+    known = [probe.text.subject for probe in probes if probe.correct]
+    findings = _unread(prober, forms, known) if known and forms else []
+    unread = {name for finding in findings for name in finding.what}
+    figures = [{"form": form.name, "snippet": form.snippet, "read": form.name not in unread} for form in forms]
+    lengths = "lengths were not compared, for the tokenizer or max_tokens is not known"
+    replies = [m for s in prober.subjects for m in messages_of(s.reference or "") if m["role"] == "assistant"]
+    if max_tokens is not None and count_tokens is not None and replies:
+        longest = max(count_tokens(str(message.get("content") or "")) for message in replies)
+        lengths = f"the longest reference has {longest} of {max_tokens} tokens"
+        if longest > NEARLY * max_tokens:
+            title = f"the longest reference has {longest} tokens, and max_tokens is {max_tokens}"
+            verdict = Verdict.FAIL if longest > max_tokens else Verdict.NOTE
+            findings.append(Finding("length", verdict, title, f"raise max_tokens above {longest}", ("reference",)))
     names = ", ".join(form.name for form in forms) or "no form"
-    untried = "" if subjects else " (not tried: no right answer is known word for word)"
-    lengths = f"the longest reference has {longest} of {max_tokens} tokens"
-    if max_tokens is None or longest is None:
-        missing = "max_tokens" if max_tokens is None else "the tokenizer"
-        lengths = f"lengths were not compared, for {missing} is not known"
-    return Check("instructions", f"the prompts ask for {names}{untried}; {lengths}", tuple(findings), figures)
+    untried = "" if known else " (not tried: no right answer is known word for word)"
+    return Check(
+        "instructions", f"the prompts ask for {names}{untried}; {lengths}", tuple(findings), {"forms": figures}
+    )
 
 
-def forms_in(text: str, ignored: frozenset[str] = frozenset()) -> list[AskedForm]:
+def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
+    """Return the forms that every prompt names. Tags around data, which differ from prompt to prompt, are none."""
+    contents: dict[str, set[str]] = defaultdict(set)
+    for prompt in prompts:
+        for tag, inner in _PAIR.findall(prompt):
+            contents[f"<{tag}>"].add(inner)
+    named = [forms_in(prompt) for prompt in prompts]
+    shared = set.intersection(*({form.name for form in forms} for forms in named)) if named else set()
+    return [form for form in (named or [[]])[0] if form.name in shared and len(contents[form.name]) <= 1]
+
+
+def forms_in(text: str) -> list[AskedForm]:
     """Return the forms of an answer that a text names, in the order of their kinds."""
     found: dict[str, AskedForm] = {}
+
+    def add(name: str, start: int, ways: tuple[str, ...], what: str = "") -> None:
+        snippet = " ".join(text[max(0, start - 60) : start + 60].split())
+        found.setdefault(name, AskedForm(name, snippet, ways, what))
+
     for pattern, name, ways in _FORMS:
         for match in re.finditer(pattern, text, re.IGNORECASE):
             what = " ".join(match[1].split())
-            is_tag = name.startswith("<")
-            if (is_tag and (_AUXILIARY.fullmatch(what.lower()) or what in ignored)) or what in _CALL_KEYS:
-                continue
-            form = AskedForm(name.format(what), _snippet(text, match.start()), ways, what)
-            found.setdefault(form.name, form)
+            if not (name.startswith("<") and _AUXILIARY.fullmatch(what.lower())) and what not in _CALL_KEYS:
+                add(name.format(what), match.start(), ways, what)
     if (match := _LAST_LINE.search(text)) and not found:  # else it says where the form stands
-        found["the last line"] = AskedForm("the last line", _snippet(text, match.start()), ("{1}",))
+        add("the last line", match.start(), ("{1}",))
     return list(found.values())
 
 
-def constant_part(prompts: Sequence[str]) -> str:
-    """Return what all prompts share: how they begin, the lines that are in each, and how they end, with … between."""
-    if len(set(prompts)) <= 1:
-        return prompts[0] if prompts else ""
-    start = re.sub(r"\S+\Z", "", _common_start(prompts))  # whole words
-    end = re.sub(r"\A\S+", "", _common_start([prompt[::-1] for prompt in prompts])[::-1])
-    shared = set(prompts[0].splitlines()).intersection(*(prompt.splitlines() for prompt in prompts[1:]))
-    lines = [line for line in prompts[0].splitlines() if line in shared and line not in start and line not in end]
-    return "\n…\n".join(part for part in (start, "\n".join(lines), end) if part.strip())
-
-
-def _common_start(texts: Sequence[str]) -> str:
-    low, high = min(texts), max(texts)
-    same = next((i for i, (one, other) in enumerate(zip(low, high, strict=False)) if one != other), None)
-    return low if same is None else low[:same]
-
-
-def data_tags(prompts: Sequence[str]) -> frozenset[str]:
-    """Return the tags that hold data: what stands between them differs from prompt to prompt."""
-    pairs = [_PAIR.findall(prompt) for prompt in prompts]
-    tags = {tag for found in pairs for tag, _ in found}
-    inner = {tag: {tuple(text for t, text in found if t == tag) for found in pairs} - {()} for tag in tags}
-    return frozenset(tag for tag, texts in inner.items() if len(texts) > 1)
-
-
-def _snippet(text: str, start: int, around: int = 60) -> str:
-    """Return the words around a place, in one line."""
-    left, right = max(0, start - around), start + around
-    before, after = text[left:start], text[start:right]
-    if left > 0:
-        before = "… " + re.sub(r"\A\S*\s+", "", before)
-    if right < len(text):
-        after = re.sub(r"\s+\S*\Z", "", after) + " …"
-    return " ".join((before + after).split())
-
-
-def _form_findings(
-    prober: Prober, forms: Sequence[AskedForm], common: str, subjects: Sequence[Subject]
-) -> Iterator[Finding]:
-    """Yield the forms that the prompts ask for and no way of writing is read, or one that is needed and not named."""
-    if not forms:
-        yield from _nothing_asked(prober, common, subjects)
-        return
+def _unread(prober: Prober, forms: Sequence[AskedForm], subjects: Sequence[Subject]) -> list[Finding]:
+    """Find the forms that the prompts ask for and no way of writing is read."""
     lost: dict[str, Probe] = {}
     for form in forms:
         before = form.ways[0].partition("{1}")[0].format(form.what).strip()
@@ -161,11 +137,11 @@ def _form_findings(
             lost[form.name] = probe
     read = [form for form in forms if form.name not in lost]
     if not read and len(forms) > 1 and _lost(prober, subjects, "all forms", lambda a: _nested(forms, a)) is None:
-        return
+        return []
     # What holds no answer may stand beside what does.
-    unread = [form for form in forms if form.name in lost and (not read or _states_answer(form))]
+    unread = [form for form in forms if form.name in lost and (not read or form.states_answer)]
     if not unread:
-        return
+        return []
     words = "; ".join(f'{form.name} ("{form.snippet}")' for form in unread)
     title = f"the prompt asks for an answer in a form that the parser does not read: {words}"
     if read:
@@ -174,7 +150,7 @@ def _form_findings(
     expected = "full marks: it is right, in the form that the prompt asks for"
     shown = tuple(lost[form.name].evidence(expected) for form in unread[:3])
     verdict = Verdict.WARN if read else Verdict.FAIL
-    yield Finding("instructions", verdict, title, remedy, tuple(form.name for form in unread), shown)
+    return [Finding("instructions", verdict, title, remedy, tuple(form.name for form in unread), shown)]
 
 
 def _lost(prober: Prober, subjects: Sequence[Subject], name: str, texts: Callable[[str], list[str]]) -> Probe | None:
@@ -199,32 +175,3 @@ def _nested(forms: Sequence[AskedForm], answer: str) -> list[str]:
     for form, last in zip(forms, reversed(forms), strict=True):
         inner, outer = form.texts(inner)[0], last.texts(outer)[0]
     return [inner, outer]
-
-
-def _states_answer(form: AskedForm) -> bool:
-    """Return True if a form must hold the answer, beside another that does. A fence may stand around an example."""
-    if form.name == "a code fence":
-        return False
-    return not form.name.startswith("<") or bool(re.search("answer|final|solution|result|response", form.name, re.I))
-
-
-def _nothing_asked(prober: Prober, common: str, subjects: Sequence[Subject]) -> Iterator[Finding]:
-    """Yield a form that the parser needs, and that no prompt names."""
-    needed = [form for form in forms_in(f"{subjects[0].text}\n.") if form.name != "the last line"]
-    needed = [form for form in needed if form.name.strip("<>{}\\: ").split()[-1].lower() not in common.lower()]
-    lost = _lost(prober, subjects, "the bare answer", lambda a: [a, f"The answer is {a}."]) if needed else None
-    if lost is None:
-        return
-    verdict = Verdict.NOTE if len(common.replace("…", "").split()) < 3 else Verdict.WARN
-    title = f"nothing in the prompt tells the model to write {needed[0].name}, which the parser needs"
-    remedy = "say so in the system prompt or after the question, or teach it by SFT first"
-    shown = lost.evidence("full marks: it is right, and the prompt asks for no form")
-    yield Finding("instructions", verdict, title, remedy, (needed[0].name,), (shown,))
-
-
-def _reference_lengths(subjects: Sequence[Subject], count_tokens: Callable[[str], int]) -> Iterator[int]:
-    """Yield the tokens of the references, of several turns of each message."""
-    for subject in subjects:
-        reference = subject.reference or []
-        turns = [{"role": "assistant", "content": reference}] if isinstance(reference, str) else reference
-        yield from (count_tokens(str(m.get("content") or "")) for m in turns if m["role"] == "assistant")
