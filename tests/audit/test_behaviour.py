@@ -22,24 +22,11 @@ RANDOM = """
         return random.random()
     RUBRIC = Rubric([right, luck], [1.0, 0.1])
 """
-CLOCK = """
-    import time
-    def now(completion):
-        return time.time_ns() % 1000 / 1000
-    RUBRIC = Rubric([right, now], [1.0, 0.1])
-"""
 HASHED = """
     @inline
     def any_word(completion):
         return len(next(iter(set(completion[-1]["content"].split())), "")) / 100
     RUBRIC = Rubric([right, any_word], [1.0, 0.1])
-"""
-COUNTS = """
-    seen = []
-    def novelty(completion):
-        seen.append(1)
-        return 1 / len(seen)
-    RUBRIC = Rubric([right, novelty], [1.0, 0.1])
 """
 CACHED = """
     seen = set()
@@ -49,13 +36,6 @@ CACHED = """
         seen.add(text)
         return float(paid)
     RUBRIC = Rubric([right, new], [1.0, 0.1])
-"""
-SEEDED = """
-    import random
-    random.seed(0)
-    def luck(completion):
-        return random.random()
-    RUBRIC = Rubric([right, luck], [1.0, 0.1])
 """
 LONGEST = """
     best = [0]
@@ -94,12 +74,9 @@ def check(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str):
     ("source", "name", "words"),
     [
         (RANDOM, "nondeterministic", "the same text gets another reward in another process: 'a right answer' gets 1.0"),
-        (CLOCK, "nondeterministic", "another reward in another process"),
         (HASHED, "nondeterministic", "another reward in another process"),
-        (COUNTS, "global-state", "the same text gets another reward when it is graded again"),
         (CACHED, "global-state", "'a right answer' gets 1 in place of 1.1"),
-        (SEEDED, "global-state", "the same text gets another reward when it is graded again"),
-        (LONGEST, "order-dependent", "the reward of a text depends on what was graded before it: '"),
+        (LONGEST, "global-state", "the reward of a text depends on what was graded before it: '"),
     ],
 )
 def test_each_way_not_to_be_a_function_is_told_from_the_others(
@@ -160,10 +137,3 @@ def test_a_fresh_process_leaves_the_task_as_it_was() -> None:
     assert env._workers is before and env.limits == limits and not env.isolated
     assert before is not None and all(Path(f"/proc/{one}").exists() or os.name != "posix" for one in before.pool.pids)
     env.close_workers()
-
-
-@pytest.mark.parametrize("task", ["reverse-text", "gsm8k", "calculator"])
-def test_the_tasks_of_hone_are_functions(task: str) -> None:
-    env = load_environment(task)
-    done = check_behaviour(env, subjects_of(env, 3, seed=0))
-    assert done.findings == () and done.figures["isolated"]

@@ -53,7 +53,7 @@ def tooled(rubric: Rubric, max_turns: int = 6, tools=(multiply,)) -> Tooled:
 
 
 def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
-    check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))), [])
+    check = check_inversion(prober(tooled(Rubric([right, turn_bonus], [1.0, 1.0]))))
     finding = check.findings[0]
     assert (finding.name, finding.verdict, finding.what) == ("inversion", Verdict.FAIL, ("turn_bonus",))
     assert finding.title == "6 calls of tools (turn_bonus: 6.0) can beat a right answer (1.0)"
@@ -63,7 +63,7 @@ def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
 
 def test_single_calls_are_shown_where_they_are_enough() -> None:
     for weight, calls in ((1.0, 6), (10.0, 24)):
-        check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [weight, 1.0]))), [])
+        check = check_inversion(prober(tooled(Rubric([right, tool_bonus], [weight, 1.0]))))
         assert found(check)["inversion"].startswith(
             f"{calls} calls of tools (tool_bonus: {calls}.0) can beat a right answer"
         )
@@ -73,7 +73,7 @@ def test_a_bonus_for_length_is_named_with_what_it_pays() -> None:
     def length_bonus(completion):
         return min(2.0, len(completion[-1]["content"]) / 100)
 
-    check = check_inversion(prober(sums(Rubric([right, length_bonus]))), [])
+    check = check_inversion(prober(sums(Rubric([right, length_bonus]))))
     # The right answer alone has 20 characters.
     assert found(check)["inversion"] == "a wrong answer (length_bonus: 2.0) can beat a right answer (1.2)"
     assert check.findings[0].remedy.endswith("length_bonus must add less than 1.2")
@@ -83,7 +83,7 @@ def test_a_penalty_that_a_right_answer_can_get() -> None:
     def penalty(completion):
         return float(len(completion[-1]["content"]) > 2000)
 
-    check = check_inversion(prober(sums(Rubric([right, penalty], [1.0, -1.5]))), [])
+    check = check_inversion(prober(sums(Rubric([right, penalty], [1.0, -1.5]))))
     assert found(check)["inversion"] == "a wrong answer (penalty: 0.0) can beat a right answer (-0.5)"
 
 
@@ -93,12 +93,12 @@ def test_declared_ranges_count_as_reachable_together() -> None:
 
     ranges = {"right": EITHER, "form": Range((1.0, 1.0), (0.0, 1.0)), "style": Range((0.0, 1.0), (0.0, 1.0))}
     rubric = Rubric([right, form, style], [1.0, 0.4, 0.6], ranges=ranges)
-    check = check_inversion(prober(sums(rubric)), [])
+    check = check_inversion(prober(sums(rubric)))
     assert "inversion" not in found(check)
     assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["best_wrong"]["source"] == "declared"
     assert check.figures["worst_right"]["reward"] == 1.4
 
-    check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, -0.4, 1.0], ranges=ranges))), [])
+    check = check_inversion(prober(sums(Rubric([right, form, style], [1.0, -0.4, 1.0], ranges=ranges))))
     assert check.figures["best_wrong"]["reward"] == 1.0 and check.figures["worst_right"]["reward"] == 0.6
     assert (
         found(check)["inversion"]
@@ -111,7 +111,7 @@ def test_what_is_declared_is_added_to_what_was_found_in_one_text() -> None:
         return 0.3 * completion[-1]["content"].startswith("# Solution")
 
     ranges = {"right": EITHER, "form": Range(right=(0.5, 1.0), wrong=(0.0, 0.9))}
-    check = check_inversion(prober(sums(Rubric([right, form, style], ranges=ranges, correctness="right"))), [])
+    check = check_inversion(prober(sums(Rubric([right, form, style], ranges=ranges, correctness="right"))))
     best = check.figures["best_wrong"]
     assert best["reward"] == pytest.approx(1.3)  # found, with the 1.0 that `form` returned; it is declared as 0.9
     assert check.figures["worst_right"]["reward"] == 1.5
@@ -121,10 +121,10 @@ def test_what_is_declared_is_added_to_what_was_found_in_one_text() -> None:
 
 def test_a_wrong_maximum_just_below_a_right_answer_is_no_inversion() -> None:
     ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0)))}
-    check = check_inversion(prober(sums(Rubric([right], ranges=ranges))), [])
+    check = check_inversion(prober(sums(Rubric([right], ranges=ranges))))
     assert check.findings == () and "earns less than 1.0 (declared)" in check.summary
     ranges = {"right": Range(right=(1.0, 1.0), wrong=(0.0, 1.0))}
-    assert "inversion" in found(check_inversion(prober(sums(Rubric([right], ranges=ranges))), []))
+    assert "inversion" in found(check_inversion(prober(sums(Rubric([right], ranges=ranges)))))
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0])
@@ -132,7 +132,7 @@ def test_a_reward_that_is_always_the_same_is_no_inversion(value: float) -> None:
     def constant(completion):
         return value
 
-    assert check_inversion(prober(sums(Rubric([constant]))), []).findings == ()
+    assert check_inversion(prober(sums(Rubric([constant])))).findings == ()
 
 
 class Paid(MultiTurnEnv):
@@ -151,7 +151,7 @@ def test_turns_that_are_paid_saturate() -> None:
 
     rows = [{"question": f"{a}?", "answer": str(a)} for a in range(5)]
     env = Paid(rubric=Rubric([right, turns], [1.0, 0.5]), dataset=rows, parser=TAGS, max_turns=4, id="paid")
-    check = check_inversion(prober(env), [])
+    check = check_inversion(prober(env))
     # The last of four turns is wrong; a right answer at once has one turn.
     assert found(check)["inversion"] == "a wrong answer (turns: 2.0) can beat a right answer (1.5)"
 
@@ -163,7 +163,7 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
         raise UserError("there is no sandbox")
 
     env.check_rollouts = refuse  # type: ignore[method-assign]
-    check = check_inversion(prober(env), [])
+    check = check_inversion(prober(env))
     assert [(f.name, f.verdict) for f in check.findings] == [("not-played", Verdict.NOTE)]
 
 
@@ -208,9 +208,9 @@ def test_components_that_add_up_to_more_than_the_answer_are_all_named() -> None:
     def answered(completion):
         return 0.4 * ("<answer>" in completion[-1]["content"])
 
-    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered]))), [])
+    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered]))))
     assert "inversion" not in found(check)  # 1.2 for a wrong answer, 1.4 for a right one, whose tags are paid too
-    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered], [0.7, 1, 1, 1]))), [])
+    check = check_inversion(prober(sums(Rubric([right, tags, lines, answered], [0.7, 1, 1, 1]))))
     title = "a wrong answer (tags and lines: 0.8 of 1.2) can beat a right answer (1.1)"
     assert found(check)["inversion"] == title
     assert check.findings[0].remedy.endswith("tags and lines must add less than 0.7 together")

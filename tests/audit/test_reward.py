@@ -8,6 +8,7 @@ import re
 import pytest
 from made import TAGS, form, prober, right, sums
 
+from hone.audit.environment import audit_before_training
 from hone.audit.report import Finding, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.environments import (
@@ -31,8 +32,7 @@ pytestmark = pytest.mark.audit
 def audited(env: Environment, count: int = 8, hostile: bool = False) -> dict[str, Finding]:
     """The findings of all three checks, by name; what fails in two of them is told by each."""
     given = prober(env, count)
-    reference, probes = check_reference(given)
-    checks = [reference, check_restylings(given, probes)[0], check_exploits(given, hostile, probes)[0]]
+    checks = [check_reference(given), check_restylings(given), check_exploits(given, hostile)]
     found = [finding for check in checks for finding in check.findings]
     once = [finding.name for finding in found if finding.name not in ("raises", "hangs")]
     assert len(set(once)) == len(once), "one finding of a name"
@@ -63,13 +63,12 @@ def test_a_careful_reward_passes_without_a_finding() -> None:
 def test_a_wrong_reference_is_shown_with_what_it_should_be() -> None:
     env = sums(careful(), parser=NUMBERS)
     env.reference = lambda example: f"<answer>{int(example.answer) + (example.answer == '110')}</answer>"  # type: ignore[method-assign]
-    check, probes = check_reference(prober(env))
+    check = check_reference(prober(env))
     [finding] = check.findings
     assert (finding.name, finding.verdict) == ("reference", Verdict.FAIL)
     assert finding.title == "1 of 8 references are not correct" and "`number`" in finding.remedy
     assert [(s.completion, s.outcome, s.reward) for s in finding.shown] == [("<answer>111</answer>", "wrong", 0.0)]
     assert check.figures == {"references": 8, "correct": 7}
-    assert sum(probe.correct for probe in probes) == 7
 
 
 def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same() -> None:
@@ -246,9 +245,8 @@ def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
     def moody(completion, answer):
         return float(next(numbers) % 3 > 0)
 
-    found = audited(sums(Rubric([moody])))
-    assert found["unsteady"].verdict is Verdict.WARN
-    assert not found.keys() & {"reference", "false-negative", "growth", "false-positive", "garbage-paid"}
+    report = audit_before_training(sums(Rubric([moody])))
+    assert not report.names() and report.names(Verdict.WARN) == {"nondeterministic"}
 
 
 def test_calls_of_a_tool_that_count_as_an_answer_make_everything_right() -> None:

@@ -9,6 +9,7 @@ from made import TAGS, Sums, form, prober, right, sums
 
 from hone.audit.probes import Probe, Prober, Subject, Text
 from hone.audit.report import Check, Finding, Verdict
+from hone.audit.reward import check_reference
 from hone.audit.statistics import check_signal, slow_findings
 from hone.environments import Rubric
 from hone.types import Example, Outcome, Score
@@ -16,6 +17,11 @@ from hone.types import Example, Outcome, Score
 
 def found(check: Check) -> dict[str, Finding]:
     return {finding.name: finding for finding in check.findings}
+
+
+def signal(given: Prober) -> Check:
+    check_reference(given)
+    return check_signal(given)
 
 
 def blind(check: Check) -> dict[str, tuple[float, float]]:
@@ -29,7 +35,7 @@ def same(prompt: str = "Is it {i}?", answers=("yes",), count: int = 8) -> Prober
 
 
 def test_the_ceiling_is_the_references_and_the_floor_the_best_guess() -> None:
-    check = check_signal(prober(sums(Rubric([form, right], [0.1, 0.9], correctness="right"))), [])
+    check = signal(prober(sums(Rubric([form, right], [0.1, 0.9], correctness="right"))))
     assert check.figures["ceiling"] == 1.0 and check.figures["floor"] == pytest.approx(0.1)
     assert blind(check)["saying nothing"] == (0.0, 0.0)
     assert blind(check)["repeating the question"] == (0.0, 0.0)
@@ -40,7 +46,7 @@ def test_the_ceiling_is_the_references_and_the_floor_the_best_guess() -> None:
 
 def test_the_most_common_answer_is_named_and_not_tried_on_its_own_example() -> None:
     # Five of ten answer 4; the example that the guess comes from is left out: 4 of 9 are right.
-    check = check_signal(same(answers=("4", "5", "4", "6", "4", "7", "4", "8", "4", "9"), count=10), [])
+    check = signal(same(answers=("4", "5", "4", "6", "4", "7", "4", "8", "4", "9"), count=10))
     mean = 0.1 + 0.9 * 4 / 9
     assert blind(check)["always answering 4"] == (pytest.approx(mean), pytest.approx(4 / 9))
     finding = found(check)["high-floor"]
@@ -48,42 +54,23 @@ def test_the_most_common_answer_is_named_and_not_tried_on_its_own_example() -> N
 
 
 def test_a_constant_answer_that_is_always_right_leaves_nothing_to_learn() -> None:
-    finding = found(check_signal(same(count=8), []))["no-signal"]
+    finding = found(signal(same(count=8)))["no-signal"]
     assert finding.verdict is Verdict.FAIL and finding.title.startswith("always answering yes earns 1 on average")
-    assert "no-signal" not in found(check_signal(same(count=3), []))  # too few to say so
+    assert "no-signal" not in found(signal(same(count=3)))  # too few to say so
 
 
 def test_a_reward_that_is_always_full_has_no_signal() -> None:
     def always(completion):
         return 1.0
 
-    check = check_signal(prober(sums(Rubric([always]), count=3)), [])
+    check = signal(prober(sums(Rubric([always]), count=3)))
     assert found(check)["no-signal"].what == ("saying nothing",)
 
 
 def test_examples_that_are_repeated_count_once() -> None:
     rows = [{"question": "6 * 7?", "answer": "42"}] * 6
-    check = check_signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="one")), [])
+    check = signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="one")))
     assert list(blind(check)) == ["saying nothing", "words without an answer", "repeating the question"]
-    assert found(check)["repeated-prompts"].verdict is Verdict.NOTE
-    rows = [{"question": "6 * 7?", "answer": "42"}, {"question": "6 * 7?", "answer": "43"}]
-    check = check_signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="two")), [])
-    assert found(check)["repeated-prompts"].verdict is Verdict.WARN
-    assert found(check)["repeated-prompts"].title.endswith("2 of them with different answers")
-
-
-def test_what_was_graded_already_is_not_graded_again() -> None:
-    graded = []
-
-    def counted(completion, answer, parser, prompt):
-        graded.append((prompt[-1]["content"], completion[-1]["content"]))
-        return right(completion, answer, parser)
-
-    one = prober(sums(Rubric([counted]), count=4))
-    before = one.grade([Text(s, "reference", s.text) for s in one.subjects])
-    graded.clear()
-    check_signal(one, before)
-    assert not set(graded) & {(s.example.prompt[-1]["content"], s.text) for s in one.subjects}
 
 
 def probe(name: str, seconds: float, outcome: Outcome = Outcome.CORRECT) -> Probe:
@@ -109,7 +96,7 @@ def test_rewards_below_nothing(right_one: float, wrong_one: float, verdict: str 
     def correct(completion, answer, parser):
         return right(completion, answer, parser)
 
-    check = check_signal(prober(sums(Rubric([graded, correct], [1.0, 0.0], correctness=correct))), [])
+    check = signal(prober(sums(Rubric([graded, correct], [1.0, 0.0], correctness=correct))))
     assert check.figures["ceiling"] == right_one and check.figures["floor"] == pytest.approx(wrong_one)
     given = found(check).get("high-floor")
     assert (given and str(given.verdict)) == verdict

@@ -68,7 +68,6 @@ QWEN25 = """\
 CONTENT = "message['content']"
 OPENING = "{{- '<|im_start|>assistant\\n' }}"
 HEAD = "{%- for message in messages %}"
-QWEN25_FINDINGS = {"default-system": {"system"}}
 QWEN3_FINDINGS = {"think-stripping": {"user"}, "adds-thought": {"empty"}}
 
 
@@ -110,8 +109,8 @@ def variant(old: str, new: str, template: str = CHATML) -> str:
 FAMILIES = {
     "tiny": (None, "", IM_END, "pass", {}),
     "chatml": (CHATML, "", IM_END, "pass", {}),
-    "qwen2.5": (QWEN25, "", IM_END, "note", QWEN25_FINDINGS),
-    "qwen2.5 base": (QWEN25, "", "<|endoftext|>", "warn", {**QWEN25_FINDINGS, "eos-differs": {"<|im_end|>"}}),
+    "qwen2.5": (QWEN25, "", IM_END, "pass", {}),
+    "qwen2.5 base": (QWEN25, "", "<|endoftext|>", "warn", {"eos-differs": {"<|im_end|>"}}),
     "qwen3": (QWEN3, "", IM_END, "fail", QWEN3_FINDINGS),
     "llama 3": (
         *(LLAMA3, "llama", "<|eot_id|>", "note"),
@@ -158,10 +157,14 @@ DEFECTS = {
         variant(HEAD, HEAD + "{%- if message['role'] != 'system' %}").replace(
             "{%- endfor %}", "{%- endif %}{%- endfor %}"
         ),
-        *("fail", "loses-text", {"system": ["be brief.", "what is blue?"]}),
+        *("fail", "changes-text", {"system": ["be brief.", "what is blue?"]}),
     ),
     "sorts by role": (
-        *(variant(HEAD, "{%- for message in messages | sort(attribute='role', reverse=true) %}"), "fail", "loses-text"),
+        *(
+            variant(HEAD, "{%- for message in messages | sort(attribute='role', reverse=true) %}"),
+            "fail",
+            "changes-text",
+        ),
         {"user": ["be brief.", "what is blue?"]},
     ),
     "no end of turn": (
@@ -186,7 +189,7 @@ DEFECTS = {
     ),
     "forgets": (
         variant(HEAD, "{%- for message in messages[-3:] %}"),
-        *("fail", "loses-text", {"user": None}),
+        *("fail", "changes-text", {"user": None}),
     ),
     "shouts earlier answers": (
         variant(CONTENT, f"({CONTENT} if loop.last or message.role != 'assistant' else {CONTENT} | upper)"),

@@ -69,26 +69,15 @@ class Ways:
     def exit_at_once(self) -> None:
         os._exit(0)
 
-    def raise_system_exit(self) -> None:
-        sys.exit("enough")
-
-    def interrupt_itself(self) -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-
     def crash(self) -> None:
         ctypes.string_at(0)
 
     def take_8_gib(self) -> int:
         return len(bytearray(8 * 2**30))
 
-    def kill_its_group(self) -> None:
-        os.killpg(0, signal.SIGKILL)
-
     def be_killed_once(self) -> None:
-        self._end_once(signal.SIGKILL)
-
-    def be_terminated_once(self) -> None:
-        self._end_once(signal.SIGTERM)
+        if not self.pids.read_text():
+            self.be_killed()
 
     def be_killed(self) -> None:
         self._tell(os.getpid())
@@ -124,9 +113,6 @@ class Ways:
 
     def answer_much(self) -> str:
         return "x" * (17 * 2**20)
-
-    def answer_what_is_no_json(self) -> Any:
-        return {1, 2}
 
     def half_an_answer(self) -> None:
         os.write(answers_pipe(), b"[1, fal")
@@ -172,17 +158,8 @@ class Ways:
             time.sleep(600)
         self.spin()
 
-    def fork_and_die(self) -> None:
-        if self._fork():
-            time.sleep(600)
-        os._exit(3)
-
     def fork_and_answer_twice(self) -> None:
         self._fork()
-
-    def fork_and_raise(self) -> None:
-        if self._fork():
-            raise RuntimeError("in the process that was forked")
 
     def leave_a_child(self) -> None:
         if self._fork():
@@ -227,13 +204,6 @@ class Ways:
         end = time.thread_time() + 1.0
         while time.thread_time() < end:
             pass
-
-    def _end_once(self, number: int) -> None:
-        """Ends by this signal, as sent by somebody else, unless that was done before."""
-        if not self.pids.read_text():
-            self._tell(os.getpid())
-            signal.signal(number, signal.SIG_DFL) if number != signal.SIGKILL else None
-            os.kill(os.getpid(), number)
 
     def _fork(self) -> bool:
         """True in the process that was forked."""

@@ -52,11 +52,8 @@ FAILURES = [
     ("spin", TIMEOUT, "testing took 0.5 seconds of processor time"),
     ("sleep", TIMEOUT, "testing took 5 seconds"),
     ("exit at once", ERROR, "the process that was testing ended with 0"),
-    ("raise system exit", ERROR, "SystemExit: enough"),
-    ("interrupt itself", ERROR, "KeyboardInterrupt"),
     ("crash", ERROR, "the process that was testing was ended by SIGSEGV: Fatal Python error: Segmentation fault"),
     ("take 8 gib", ERROR, "MemoryError"),
-    ("kill its group", ERROR, "the process that was testing was ended by SIGKILL"),
     ("kill its parent", ERROR, "the process that was testing was killed"),
     ("close everything", ERROR, "the process that was testing ended with 1"),
     ("close everything and sleep", ERROR, "the process that was testing closed its output"),
@@ -64,16 +61,12 @@ FAILURES = [
     ("a wrong answer", ERROR, "the process that was testing wrote what is no answer"),
     ("a gigabyte", ERROR, "the process that was testing wrote what is no answer"),
     ("answer much", ERROR, f"an answer of {17 * 2**20 + 2} bytes, which is too long"),
-    ("answer what is no json", ERROR, "TypeError: Object of type set is not JSON serializable"),
     ("fork and spin", TIMEOUT, "testing took 0.5 seconds of processor time"),
-    ("fork and die", ERROR, "the process that was testing ended with 3"),
 ]
 ANSWERED = {
     "print much": "print much",
     "close the streams": "close the streams",
     "fork and answer twice": "fork and answer twice",
-    "fork and raise": "fork and raise",
-    "leave a child": "leave a child",
     "leave a daemon": "leave a daemon",
     "run a program": "hello\n",
     "work in threads": 6,
@@ -98,16 +91,8 @@ def test_what_leaves_traces_is_answered_and_leaves_none(question, pool, pids):
     answers = pool.ask_all([1, question, 2, question, 3], 5.0, 60.0)
     assert answers == [1, ANSWERED[question], 2, ANSWERED[question], 3]
     forked = list(map(int, pids.read_text().split()))
-    assert len(forked) == 2 * question.startswith(("fork", "leave a child", "leave a daemon"))
+    assert len(forked) == 2 * question.startswith(("fork", "leave a daemon"))
     assert all(map(gone, forked))
-
-
-def test_each_answer_is_told_as_it_comes(pids):
-    heard = []
-    with Pool(SCRIPT, [str(pids)], "testing", workers=2) as pool:
-        answers = pool.ask_all(["a", "raise system exit", "b"], 5.0, 60.0, heard=lambda *of_one: heard.append(of_one))
-    assert [done for done, _ in heard] == [1, 2, 3]
-    assert sorted(map(str, answers)) == sorted(str(answer) for _, answer in heard)
 
 
 def test_a_process_that_kills_its_keeper_harms_no_question_after_it(pool):
@@ -117,9 +102,8 @@ def test_a_process_that_kills_its_keeper_harms_no_question_after_it(pool):
         assert answer == question or (isinstance(question, str) and answer.detail.endswith("was killed"))
 
 
-@pytest.mark.parametrize("question", ["be killed once", "be terminated once"])
-def test_a_question_whose_process_was_killed_from_outside_is_asked_again(question, pool, pids):
-    assert pool.ask_all([1, question, 2], 5.0, 60.0) == [1, question, 2]
+def test_a_question_whose_process_was_killed_from_outside_is_asked_again(pool, pids):
+    assert pool.ask_all([1, "be killed once", 2], 5.0, 60.0) == [1, "be killed once", 2]
     assert all(map(gone, map(int, pids.read_text().split())))
 
 
@@ -288,14 +272,9 @@ def test_the_process_ends_with_its_worker(tmp_path):
 @pytest.mark.parametrize(
     ("code", "seconds", "outcome", "said", "killed"),
     [
-        (-signal.SIGPROF, 10, TIMEOUT, "grading took 10 seconds of processor time", False),
         (-signal.SIGXCPU, 2.5, TIMEOUT, "grading took 2.5 seconds of processor time", False),
         (-signal.SIGXCPU, None, TIMEOUT, "grading took too long", False),
-        (-signal.SIGSEGV, 10, ERROR, "the process that was grading was ended by SIGSEGV: words", False),
-        (-signal.SIGABRT, 10, ERROR, "the process that was grading was ended by SIGABRT: words", False),
-        (-signal.SIGKILL, 10, ERROR, "the process that was grading was ended by SIGKILL: words", True),
         (-signal.SIGTERM, 10, ERROR, "the process that was grading was ended by SIGTERM: words", True),
-        (1, 10, ERROR, "the process that was grading ended with 1: words", False),
         (137, 10, ERROR, "the process that was grading ended with 137: words", False),
         (None, 10, ERROR, "the process that was grading was killed: words", True),
     ],

@@ -69,33 +69,22 @@ def test_it_never_runs_plainly_unless_told_and_says_so_once() -> None:
     ("code", "status", "text"),
     [
         ("print(input())", "ok", "hello\n"),
-        ("import sys; print('bad', file=sys.stderr); sys.exit(3)", "error", "bad\n"),
         ("1 / 0", "error", 'File "main.py", line 1, in <module>\n    1 / 0\n'),
-        ("import os; os.abort()", "error", "\nended by SIGABRT\n"),
         ("import os; print(sorted(os.environ), os.listdir('.'))", "ok", "'TMPDIR', 'USER'] ['main.py']\n"),
         ("while True: pass", "timeout", ""),
-        ("import time; time.sleep(600)", "timeout", ""),
-        (
-            ("import signal, time; signal.signal(15, signal.SIG_IGN); signal.signal(24, signal.SIG_IGN)\nwhile 1: 1"),
-            "timeout",
-            "",
-        ),
         ("x = []\nwhile True: x.append(bytearray(10**6))", "memory", "MemoryError"),
         (
-            ("import os, time\nfor _ in range(3):\n if not os.fork(): break\nb = bytearray(100 << 20); time.sleep(99)"),
+            "import os, time\nfor _ in range(3):\n if not os.fork(): break\nb = bytearray(100 << 20); time.sleep(99)",
             "memory",
             "",
         ),
         ("while True: print('x' * 99)", "output", "xxx"),
         ("f = open('f', 'wb')\nwhile True: f.write(bytes(10**6))", "error", "OSError"),
         (
-            ("import os, time\nfor _ in range(40):\n if not os.fork(): time.sleep(600)\ntime.sleep(1)"),
+            "import os, time\nfor _ in range(40):\n if not os.fork(): time.sleep(600)\ntime.sleep(1)",
             "error processes",
             "",
         ),
-        ("print('\udc80')", "error", "surrogates not allowed"),
-        ("print(1)\0", "error", "null bytes"),
-        ("import os; os.write(1, b'\\xff'); os.close(1); os.close(2)", "ok", "\ufffd"),
     ],
 )
 def test_a_plain_process_has_limits(code: str, status: str, text: str, plain: Sandbox) -> None:

@@ -53,43 +53,22 @@ s = call('socket', 2, 1, 0)
 address = struct.pack('=H', 2) + struct.pack('!HI', {port}, 0x7f000001) + bytes(8)
 if s >= 0 and call('connect', s, ctypes.c_char_p(address), 16) == 0: escaped()
 """,
-    "http by urllib": "import urllib.request; urllib.request.urlopen('http://127.0.0.1:{port}/', timeout=60)",
-    "udp to the host": """
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-s.sendto(b'x', ('127.0.0.1', {port}))
-escaped()
-""",
     "a server": "s = socket.create_server(('127.0.0.1', 0)); escaped()",
     "abstract socket": "s = socket.socket(socket.AF_UNIX); s.connect('\\0{abstract}'); escaped()",
     "socket of a path": "s = socket.socket(socket.AF_UNIX); s.connect('{folder}/socket'); escaped()",
     "pair of sockets": "socket.socketpair(); escaped()",
-    "netlink": "socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0); escaped()",
     # Reading
     "a secret in /tmp": _read("{folder}/secret"),
     "a secret at home": _read("{home}/secret"),
     "the project": _read("{project}/pyproject.toml"),
     "hone": "sys.path.append('{project}/src'); import hone; escaped()",
-    "the users": _read("/etc/passwd"),
     "installed packages": "names = os.listdir('{packages}'); escaped() if names else None",
     "the home folder": "print(os.listdir('{home}')); escaped()",
     "through a symbolic link": "os.symlink('{folder}/secret', 'a'); print(open('a').read()); escaped()",
-    "through a hard link": "os.link('{folder}/secret', '{folder}/link'); escaped()",
-    "through dots": _read("../../../../../../../{folder}/secret"),
-    "from the folder above": """
-f = os.open('/', os.O_PATH)
-print(os.read(os.open('..{folder}/secret', 0, dir_fd=f), 99))
-escaped()
-""",
     "by an interpreter of its own": """
 os.execv(sys.executable, ['python', '-c', 'print(open("{folder}/secret").read(), "ESCAPED")'])
 """,
     "by a shell": "import subprocess; print(subprocess.check_output('cat {folder}/secret; echo ESCAPED', shell=True))",
-    "by a program of the host": "import subprocess; subprocess.check_call(['/bin/true']); escaped()",
-    "the environment of its parent": """
-text = open('/proc/%d/environ' % os.getppid(), 'rb').read()
-print(text)
-escaped()
-""",
     "the environment of all": """
 import glob
 for path in glob.glob('/proc/[0-9]*/environ'):
@@ -99,24 +78,18 @@ for path in glob.glob('/proc/[0-9]*/environ'):
         escaped(path)
 """,
     "its own mounts": _read("/proc/self/mountinfo"),
-    "its own open files by path": "print(os.listdir('/proc/self/fd')); escaped()",
-    "the kernel's command line": _read("/proc/cmdline"),
     "the devices of the host": "print(os.listdir('/sys')); escaped()",
-    "control groups": "print(os.listdir('/sys/fs/cgroup')); escaped()",
     "shared memory by name": _read("/dev/shm/{shared}"),
     "shared memory by key": _call("shmget", "{key}", 0, 0).replace("'{key}'", "{key}"),
     "a queue of messages": "q = LIBC.mq_open(b'/{shared}', 0); escaped() if q >= 0 else None",
     # Writing
     "a file in /tmp": "open('{folder}/written', 'w').write('x'); escaped()",
-    "a file at home": "open('{home}/written', 'w').write('x'); escaped()",
     "over a secret": "open('{folder}/other', 'a').write('x'); escaped()",
     "through a link of its folder": "os.symlink('{folder}', 'd'); open('d/written', 'w').write('x'); escaped()",
-    "through a link it renames": "os.symlink('{folder}/other', 'd'); os.replace('d', 'e'); open('e', 'w'); escaped()",
     "a removal": "os.remove('{folder}/other'); escaped()",
     # System calls
     "memory of the victim": _call("process_vm_readv", "{victim}", 0, 0, 0, 0, 0).replace("'{victim}'", "{victim}"),
     "the disks of all": "if call('sync') == 0: escaped()",
-    "a disk of another": "if call('syncfs', os.open('/', os.O_RDONLY)) == 0: escaped()",
     "another personality": _call("personality", 0x0400000),
     "memory that is a file": "f = call('memfd_create', ctypes.c_char_p(b'x'), 0)\nif f >= 0: escaped()",
     "typing into a terminal": """
@@ -128,13 +101,9 @@ for fd in range(8):
 """,
     # Processes
     "the end of the victim": "os.kill({victim}, 9); escaped()",
-    "a look at the victim": "os.kill({victim}, 0); escaped()",
-    "a handle of the victim": "os.pidfd_open({victim}); escaped()",
     "limits of the victim": "import resource; resource.prlimit({victim}, resource.RLIMIT_CORE); escaped()",
-    "priority of the victim": "os.getpriority(os.PRIO_PROCESS, {victim}); escaped()",
     "cores of the victim": "os.sched_setaffinity({victim}, os.sched_getaffinity(0)); escaped()",
     "a group of the host": "os.killpg({group}, 0); escaped()",
-    "the session of the victim": "if os.getsid({victim}): escaped()",
     "a library before all others": """
 import subprocess
 code = 'import os\\ntry:\\n print(open("{folder}/secret").read(), "ESCAPED")\\nexcept OSError: pass'
@@ -149,14 +118,12 @@ ROOT = {
     "raw packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3); escaped()",
     # Reading
     "the passwords": _read("/etc/shadow"),
-    "the root of its parent": "print(os.listdir('/proc/%d/root/' % os.getppid())); escaped()",
     "the memory of its parent": "open('/proc/%d/mem' % os.getppid(), 'rb'); escaped()",
     # Writing
     "the standard library": "open(os.__file__, 'a').write(''); escaped()",
     "settings of the kernel": "open('/proc/sys/kernel/core_pattern', 'r+').write(''); escaped()",
     # System calls
     "a new mount by file": "if call('fsopen', ctypes.c_char_p(b'tmpfs'), 0) >= 0: escaped()",
-    "a copy of a mount": "if call('open_tree', -100, ctypes.c_char_p(b'/'), 1) >= 0: escaped()",
     "another root": "os.mkdir('r'); os.chroot('r'); [os.chdir('..') for _ in range(9)]; os.chroot('.'); escaped()",
     "a network namespace": _call("unshare", 0x40000000),
     "a mount namespace": _call("unshare", 0x00020000),
@@ -176,7 +143,6 @@ if fd >= 0 and call('pidfd_getfd', fd, 1, 0) >= 0: escaped()
     # Processes
     "a higher priority": "os.nice(-5); escaped()",
     "root": "os.setuid(0); escaped()",
-    "another group": "os.setgroups([0]); escaped()",
     "rights": """
 head, data = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)()
 LIBC.capget(head, data)
@@ -188,8 +154,6 @@ if any(data[i] for i in (0, 1, 3, 4)): escaped(list(data))
 INSIDE = {
     # Network
     "tcp on IPv6": "socket.socket(socket.AF_INET6); escaped()",
-    "sockets of virtual machines": "socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM); escaped()",
-    "crypto sockets": "socket.socket(socket.AF_ALG, socket.SOCK_SEQPACKET); escaped()",
     # Reading
     "by an inherited file": """
 for fd in range(3, 4096):
@@ -199,26 +163,18 @@ for fd in range(3, 4096):
 """,
     "the environment's secret": "if 'HONE_CANARY' in os.environ: escaped()",
     "the environment of the first process": _read("/proc/1/environ"),
-    "the root of the first process": "print(os.listdir('/proc/1/root/')); escaped()",
     "memory of the machine": "open('/dev/mem', 'rb'); escaped()",
-    "a disk": "open('/dev/vda', 'rb'); open('/dev/sda', 'rb'); escaped()",
     "the terminal": "open('/dev/tty', 'r+'); escaped()",
     "a device of its own": "os.mknod('m', 0o20600, os.makedev(1, 1)); open('m', 'rb'); escaped()",
     "by a handle": _call("open_by_handle_at", -100, 0, 0),
     # Writing
     "beside the standard library": "open(os.path.dirname(os.__file__) + '/hone_canary.py', 'w'); escaped()",
-    "rights of the standard library": "os.chmod(os.__file__, 0o777); escaped()",
     "the interpreter": "open(sys.executable, 'r+b'); escaped()",
     "the root": "open('/hone_canary', 'w'); escaped()",
-    "the devices": "os.mkdir('/dev/hone_canary'); escaped()",
-    "the configuration": "os.makedirs('/etc', exist_ok=True); open('/etc/hone_canary', 'w'); escaped()",
     "a trigger of the kernel": "open('/proc/sysrq-trigger', 'w'); escaped()",
-    "a control group": "os.mkdir('/sys/fs/cgroup/hone_canary'); escaped()",
     # System calls
     "a mount": _call("mount", 0, 0, 0, 4096, 0),
     "a mount of memory": "if LIBC.mount(b'x', b'/scratch', b'tmpfs', 0, None) == 0: escaped()",
-    "a writable root again": "if LIBC.mount(b'', b'/', b'', 0x20 | 0x1000, None) == 0: escaped()",
-    "taking a mount away": "if LIBC.umount2(b'/scratch', 2) == 0: escaped()",
     "a user namespace": _call("unshare", 0x10000000),
     "a user namespace by clone": """
 pid = call('clone', 0x10000000 | 17, 0, 0, 0, 0)
@@ -232,22 +188,9 @@ pid = call('clone3', ctypes.c_char_p(arguments), 64)
 if pid == 0: os._exit(0)
 if pid > 0: escaped()
 """,
-    "tracing its parent": """
-if call('ptrace', 0x4206, os.getppid(), 0, 0) == 0:
-    call('ptrace', 17, os.getppid(), 0, 0)
-    escaped()
-""",
-    "keys": _call("keyctl", 0, -3, 1),
     "kernel programs": _call("bpf", 0, 0, 0),
     "io_uring": "b = ctypes.create_string_buffer(256)\nif call('io_uring_setup', 4, b) >= 0: escaped()",
-    "performance events": """
-b = ctypes.create_string_buffer(b'\\1', 128)
-if call('perf_event_open', b, 0, -1, -1, 0) >= 0: escaped()
-""",
-    "faults of its own memory": _call("userfaultfd", 1),
-    "a kernel module": _call("init_module", 0, 0, 0),
     "the host's name": "socket.sethostname('escaped'); escaped()",
-    "the clock": "import time; time.clock_settime(0, time.time()); escaped()",
     "the x32 way": "if '{machine}' == 'x86_64' and call(0x40000000 | 39) > 0: escaped()",
     "the 32-bit way": """
 import mmap
@@ -258,7 +201,6 @@ if '{machine}' == 'x86_64':
     if ctypes.CFUNCTYPE(ctypes.c_long)(start)() != -38: escaped()
 """,
     # Processes
-    "the end of its parent": "os.kill(os.getppid(), 9); import time; time.sleep(1); print(os.getppid())",
     "the end of all": "os.kill(-1, 9)",
     "real time": "os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)); escaped()",
     "a program that changes users": """

@@ -30,16 +30,8 @@ GREEDY: dict[str, dict[str, str | tuple[str, str]]] = {
     "timeout": {
         "sleep": "import time; time.sleep(100)",
         "loop": "while True: pass",
-        "loop in C": "9**9**9",
         "regular expression": "import re; re.match('(a+)+$', 'a' * 50 + 'b')",
         "loops of children": CHILDREN + "while True: pass",
-        "loops of short children": """
-import os
-while True:
-    if os.fork() == 0:
-        sum(range(10**7)); os._exit(0)
-    os.wait()
-""",
         "loops of children that nobody waits for": (
             """
 import os, signal, time
@@ -52,10 +44,6 @@ while True:
             "refused",
         ),
         "deaf to signals": DEAF,
-        "stopped": "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
-        "threads at the end": "import threading, time; threading.Thread(target=time.sleep, args=(99,)).start()",
-        "at exit": "import atexit, time; atexit.register(time.sleep, 99)",
-        "waits for input of a closed pipe": "import os; r, w = os.pipe(); os.read(r, 1)",
         "closes its output": "import os, time; os.close(1); os.close(2); time.sleep(99)",
         "fork bomb": FORK_BOMB,
     },
@@ -66,12 +54,6 @@ if os.fork() == 0:
     os.setsid()
     if os.fork() == 0: time.sleep(99)
     os._exit(0)
-""",
-        "a daemon in silence": """
-import os, time
-if os.fork() == 0:
-    os.setsid(); [os.close(fd) for fd in (0, 1, 2)]
-    time.sleep(99)
 """,
         "children without parents": (
             """
@@ -97,7 +79,6 @@ time.sleep(0.2); print('still')
         "memory": ("x = []\nwhile True: x.append(bytearray(10**6))", "MemoryError"),
         "memory at once": ("bytearray(10**9)", "MemoryError"),
         "memory of many": CHILDREN + "import time; b = bytearray(120 << 20); time.sleep(99)",
-        "memory of the compiler": ("x = 'a' * 10**8 * 10**2", "MemoryError"),
     },
     "error": {
         "memory that is shared": (
@@ -107,7 +88,6 @@ m = [mmap.mmap(-1, 50 << 20) for _ in range(9)]
 """,
             "Cannot allocate memory",
         ),
-        "brackets": ("(" * 9000, "too many nested parentheses"),
         "recursion": ("def f(): f()\nf()", "RecursionError"),
         "a thousand processes": (
             """
@@ -117,14 +97,6 @@ for _ in range(1000):
 """,
             "BlockingIOError",
         ),
-        "a thousand threads": (
-            """
-import threading, time
-for _ in range(1000): threading.Thread(target=time.sleep, args=(99,), daemon=True).start()
-""",
-            "can't start new thread",
-        ),
-        "disk": ("f = open('f', 'wb')\nwhile True: f.write(bytes(1 << 20))", "OSError"),
         "disk in many files": (
             """
 i = 0
@@ -136,17 +108,13 @@ while True:
         ),
         "a file with holes": ("f = open('f', 'wb'); f.truncate(1 << 40)", "File too large"),
         "open files": ("import os\nwhile True: os.dup(0)", "Too many open files"),
-        "pipes": ("import os\nwhile True: os.pipe()", "Too many open files"),
     },
     "error memory timeout": {
         "recursion in C": "import sys; sys.setrecursionlimit(10**9)\nf = lambda: [*map(f, [1])]\nf()",
     },
     "output": {
         "output": ("while True: print('x' * 99)", "xxx"),
-        "output in one": ("print('x' * 10**8)", "xxx"),
-        "output of errors": ("import sys\nwhile True: sys.stderr.write('x' * 99)", "xxx"),
         "output of a child": ("import os\nif os.fork() == 0:\n    while True: print('x' * 99)\nos.wait()", "xxx"),
-        "a traceback": ("raise ValueError('x' * 10**6)", "xxx"),
     },
     "memory timeout": {
         "files without content": """

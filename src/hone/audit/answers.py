@@ -139,22 +139,15 @@ def answer_span(subject: Subject) -> tuple[int, int] | None:
     span = _stated(subject, text)
     if span is None:
         return None
-    blocks = [
-        block
-        for block in _FENCE.finditer(text)
-        if span[0] <= block.start() < span[1] or block.start(1) <= span[0] < block.end()
-    ]
-    return blocks[-1].span(1) if blocks else span
+    inside = [b for b in _FENCE.finditer(text) if b.start() < span[1] and span[0] < b.end()]
+    return inside[-1].span(1) if inside else span
 
 
 def _stated(subject: Subject, text: str) -> tuple[int, int] | None:
     """Return where the data's answer stands last, else what completions mark as an answer, else the whole text."""
     gold = subject.example.answer.rpartition("####")[2].strip()
-    if gold:
-        found = list(re.finditer(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)", text))
-        if found:
-            return found[-1].span()
-    for form in _FORMS:
+    forms = [re.compile(rf"(?<![\w.]){re.escape(gold)}(?!\w|[.,]\d)")] if gold else []
+    for form in (*forms, *_FORMS):
         found = [match for match in form.finditer(text) if match[match.lastindex or 0].strip()]
         if found:
             return found[-1].span(found[-1].lastindex or 0)
@@ -274,9 +267,7 @@ def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[s
     for candidate in _candidates(answer, others):
         if not any(same_answer(candidate, other) for other in (answer, *found)):
             found.append(candidate)
-        if len(found) == count:
-            break
-    return found
+    return found[:count]
 
 
 def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:

@@ -1,15 +1,13 @@
-"""Checks that a text gets the same reward each time: in another process, twice in a row, and after other texts.
+"""Checks that a text gets the same reward each time: in another process, and after other texts.
 
-If it does not, nobody can repeat the run, and advantages compare luck. Rewards are computed in
-fresh worker processes, functions marked `inline` too: one has the texts in order, then each twice, from the last to the
-first; the other has them in order again, with another hash seed.
+If it does not, nobody can repeat the run, and advantages compare luck. Rewards are computed in fresh worker processes,
+functions marked `inline` too: one has the texts in order, then from the last to the first; the other has them in order
+again, with another hash seed.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any
 
 from hone.audit.conversations import REASONING, wrong_text
 from hone.audit.probes import Probe, Prober, Subject, Text
@@ -19,52 +17,31 @@ from hone.types import Outcome
 
 SUBJECTS = 3
 MOST_HUNG = 2
-_FORGET = "keep nothing between two gradings: no module variables, caches that pay, generators without a seed"
-# What may differ: the title, the remedy, and what should hold.
-_DIFFERENCES = {
-    "process": (
-        "nondeterministic",
-        "the same text gets another reward in another process",
-        "draw from the argument `rng` of the reward function; use no clock, no hash() of a text, no order of a set",
-        "the same in each process",
-    ),
-    "again": (
-        "global-state",
-        "the same text gets another reward when it is graded again",
-        _FORGET,
-        "the same each time",
-    ),
-    "order": (
-        "order-dependent",
-        "the reward of a text depends on what was graded before it",
-        _FORGET,
-        "the same whatever came before",
-    ),
-}
 
 
 def check_behaviour(env: Environment, subjects: Sequence[Subject]) -> Check:
     """Grade a few right, wrong and empty texts in several processes and orders."""
-    texts = behaviour_texts(subjects[:SUBJECTS])
     prober = Prober(env, subjects)
     with env.fresh_process(0) as isolated:
-        first: list[Probe] = []
-        hung = 0
-        for text in texts:
-            probe = _grade(prober, text)
-            hung += probe.score.outcome is Outcome.GRADER_TIMEOUT
-            if hung == MOST_HUNG:
-                break
-            if probe.score.outcome is not Outcome.GRADER_TIMEOUT:
-                first.append(probe)
+        first = _in_order(prober, behaviour_texts(subjects[:SUBJECTS]))
+        first = [probe for probe in first if probe.score.outcome is not Outcome.GRADER_TIMEOUT]
         texts = [probe.text for probe in first]
-        again = [(_grade(prober, text), _grade(prober, text)) for text in reversed(texts)][::-1]
-    finding = _between_processes(prober, texts, first) if isolated else None
-    finding = finding or _within_a_process(prober, first, again, isolated)
+        backwards = _in_order(prober, texts[::-1])
+    findings = []
+    if isolated:
+        with env.fresh_process(1):
+            title = "the same text gets another reward in another process"
+            remedy = (
+                "draw from the reward function's argument `rng`; use no clock, no hash() of a text, no order of a set"
+            )
+            findings = _difference("nondeterministic", title, remedy, first, _in_order(prober, texts))
+    if not findings and len(backwards) == len(first):
+        title = "the reward of a text depends on what was graded before it"
+        remedy = "keep nothing between two gradings: no module variables, caches that pay, generators without a seed"
+        findings = _difference("global-state", title, remedy, first, backwards[::-1])
     where = "in two processes and two orders" if isolated else "in one process, for no new one can load the task"
-    summary = f"{len(texts)} texts were graded three times each or more, {where}"
-    figures = {"texts": len(texts), "isolated": isolated}
-    return Check("behaviour", summary, (finding,) if finding else (), figures)
+    summary = f"{len(texts)} texts were graded twice or more, {where}"
+    return Check("behaviour", summary, tuple(findings), {"texts": len(texts), "isolated": isolated})
 
 
 def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
@@ -84,61 +61,23 @@ def behaviour_texts(subjects: Sequence[Subject]) -> list[Text]:
     return texts
 
 
-def _grade(prober: Prober, text: Text) -> Probe:
-    """Grade one text at a time, so that each comes after the one before it, also if one hung before."""
-    prober.hung.clear()
-    return prober.grade([text])[0]
+def _in_order(prober: Prober, texts: Sequence[Text]) -> list[Probe]:
+    """Grade one text at a time, so that each comes after the one before it; stop where two have hung."""
+    probes: list[Probe] = []
+    for text in texts:
+        prober.hung.clear()
+        probes += prober.grade([text])
+        if sum(probe.score.outcome is Outcome.GRADER_TIMEOUT for probe in probes) == MOST_HUNG:
+            break
+    return probes
 
 
-def _graded_anew(prober: Prober, texts: Sequence[Text], hash_seed: int = 0) -> list[Probe]:
-    """Grade the texts in order in a new process."""
-    with prober.env.fresh_process(hash_seed):
-        return [_grade(prober, text) for text in texts]
-
-
-def _between_processes(prober: Prober, texts: Sequence[Text], first: Sequence[Probe]) -> Finding | None:
-    pair = _first_difference(first, _graded_anew(prober, texts, hash_seed=1))
-    return _finding("process", *pair) if pair else None
-
-
-def _within_a_process(
-    prober: Prober, first: Sequence[Probe], again: Sequence[tuple[Probe, Probe]], isolated: bool
-) -> Finding | None:
-    """Return `global-state` if a text graded again gets another reward, `order-dependent` if other texts change it."""
-    if repeated := _first_difference(*zip(*again, strict=True)) if again else None:
-        return _finding("again", *repeated)
-    changed = _first_difference(first, [one for one, _ in again])
-    if changed is None:
-        return None
-    if isolated:
-        alone = _graded_anew(prober, [changed[0].text] * 3)
-        repeated = _first_difference([alone[0]] * 2, alone[1:])
-        return _finding("again", *repeated) if repeated else _finding("order", *changed)
-    return _finding("again", *changed)
-
-
-def _first_difference(ones: Sequence[Probe], others: Sequence[Probe]) -> tuple[Probe, Probe] | None:
-    return next((pair for pair in zip(ones, others, strict=True) if _result(pair[0]) != _result(pair[1])), None)
-
-
-def _result(probe: Probe) -> tuple[Any, ...]:
-    score = probe.score
-    reward = None if math.isnan(score.reward) else score.reward
-    return score.outcome, reward, tuple(sorted(score.components.items()))
-
-
-def _finding(kind: str, one: Probe, two: Probe) -> Finding:
-    name, title, remedy, expected = _DIFFERENCES[kind]
-    title = f"{title}: {one.name!r} gets {_got(two, one)} in place of {_got(one, two)}"
-    return Finding(name, Verdict.FAIL, title, remedy, (one.name,), (one.evidence(expected), two.evidence(expected)))
-
-
-def _got(probe: Probe, other: Probe) -> str:
-    """Say what a text got, in as few words as tell it from what else it got."""
-    if probe.failed:
-        return str(probe.score.outcome)
-    if probe.score.reward != other.score.reward:
-        return f"{probe.score.reward:.6g}"
-    if probe.score.outcome != other.score.outcome:
-        return str(probe.score.outcome)
-    return ", ".join(f"{name} {value:.6g}" for name, value in probe.score.components.items())
+def _difference(name: str, title: str, remedy: str, first: Sequence[Probe], others: Sequence[Probe]) -> list[Finding]:
+    """Find a text that got another reward."""
+    for one, other in zip(first, others, strict=False):
+        had, got = (f"no reward ({p.score.outcome})" if p.failed else f"{p.score.reward:.6g}" for p in (one, other))
+        if had != got:
+            shown = tuple(probe.evidence("the same each time") for probe in (one, other))
+            title = f"{title}: {one.name!r} gets {got} in place of {had}"
+            return [Finding(name, Verdict.FAIL, title, remedy, (one.name,), shown)]
+    return []

@@ -18,7 +18,7 @@ from typing import Any
 from hone.audit.behaviour import check_behaviour
 from hone.audit.instructions import check_instructions
 from hone.audit.inversion import check_inversion
-from hone.audit.probes import Probe, Prober, subjects_of
+from hone.audit.probes import Prober, subjects_of
 from hone.audit.report import Check, Finding, Report, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.audit.statistics import check_signal
@@ -38,11 +38,11 @@ _NOT_ISOLATED = Finding(
 _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
     "nondeterministic": {
-        "reference", "false-negative", "growth", "false-positive", "garbage-paid", "always-right",
-        "inversion", "range", "global-state", "order-dependent", "no-signal", "unsteady",
+        *("reference", "false-negative", "growth", "strict", "false-positive", "garbage-paid", "always-right"),
+        *("thought-counts", "inversion", "range", "no-signal"),
     },
-}  # fmt: skip
-"""Findings that follow from another one that fails: they are left out beside it."""
+}
+"""Findings that follow from another one: they are left out beside it, unless it is meant so."""
 
 
 def audit_environment(
@@ -71,27 +71,25 @@ def audit_environment(
     try:
         prober = Prober(env, subjects_of(env, num_examples, seed, split), seed)
         progress("the reference")
-        reference, probes = check_reference(prober)
-        checks = [reference if env.has_workers else _with(reference, [*reference.findings, _NOT_ISOLATED])]
-        if _is_gradable(probes):
-            for other in env.splits:
-                if probes and other != split:
-                    check, _ = check_reference(Prober(env, subjects_of(env, num_examples, seed, other), seed))
-                    summary = f"{check.summary}, of the {other} split"
-                    checks.append(replace(check, name=f"{other} split", summary=summary))
-            checks += _check_rewards(prober, probes, env.has_workers, progress)
-            progress("the signal")
-            checks.append(check_signal(prober, probes))
-            progress("the instructions")
-            checks.append(check_instructions(prober, max_tokens, count_tokens))
-            progress("fresh processes")
-            checks.append(check_behaviour(env, prober.subjects))
-            checks += [check() for check in more]
+        reference = check_reference(prober)
+        checks = [reference if env.has_workers else _noted(reference, _NOT_ISOLATED)]
+        for other in env.splits:
+            if other != split and any(not probe.failed for probe in prober.references):
+                check = check_reference(Prober(env, subjects_of(env, num_examples, seed, other), seed))
+                checks.append(replace(check, name=f"{other} split", summary=f"{check.summary}, of the {other} split"))
+        checks += _further_checks(prober, True, max_tokens, count_tokens, progress)
+        checks += [check() for check in more]
     finally:
         env.close_workers()
         env.isolated = isolated
         env.limits = limits
-    facts = {"examples": len(prober.subjects), "texts": len(probes), "split": split, "seed": seed, "part": "full"}
+    facts = {
+        "examples": len(prober.subjects),
+        "texts": len(prober.graded),
+        "split": split,
+        "seed": seed,
+        "part": "full",
+    }
     return _report(env, checks, facts, allows or {}, began)
 
 
@@ -105,78 +103,97 @@ def audit_before_training(
     """Audit a task in short: nothing that hangs a sound grader or is run by an unsound one, and no fresh processes."""
     began = time.perf_counter()
     prober = Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed)
-    reference, probes = check_reference(prober)
-    checks = [reference]
-    prober = replace(prober, subjects=prober.distinct[:FAST_EXAMPLES])
-    if _is_gradable(probes):
-        probes = [probe for probe in probes if probe.text.subject in prober.subjects]
-        checks += _check_rewards(prober, probes, False, lambda words: None)
-        checks.append(check_instructions(prober, max_tokens, count_tokens))
-    facts = {"examples": len(prober.subjects), "texts": len(probes), "split": "train", "seed": seed, "part": "fast"}
+    reference = check_reference(prober)
+    few = prober.distinct[:FAST_EXAMPLES]
+    prober = replace(prober, subjects=few, graded=[probe for probe in prober.graded if probe.text.subject in few])
+    checks = [reference, *_further_checks(prober, False, max_tokens, count_tokens)]
+    facts = {"examples": len(few), "texts": len(prober.graded), "split": "train", "seed": seed, "part": "fast"}
     return _report(env, checks, facts, {}, began)
 
 
-def _is_gradable(references: Sequence[Probe]) -> bool:
-    """Return False if no reference got a reward: then there is nothing to try beyond them."""
-    return not references or not all(probe.failed for probe in references)
-
-
-def _check_rewards(prober: Prober, probes: list[Probe], hostile: bool, progress: Callable[[str], None]) -> list[Check]:
-    """Check the rewards; `probes` holds those of the references, and gets the others added."""
+def _further_checks(
+    prober: Prober,
+    full: bool,
+    max_tokens: int | None,
+    count_tokens: Callable[[str], int] | None,
+    progress: Callable[[str], None] = lambda words: None,
+) -> list[Check]:
+    """Make the checks after that of the references; none if no reference got a reward."""
+    env, references = prober.env, prober.references
+    steps: dict[str, Callable[[], Check]] = {
+        "harmless styles": lambda: check_restylings(prober),
+        "exploits": lambda: check_exploits(prober, full and env.has_workers),
+        "the best of a wrong answer, the worst of a right one": lambda: check_inversion(prober),
+        "the signal": lambda: check_signal(prober),
+        "the instructions": lambda: check_instructions(prober, max_tokens, count_tokens),
+        "fresh processes": lambda: check_behaviour(env, prober.subjects),
+    }
+    left_out = set() if full else {"the signal", "fresh processes"}
+    left_out |= set() if any(probe.correct for probe in references) else {"harmless styles"}
+    left_out |= set(steps) if references and all(probe.failed for probe in references) else set()
     checks = []
-    if any(probe.correct for probe in probes):
-        progress("harmless styles")
-        check, made = check_restylings(prober, probes)
-        checks.append(check)
-        probes += made
-    progress("exploits")
-    check, made = check_exploits(prober, hostile, probes)
-    probes += made
-    progress("the best of a wrong answer, the worst of a right one")
-    return [*checks, check, check_inversion(prober, probes)]
+    for words in [words for words in steps if words not in left_out]:
+        progress(words)
+        checks.append(steps[words]())
+    return checks
 
 
 def _report(
     env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
-    unused = {name.replace("_", "-") for name in allows}
-    unused -= {key for check in checks for finding in check.findings for key in _keys(finding)}
-    report = allowing(Report(env.id, tuple(checks), facts), {**env.audit_allows, **allows})
-    explained = set().union(*(_EXPLAINS[name] for name in report.names() & _EXPLAINS.keys()))
-    checks = [_with(check, [f for f in check.findings if f.name not in explained]) for check in report.checks]
-    if unused:
+    """Return the report, without what is allowed or follows from another finding."""
+    report = Report(env.id, tuple(checks), facts)
+    known = {key for finding in report.findings for key in (finding.name, *_keys(finding))}
+    report = allowing(report, {**env.audit_allows, **allows})
+    causes = (report.names() | report.names(Verdict.WARN)) & _EXPLAINS.keys()
+    explained = set().union(*(_EXPLAINS[name] for name in causes))
+    report = _with(report, lambda found: found if found.name not in explained else None)
+    if unused := {_dashed(name) for name in allows} - known:
         title = f"allowed, but not found: {', '.join(sorted(unused))}"
-        remedy = "compare with the names of the findings, or leave it out"
-        checks[0] = _with(checks[0], [*checks[0].findings, Finding("unused-allow", Verdict.NOTE, title, remedy)])
-    return replace(report, checks=tuple(checks), seconds=time.perf_counter() - began)
+        finding = Finding(
+            "unused-allow", Verdict.NOTE, title, "compare with the names of the findings, or leave it out"
+        )
+        first, *rest = report.checks
+        report = replace(report, checks=(_noted(first, finding), *rest))
+    return replace(report, seconds=time.perf_counter() - began)
 
 
-def _with(check: Check, findings: Sequence[Finding]) -> Check:
-    return replace(check, findings=tuple(findings))
+def _noted(check: Check, finding: Finding) -> Check:
+    return replace(check, findings=(*check.findings, finding))
+
+
+def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report:
+    """Return the report with each finding changed; None leaves it out."""
+    changed = [(check, [new for old in check.findings if (new := change(old))]) for check in report.checks]
+    return replace(report, checks=tuple(replace(check, findings=tuple(findings)) for check, findings in changed))
+
+
+def _dashed(name: str) -> str:
+    """Return a name with the dashes that the command line makes an underscore of."""
+    return name.replace("_", "-")
 
 
 def _keys(finding: Finding) -> list[str]:
-    """Return what a finding, and each text of it, is allowed by."""
-    return [name.replace("_", "-") for name in (finding.name, *(f"{finding.name}:{what}" for what in finding.what))]
+    """Return what each text of a finding is allowed by."""
+    return [_dashed(f"{finding.name}:{what}") for what in finding.what]
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
-    """Return the report with the findings that are meant so, by their names, as notes that say why."""
-    allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}  # the command line makes _ of a dash
-    checks = [_with(check, [_allow(finding, allowed) for finding in check.findings]) for check in report.checks]
-    return replace(report, checks=tuple(checks))
+    """Return the report with the findings that are meant so, by their names, as notes that say why.
 
+    Of a finding some of whose texts are allowed, the others are left.
+    """
+    allowed = {_dashed(name): reason for name, reason in allows.items()}
 
-def _allow(finding: Finding, allowed: Mapping[str, str]) -> Finding:
-    """Return the finding as a note, if all of it is allowed; else without its allowed texts."""
-    if finding.verdict in (Verdict.PASS, Verdict.NOTE):
-        return finding
-    name, *keys = _keys(finding)
-    reasons = {what: allowed[key] for what, key in zip(finding.what, keys, strict=True) if key in allowed}
-    if name in allowed or (reasons and len(reasons) == len(finding.what)):
-        reason = allowed.get(name) or "; ".join(dict.fromkeys(reasons.values()))
-        return replace(finding, verdict=Verdict.NOTE, allowed=reason)
-    if not reasons:
-        return finding
-    left = tuple(what for what in finding.what if what not in reasons)
-    return replace(finding, what=left, title=f"{finding.title} (allowed: {', '.join(reasons)})")
+    def allow(finding: Finding) -> Finding:
+        pairs = zip(finding.what, _keys(finding), strict=True)
+        reasons = {what: allowed[key] for what, key in pairs if key in allowed}
+        if finding.verdict in (Verdict.PASS, Verdict.NOTE) or not (reasons or finding.name in allowed):
+            return finding
+        left = tuple(what for what in finding.what if what not in reasons)
+        if finding.name in allowed or not left:
+            reason = allowed.get(finding.name) or "; ".join(dict.fromkeys(reasons.values()))
+            return replace(finding, verdict=Verdict.NOTE, allowed=reason)
+        return replace(finding, what=left, title=f"{finding.title} (allowed: {', '.join(reasons)})")
+
+    return _with(report, allow)

@@ -70,22 +70,20 @@ class Total:
         return {"reward": self.reward, "parts": self.parts, "source": self.source, "shown": shown}
 
 
-def check_inversion(prober: Prober, probes: Sequence[Probe]) -> Check:
-    """Compare the best wrong answer with the worst right one.
-
-    `probes` are the texts that were graded so far; texts that test other paid features are added here.
+def check_inversion(prober: Prober) -> Check:
+    """Compare the best wrong answer with the worst right one, of texts graded so far and those that test other paid
+    features.
     """
     env, rubric = prober.env, prober.env.rubric
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
-    tried: list[Probe] = []
     findings: list[Finding] = []
     try:
         env.check_rollouts()
-        tried = prober.grade(inversion_texts(env, prober.distinct[: SUBJECTS if turns <= 16 else 2]))
+        prober.grade(inversion_texts(env, prober.distinct[: SUBJECTS if turns <= 16 else 2]))
     except UserError as error:
         remedy = "audit it on a machine where it can be sampled"
         findings.append(Finding("not-played", Verdict.NOTE, f"no conversation was played: {error}", remedy))
-    graded = [probe for probe in (*probes, *tried) if not probe.failed]
+    graded = [probe for probe in prober.graded if not probe.failed]
     fair = [probe for probe in graded if _words(probe) <= MOST_WORDS]
     right = [probe for probe in fair if probe.correct]
     wrong = [probe for probe in fair if not probe.correct]

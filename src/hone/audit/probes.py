@@ -102,19 +102,24 @@ class Probe:
 class Prober:
     """Grades texts by the task's real path.
 
-    `hung`: names of texts at which the grader was ended. `unsteady`: a text was graded in two ways.
+    `graded` has all that was graded so far, `hung` the names of texts at which the grader was ended.
     """
 
     env: Environment
     subjects: Sequence[Subject]
     seed: int = 0
+    graded: list[Probe] = field(default_factory=list)
     hung: set[str] = field(default_factory=set)
-    unsteady: bool = False
 
     @property
     def distinct(self) -> list[Subject]:
         """The subjects, each example once: a data set may repeat one."""
         return list({subject.example.id: subject for subject in self.subjects}.values())
+
+    @property
+    def references(self) -> list[Probe]:
+        """The graded references, each example once."""
+        return list({probe.example_id: probe for probe in self.graded if probe.name == "reference"}.values())
 
     def grade(self, texts: Sequence[Text]) -> list[Probe]:
         """Grade the texts; return their probes in order.
@@ -122,47 +127,28 @@ class Prober:
         A text at which the grader hangs costs its whole deadline. So the first text of each name is tried first; if it
         hangs, the others of its name are left out, and after `MOST_HUNG` such names all the rest.
         """
-        first: dict[str, int] = {}
-        for index, text in enumerate(texts):
-            first.setdefault(text.name, index)
-        ahead = sorted(first.values())
+        ahead = sorted({text.name: index for index, text in reversed(list(enumerate(texts)))}.values())
+        batches = [ahead[start : start + AT_ONCE] for start in range(0, len(ahead), AT_ONCE)]
+        batches.append(sorted(set(range(len(texts))) - set(ahead)))
         probes: dict[int, Probe] = {}
-        for start in range(0, len(ahead), AT_ONCE):
-            if len(self.hung) < MOST_HUNG:
-                self._try(texts, ahead[start : start + AT_ONCE], probes)
-        if len(self.hung) < MOST_HUNG:
-            self._try(texts, [i for i, t in enumerate(texts) if i not in probes and t.name not in self.hung], probes)
-        return [probes[i] for i in sorted(probes)]
+        for batch in batches:
+            indices = [i for i in batch if texts[i].name not in self.hung]
+            if indices and len(self.hung) < MOST_HUNG:
+                graded = self._grade([texts[i] for i in indices])
+                probes |= zip(indices, graded, strict=True)
+        made = [probes[i] for i in sorted(probes)]
+        self.graded += made
+        return made
 
-    def _try(self, texts: Sequence[Text], indices: Sequence[int], probes: dict[int, Probe]) -> None:
-        scripts = [(texts[i].subject.example, texts[i].completion) for i in indices]
-        pairs: list[tuple[Example, Any]] = list(scripts)
+    def _grade(self, texts: Sequence[Text]) -> list[Probe]:
+        pairs: list[tuple[Example, Any]] = [(text.subject.example, text.completion) for text in texts]
         if isinstance(self.env, MultiTurnEnv):
-            replies = play_many(self.env, scripts)
-            pairs = [(example, reply) for (example, _), reply in zip(scripts, replies, strict=True)]
-        for index, score in zip(indices, self.env.grade_many(pairs, self.seed), strict=True):
-            probes[index] = Probe(texts[index], score)
-            if score.outcome is Outcome.GRADER_TIMEOUT:
-                self.hung.add(texts[index].name)
-
-    def is_steady(self, probes: Sequence[Probe], most: int = 8) -> bool:
-        """Return True if texts get the same score again: the first of each name, up to `most`."""
-        firsts = {probe.name: probe for probe in reversed([probe for probe in probes if not probe.failed])}
-        before = list(firsts.values())[-most:]
-        again = self.grade([probe.text for probe in before])
-        return all(
-            (old.score.outcome, old.score.reward) == (new.score.outcome, new.score.reward)
-            for old, new in zip(before, again, strict=False)
-        )
-
-    def unsteady_findings(self, probes: Sequence[Probe]) -> list[Finding]:
-        """Return the finding that texts are graded in two ways; once for all that this prober grades."""
-        if self.unsteady:
-            return []
-        self.unsteady = True
-        title = "the same text was graded in two ways, so nothing is known about what is paid for what"
-        remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
-        return [Finding("unsteady", Verdict.WARN, title, remedy, (), examples_of(probes, "the same reward each time"))]
+            replies = play_many(self.env, pairs)
+            pairs = [(example, reply) for (example, _), reply in zip(pairs, replies, strict=True)]
+        scores = self.env.grade_many(pairs, self.seed)
+        probes = [Probe(text, score) for text, score in zip(texts, scores, strict=True)]
+        self.hung |= {probe.name for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT}
+        return probes
 
 
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
@@ -195,40 +181,34 @@ def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Evidence, ...]:
 
 def failures(probes: Sequence[Probe]) -> list[Finding]:
     """Return at most one finding `raises` and one `hangs` for all of the probes."""
-    found = []
-    raised = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_ERROR]
-    hung = [probe for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT]
-    if raised:
-        names = tuple(dict.fromkeys(probe.name for probe in raised))
-        reason = last_line(raised[0].score.detail)
-        title = f"the grader fails on {len(raised)} of {len(probes)} texts ({listed(names)}): {reason}"
-        remedy = "return 0.0 for what cannot be read, whatever a model writes; such a sample has no reward and is lost"
-        found.append(Finding("raises", Verdict.FAIL, title, remedy, names, examples_of(raised, "a reward, be it 0")))
-    if hung:
-        names = tuple(dict.fromkeys(probe.name for probe in hung))
-        seconds = max(probe.score.seconds for probe in hung)
-        took = f", after {seconds:.1f} s" if seconds else ""
-        texts = "text" if len(names) == 1 else "texts"
-        reason = last_line(hung[0].score.detail)
-        title = f"the grader was stopped at {len(names)} {texts}{took}: {listed(names)}; {reason}"
-        remedy = (
+    kinds = (
+        (
+            *("raises", Outcome.GRADER_ERROR, "fails"),
+            "return 0.0 for what cannot be read, whatever a model writes; such a sample has no reward and is lost",
+        ),
+        (
+            *("hangs", Outcome.GRADER_TIMEOUT, "was stopped"),
             "limit what the grader computes: no eval of a model's text, no powers of powers, no regular expression "
-            "that tries all ways to split a text"
-        )
-        expected = "a reward within milliseconds"
-        found.append(Finding("hangs", Verdict.FAIL, title, remedy, names, examples_of(hung, expected)))
-    return found
+            "that tries all ways to split a text",
+        ),
+    )
+    findings = []
+    for finding, outcome, verb, remedy in kinds:
+        if failed := [probe for probe in probes if probe.score.outcome is outcome]:
+            names = tuple(dict.fromkeys(probe.name for probe in failed))
+            reason = last_line(failed[0].score.detail)
+            title = f"the grader {verb} at {len(failed)} of {len(probes)} texts ({listed(names)}): {reason}"
+            shown = examples_of(failed, "a reward, be it 0")
+            findings.append(Finding(finding, Verdict.FAIL, title, remedy, names, shown))
+    return findings
 
 
 def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> list[Reply]:
     """Let `env` answer the scripts, all in lock-step. A conversation ends where the environment or the script ends."""
-    turns = [
-        [dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"][: env.max_turns]
-        for _, script in scripts
-    ]
+    turns = [[dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"] for _, script in scripts]
     messages: list[list[Message]] = [[dict(message) for message in example.prompt] for example, _ in scripts]
     states = [env.initial_state(example, seed=0) for example, _ in scripts]
-    failures: list[tuple[Outcome, str] | None] = [None] * len(scripts)
+    failed: list[tuple[Outcome, str] | None] = [None] * len(scripts)
     taken = [0] * len(scripts)
     live = list(range(len(scripts)))
     while live:
@@ -236,23 +216,18 @@ def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> l
             messages[i].append(turns[i][taken[i]])
             taken[i] += 1
         live = [i for i in live if taken[i] < env.max_turns]
-        if not live:
-            break
         # Conversations that are the same so far are asked about once: a tool may be slow.
         keys = {i: json.dumps((messages[i], states[i]), sort_keys=True, default=str) for i in live}
         asked = {key: (messages[i], states[i]) for i, key in keys.items()}
-        answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True))
+        answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True)) if asked else {}
         for i in list(live):
-            answer = copy.deepcopy(answers[keys[i]])
-            answered, states[i], failures[i] = settled(answer, env, messages[i], states[i])
-            if answered and failures[i] is None and taken[i] < len(turns[i]):
+            answered, states[i], failed[i] = settled(copy.deepcopy(answers[keys[i]]), env, messages[i], states[i])
+            if answered and failed[i] is None and taken[i] < len(turns[i]):
                 messages[i] += answered
             else:
                 live.remove(i)
-    return [
-        Reply(messages[i], "stop", "audit", turns=taken[i], state=states[i], failure=failures[i])
-        for i in range(len(scripts))
-    ]
+    columns = zip(messages, taken, states, failed, strict=True)
+    return [Reply(said, "stop", "audit", turns=count, state=state, failure=why) for said, count, state, why in columns]
 
 
 def messages_of(script: Script) -> Sequence[Message]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import io
 import json
-import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import pydantic_core
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from hone.grading import printable
-from hone.types import Message, Outcome
+from hone.types import Message
 
 
 class Verdict(StrEnum):
@@ -112,9 +112,9 @@ class Report:
 
     def record(self) -> dict[str, Any]:
         """Return the report as JSON. NaN and infinity are null."""
-        checks = [{"verdict": check.verdict, **asdict(check)} for check in self.checks]
+        checks = [{"verdict": check.verdict, **vars(check)} for check in self.checks]
         record = {"subject": self.subject, "verdict": self.verdict, **self.facts, "seconds": round(self.seconds, 3)}
-        return _jsonable({**record, "checks": checks})
+        return pydantic_core.to_jsonable_python({**record, "checks": checks}, inf_nan_mode="null")
 
 
 def worst(verdicts: Iterable[Verdict]) -> Verdict:
@@ -138,16 +138,6 @@ def conversation_text(messages: Sequence[Message]) -> str:
     return "\n".join(paragraphs)
 
 
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_jsonable(item) for item in value]
-    if isinstance(value, StrEnum):
-        return str(value)
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def report_page(report: Report) -> str:
     """Return the report as one HTML file. Texts of models and data are escaped."""
     console = Console(record=True, file=io.StringIO(), width=140, highlight=False)
@@ -160,19 +150,16 @@ def show_report(console: Console, report: Report, longest: int = _LONGEST) -> No
     counts = [f"{report.facts[name]:,} {name}" for name in ("examples", "texts") if name in report.facts]
     console.print(Text(f"audit of {report.subject}: {', '.join([*counts, f'{report.seconds:.1f} s'])}\n"))
     table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(min_width=4)
-    table.add_column(no_wrap=True)
-    table.add_column()
     for check in report.checks:
         # Text, for in a plain string rich takes "[/b]" for markup and ":x:" for an emoji.
-        words = Text(check.name), Text(printable(check.summary))
+        words = Text(check.name, no_wrap=True), Text(printable(check.summary))
         table.add_row(Text(str(check.verdict), _STYLES[check.verdict]), *words)
     console.print(table)
     for check in report.checks:
         if check.name == "inversion" or check.verdict in (Verdict.FAIL, Verdict.WARN):
-            for records in _tables(check):
-                console.print()
-                console.print(records)
+            for name, rows in check.figures.items():
+                if isinstance(rows, list) and rows and isinstance(rows[0], Mapping):
+                    console.print("", _table(f"{check.name}: {name.replace('_', ' ')}", rows), sep="\n")
     for finding in reversed(report.findings):
         _show_finding(console, finding, longest)
     failing = list(dict.fromkeys(finding.name for finding in report.failures))
@@ -182,18 +169,13 @@ def show_report(console: Console, report: Report, longest: int = _LONGEST) -> No
     console.print(Text(f"\nverdict     {words}", "bold red" if failing else "bold green"), soft_wrap=True)
 
 
-def _tables(check: Check) -> Iterator[Table]:
-    """Yield a table for each list of records among the figures."""
-    for name, rows in check.figures.items():
-        if not (isinstance(rows, list) and rows and isinstance(rows[0], Mapping)):
-            continue
-        title = Text(f"{check.name}: {name.replace('_', ' ')}", "bold")
-        table = Table(title=title, title_justify="left", pad_edge=False)
-        for column in rows[0]:
-            table.add_column(Text(column.replace("_", " ")), overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(_cell(row.get(column))) for column in rows[0]))
-        yield table
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    table = Table(title=Text(title, "bold"), title_justify="left", pad_edge=False)
+    for column in rows[0]:
+        table.add_column(Text(column.replace("_", " ")), overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(column))) for column in rows[0]))
+    return table
 
 
 def _cell(value: Any) -> str:
@@ -211,31 +193,30 @@ def _cell(value: Any) -> str:
 
 
 def _show_finding(console: Console, finding: Finding, longest: int) -> None:
-    console.print()
-    head = Text(f"{finding.verdict}  ", _STYLES[finding.verdict]).append(f"{finding.name}: ", "bold")
+    def show(text: str, indent: int, style: str = "") -> None:
+        console.print(Padding(Text(printable(text), style), (0, 0, 0, indent)))
+
+    head = Text(f"\n{finding.verdict}  ", _STYLES[finding.verdict]).append(f"{finding.name}: ", "bold")
     console.print(head.append(printable(finding.title), "default"))
     if finding.allowed is not None:
-        console.print(Padding(Text(f"allowed: {printable(finding.allowed)}"), (0, 0, 0, 6)))
+        show(f"allowed: {finding.allowed}", 6)
     elif finding.remedy:
-        console.print(Padding(Text(printable(finding.remedy), "italic"), (0, 0, 0, 6)))
+        show(finding.remedy, 6, "italic")
     if finding.verdict not in (Verdict.FAIL, Verdict.WARN):
         return
     for evidence in finding.shown[: 2 if longest == _LONGEST else None]:
-        console.print(Padding(Text(f"{_shortened(evidence.text, longest)!r}"), (0, 0, 0, 6)))
-        console.print(Padding(Text(printable(f"-> {_in_words(evidence)}"), "dim"), (0, 0, 0, 9)))
+        show(repr(_shortened(evidence.text, longest)), 6)
+        show(f"-> {_in_words(evidence)}", 9, "dim")
         if evidence.detail:
-            console.print(Padding(Text(printable(_shortened(evidence.detail, 3000)), "dim"), (0, 0, 0, 9)))
+            show(_shortened(evidence.detail, 3000), 9, "dim")
 
 
 def _in_words(evidence: Evidence) -> str:
-    """Say what a completion got and should have got; of a template's conversation, the rule that does not hold."""
-    if evidence.reward is not None:
-        return f"reward {evidence.reward:.3g} ({evidence.outcome}); expected {evidence.expected}"
-    if evidence.outcome in set(Outcome):
-        return f"no reward ({evidence.outcome}); expected {evidence.expected}"
+    """Say what a completion got and should have got; of a template's conversation, what it shows."""
     if not evidence.expected:
-        return str(evidence.outcome)
-    return f"{evidence.outcome}: it should hold that {evidence.expected}"
+        return evidence.outcome
+    got = "no reward" if evidence.reward is None else f"reward {evidence.reward:.3g}"
+    return f"{got} ({evidence.outcome}); expected {evidence.expected}"
 
 
 def _shortened(text: str, limit: int) -> str:

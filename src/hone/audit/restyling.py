@@ -9,14 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import count, cycle, islice
+from itertools import count
 
 from hone.audit.answers import PLAIN, Form, Kind, Statement, kind_of, statement_of, value_of, wrong_for
 from hone.audit.probes import Subject
 from hone.environments import Environment
 
 Style = Callable[[Statement, Kind], str | None]
-Change = Callable[[str], str | None]
+Change = Callable[[str], str]
 
 N, X, M, W = (Kind.NUMBER,), (Kind.EXPRESSION,), (Kind.MATH,), (Kind.WORD,)
 TAGS, BOX, LINE = (Form.TAG,), (Form.BOXED,), (Form.LINE,)
@@ -61,26 +61,21 @@ def reasoning(words: int, separator: str = " ") -> str:
     raise AssertionError("there is no end to the sentences")
 
 
-def filler(words: int) -> str:
-    """Return so many words without a number or an answer."""
-    return " ".join(islice(cycle(["so", "we", "go", "on", "and", "on", "and", "then", "again"]), words))
-
-
 @dataclass(frozen=True)
 class Restyling:
     """One way to write a completion.
 
     `style` is a function or a template of the parts of a `Statement`, with {spoken} for what follows the thought;
-    a template applies to `forms`, if given. `growth`: completions come to this as they get longer in training.
-    `arguable`: a strict grader may refuse it, if the prompt says so. `around`: it adds something to say before or after
-    the answer, which a task may refuse whose whole completion is the answer.
+    a template applies to `forms`, if given. `sort` is the finding if it loses a right answer: "growth" for what
+    completions come to as they get longer in training, "strict" for what a grader may refuse if the prompt says so.
+    `around`: it adds something to say before or after the answer, which a task may refuse whose whole completion is
+    the answer.
     """
 
     name: str
     style: Style | str
     forms: tuple[Form, ...] = ()
-    growth: bool = False
-    arguable: bool = False
+    sort: str = "false-negative"
     around: bool = False
 
     def apply(self, subject: Subject, env: Environment) -> str | None:
@@ -88,13 +83,13 @@ class Restyling:
         s = statement_of(subject)
         if not isinstance(self.style, str):
             text = self.style(s, kind_of(subject, env.answer_is_exact))
-        elif self.forms and not (s.form in self.forms and s.answer and _is_marked(s)):
+        elif self.forms and not (s.form in self.forms and _is_marked(s)):
             text = None
         else:
             names = ("head", "opening", "answer", "closing", "tail", "text", "marked", "thought")
             parts = {name: getattr(s, name) for name in names}
             text = self.style.format(**parts, spoken=s.text[len(s.thought) :])
-        return None if text is None or text == subject.text else text
+        return None if text == subject.text else text
 
 
 def _is_marked(s: Statement) -> bool:
@@ -102,22 +97,17 @@ def _is_marked(s: Statement) -> bool:
     return bool(s.answer) and s.form is not Form.BARE and not (s.form is Form.CODE and not s.head)
 
 
-def _answer(change: Change | str, kinds: tuple[Kind, ...], forms: tuple[Form, ...] = OWN) -> Style:
-    """Write the answer itself in another way: a function of it, or a template."""
+def _answer(change: Change | str, kinds: tuple[Kind, ...], forms: tuple[Form, ...] = OWN, only: str = ".*") -> Style:
+    """Write an answer that matches the pattern `only` in another way: a function of it, or a template."""
+    make = change.format if isinstance(change, str) else change
 
     def style(s: Statement, kind: Kind) -> str | None:
-        if kind not in kinds or s.form not in forms or s.opening.rstrip().endswith(("$", "*", "`", "(")):
+        decorated = s.opening.rstrip().endswith(("$", "*", "`", "("))
+        if kind not in kinds or s.form not in forms or decorated or not re.fullmatch(only, s.answer, re.DOTALL):
             return None
-        answer = change.format(s.answer) if isinstance(change, str) else change(s.answer)
-        return None if answer is None else s.answering(answer)
+        return s.answering(make(s.answer))
 
     return style
-
-
-def _if(pattern: str, change: Change | str) -> Change:
-    """Apply a change to answers that match a pattern."""
-    make = change.format if isinstance(change, str) else change
-    return lambda answer: make(answer) if re.fullmatch(pattern, answer) else None
 
 
 def _think(thought: str) -> Style:
@@ -182,18 +172,6 @@ def _full_stop(kinds: tuple[Kind, ...]) -> Style:
     return style
 
 
-def _thousands(answer: str) -> str | None:
-    if not re.fullmatch(r"-?[1-9]\d{3,}(\.\d+)?", answer):
-        return None
-    whole, dot, decimals = answer.partition(".")
-    return f"{int(whole):,}{dot}{decimals}"
-
-
-def _equation(answer: str) -> str | None:
-    value = value_of(answer)
-    return f"{answer} = {value}" if value is not None and value.denominator == 1 else None
-
-
 def _spaced(answer: str) -> str:
     return re.sub(r"(?<=[\d)])([-+*/×÷−·])", r" \1 ", re.sub(r"\s+", "", answer))
 
@@ -201,11 +179,9 @@ def _spaced(answer: str) -> str:
 _MARKED_OR_CODE = (*MARKED, Form.CODE)
 _FIRST = "{{thought}}{}{{spoken}}".format
 """Template: something before the whole text, behind the thought."""
-_PLAIN = PLAIN.pattern
 _WHOLE = r"-?(?:0|[1-9][0-9]*)"
 _LONG = r".*[^()].*[^()].*"
 """Words of more than a letter: of a letter, a variable or a choice, the case may count."""
-_NO_LATEX = r"[^\\]*"
 
 RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("leading-newlines", "\n\n{text}"),
@@ -213,8 +189,8 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("trailing-newlines", "{text}\n\n\n"),
     Restyling("surrounding-spaces", "  {text} \t "),
     Restyling("trailing-nbsp", "{text}\u00a0"),
-    Restyling("im-end-token", "{text}<|im_end|>", arguable=True),
-    Restyling("eos-token", "{text}</s>", arguable=True),
+    Restyling("im-end-token", "{text}<|im_end|>", sort="strict"),
+    Restyling("eos-token", "{text}</s>", sort="strict"),
     Restyling("crlf", _crlf),
     Restyling("blank-lines", lambda s, _: s.head.replace("\n", "\n\n") + s.marked + s.tail if _is_marked(s) else None),
     Restyling("own-line", _own_line),
@@ -226,16 +202,16 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling(
         "remark-with-numbers",
         "{text}\n\nI checked this in 2 different ways, and it took 3 steps.",
-        growth=True,
+        sort="growth",
         around=True,
     ),
-    Restyling("verbose-summary", "{text}" + SUMMARY, growth=True, around=True),
-    Restyling("long-closing", "{text}" + CLOSING, growth=True, around=True),
+    Restyling("verbose-summary", "{text}" + SUMMARY, sort="growth", around=True),
+    Restyling("long-closing", "{text}" + CLOSING, sort="growth", around=True),
     Restyling(
         "sure-of-answer",
         "{text}\n\nI am sure of my answer: every step was checked.",
         (*TAGS, *BOX),
-        growth=True,
+        sort="growth",
         around=True,
     ),
     Restyling("thought", _think(THOUGHT), around=True),
@@ -243,7 +219,7 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("thought-with-drafts", _drafts, around=True),
     Restyling("thought-unopened", _unopened, around=True),
     Restyling("thought-empty", lambda s, _: None if s.thought else f"<think>\n\n</think>\n\n{s.text}", around=True),
-    Restyling("thought-long", _think(reasoning(2000)), growth=True, around=True),
+    Restyling("thought-long", _think(reasoning(2000)), sort="growth", around=True),
     Restyling("said-twice", "{head}{marked}\n\n{marked}{tail}", _MARKED_OR_CODE, around=True),
     Restyling("heading", _FIRST("## Solution\n\n"), around=True),
     Restyling("answer-heading", "{head}\n\n### Final answer\n\n{marked}{tail}", _MARKED_OR_CODE, around=True),
@@ -251,11 +227,11 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("bold", "{head}**{marked}**{tail}", MARKED),
     Restyling("quote", "{head}> {marked}{tail}", MARKED),
     Restyling("bold-answer", _answer("**{}**", (*N, *X, *W), (*TAGS, *LINE))),
-    Restyling("code-answer", _answer("`{}`", (*N, *X, *W), (*TAGS, *LINE)), arguable=True),
+    Restyling("code-answer", _answer("`{}`", (*N, *X, *W), (*TAGS, *LINE)), sort="strict"),
     Restyling("bold-marker", _marker("**{}**")),
-    Restyling("marker-title-case", _marker(str.title), arguable=True),
-    Restyling("marker-lower-case", _marker(str.lower), arguable=True),
-    Restyling("marker-upper-case", _marker(str.upper), arguable=True),
+    Restyling("marker-title-case", _marker(str.title), sort="strict"),
+    Restyling("marker-lower-case", _marker(str.lower), sort="strict"),
+    Restyling("marker-upper-case", _marker(str.upper), sort="strict"),
     # The last line that the prompts of Minerva, and of lm-eval after it, ask for.
     Restyling("minerva", "{head}Final Answer: The final answer is ${marked}$. I hope it is correct.{tail}", BOX),
     Restyling("dollars", _answer("${}$", (*N, *X, *M), MARKED)),
@@ -264,21 +240,21 @@ RESTYLINGS: tuple[Restyling, ...] = (
     Restyling("display", "{head}\\[\n{marked}\n\\]{tail}", BOX),
     Restyling("dfrac", _answer(lambda a: a.replace(r"\frac", r"\dfrac"), (*N, *X, *M))),
     Restyling("unicode-minus", _answer(lambda a: a.replace("-", "−"), (*N, *X))),
-    Restyling("thousands-separators", _answer(_thousands, (*N, *X))),
-    Restyling("decimal-zero", _answer(_if(_WHOLE, "{}.0"), N), arguable=True),
+    Restyling("thousands-separators", _answer(lambda a: f"{int(a):,}", N, only=r"-?[1-9]\d{3,}")),
+    Restyling("decimal-zero", _answer("{}.0", N, only=_WHOLE), sort="strict"),
     Restyling("full-stop", _full_stop((*N, *M))),
-    Restyling("unit", _answer(_if(_PLAIN, "{} units"), N), arguable=True),
+    Restyling("unit", _answer("{} units", N, only=PLAIN.pattern), sort="strict"),
     Restyling("spaces", _answer(_spaced, X)),
     Restyling("no-spaces", _answer(lambda a: re.sub(r"\s+", "", a), X)),
-    Restyling("unicode-operators", _answer(_if(_NO_LATEX, lambda a: a.replace("*", "×").replace("/", "÷")), X)),
-    Restyling("equals-value", _answer(_equation, X)),
-    Restyling("upper-case", _answer(_if(_LONG, str.upper), W)),
-    Restyling("lower-case", _answer(_if(_LONG, str.lower), W)),
+    Restyling("unicode-operators", _answer(lambda a: a.replace("*", "×").replace("/", "÷"), X, only=r"[^\\]*")),
+    Restyling("equals-value", _answer(lambda a: f"{a} = {value_of(a)}", X)),
+    Restyling("upper-case", _answer(str.upper, W, only=_LONG)),
+    Restyling("lower-case", _answer(str.lower, W, only=_LONG)),
     Restyling("title-case", _answer(str.title, W)),
-    Restyling("word-full-stop", _full_stop(W), arguable=True),
-    Restyling("reasoning-100", _FIRST(reasoning(100) + "\n\n"), growth=True, around=True),
-    Restyling("reasoning-1000", _FIRST(reasoning(1000) + "\n\n"), growth=True, around=True),
-    Restyling("reasoning-4000", _FIRST(reasoning(4000) + "\n\n"), growth=True, around=True),
-    Restyling("reasoning-16000", _FIRST(reasoning(16000) + "\n\n"), growth=True, around=True),
-    Restyling("many-lines", _FIRST(reasoning(2000, "\n") + "\n\n"), growth=True, around=True),
+    Restyling("word-full-stop", _full_stop(W), sort="strict"),
+    Restyling("reasoning-100", _FIRST(reasoning(100) + "\n\n"), sort="growth", around=True),
+    Restyling("reasoning-1000", _FIRST(reasoning(1000) + "\n\n"), sort="growth", around=True),
+    Restyling("reasoning-4000", _FIRST(reasoning(4000) + "\n\n"), sort="growth", around=True),
+    Restyling("reasoning-16000", _FIRST(reasoning(16000) + "\n\n"), sort="growth", around=True),
+    Restyling("many-lines", _FIRST(reasoning(2000, "\n") + "\n\n"), sort="growth", around=True),
 )

@@ -17,7 +17,6 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,8 +35,7 @@ KINDS: dict[str, tuple[Verdict, str, str]] = {
     "refuses": (NOTE, "the template refuses: {what}", f"keep to conversations that it takes, or {OTHER}"),
     "unusable": (FAIL, "hone can't use this template: {what}", OTHER),
     "crashes": (FAIL, "rendering fails with {what}", OTHER),
-    "loses-text": (FAIL, "the text of a message is not written, or not in its place ({what})", OTHER),
-    "changes-text": (WARN, "the text of a message is changed ({what})", "take the change out of the template"),
+    "changes-text": (FAIL, "the text of a message is lost, moved or changed ({what})", OTHER),
     "strips-text": (NOTE, "white space around a text is taken away ({what})", ""),
     "think-stripping": (FAIL, "thoughts of earlier turns are taken out ({what})", OTHER),
     "rewrites-prompt": (FAIL, "a finished turn does not continue its prompt ({what})", APPENDS),
@@ -67,7 +65,6 @@ KINDS: dict[str, tuple[Verdict, str, str]] = {
     "rewrites-history": (FAIL, "earlier turns are rewritten once an answer follows ({what})", APPENDS),
     "tools-unread": (WARN, "the template asks for tool calls in a form that hone does not read", OTHER),
     "tool-calls": (FAIL, "a tool call is not read as it was written ({what})", OTHER),
-    "default-system": (NOTE, "without a system message the template writes its own", "set system_prompt for another"),
 }
 LOOK_UP = {
     "name": "look_up",
@@ -239,28 +236,22 @@ def in_short(error: UserError) -> str:
 def keeps_texts(subject: ChatSubject, conversation: Conversation) -> Problem | None:
     """Check that texts of messages are written unchanged and in order; `keeps_history` does earlier answers."""
     written, at = subject.text(conversation), 0
-    for index, message in enumerate(conversation.messages):
+    for message in conversation.messages:
         if message["content"] and (message["role"] != "assistant" or message is conversation.last):
-            found = subject.find(written, message["content"], at)
-            if found < 0:
-                return _lost_text(subject, conversation, index, written)
-            at = found
+            at = subject.find(written, message["content"], max(at, 0))
+            if at < 0:
+                return _lost_text(subject, conversation, message, written)
     return None
 
 
-def _lost_text(subject: ChatSubject, conversation: Conversation, index: int, written: str) -> Problem:
+def _lost_text(subject: ChatSubject, conversation: Conversation, message: Message, written: str) -> Problem:
     """Say why a text is missing in the rendered text."""
-    messages = conversation.messages
-    role, text = messages[index]["role"], messages[index]["content"]
+    role, text = message["role"], message["content"]
     difference = f"{text[:80]!r} of {role} is not in {written[-160:]!r}"
-    plain = [*messages[:index], {**messages[index], "content": "plain words"}, *messages[index + 1 :]]
-    if subject.find(written, text) >= 0 or "plain words" not in subject.text(replace(conversation, messages=plain)):
-        return Problem("loses-text", role, conversation, difference)
-    if subject.find(written, text.strip()) >= 0:
+    if text != text.strip() and subject.find(written, text.strip()) >= 0:
         return Problem("strips-text", role, conversation, difference)
-    if role == "assistant" and END_THINK in text:
-        return Problem("think-stripping", "answer", conversation, difference)
-    return Problem("changes-text", role, conversation, difference, FAIL if role == "assistant" else None)
+    answered = END_THINK in text and subject.find(written, text.rpartition(END_THINK)[2].strip()) >= 0
+    return Problem(*(("think-stripping", "answer") if answered else ("changes-text", role)), conversation, difference)
 
 
 def opens_a_turn(subject: ChatSubject, conversation: Conversation) -> Problem | None:
@@ -465,16 +456,9 @@ def check_conversations(subject: ChatSubject) -> tuple[str, list[Problem]]:
         if problem is not None:
             found.append(problem)
     refused = sum(problem.name == "refuses" for problem in found)
-    asked = Conversation([ASKED])
-    with suppress(UserError):
-        written = subject.text(asked)
-        head, _, tail = subject.text(Conversation([SYSTEM, ASKED])).partition(SYSTEM["content"])
-        own = written[len(head) : len(written) - len(tail)]
-        if tail and written.startswith(head) and written.endswith(tail) and own.strip():
-            found.append(Problem("default-system", "system", asked, f"it writes {own[:120]!r}"))
     if not reads_calls(subject):
-        difference = "hone refuses conversations with tools"
-        found.append(Problem("tools-unread", "calls", replace(asked, tools=TOOLS), difference))
+        asked = Conversation([ASKED], TOOLS)
+        found.append(Problem("tools-unread", "calls", asked, "hone refuses conversations with tools"))
     return f"{len(tried) - refused} of {len(tried)} conversations are taken", found
 
 

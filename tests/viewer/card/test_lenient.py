@@ -101,7 +101,7 @@ def test_a_list_of_guesses_is_worth_no_more_than_its_last(env):
 def test_references_in_the_styles_of_the_audit_are_found(env):
     """Nearly every style: some write the answer so that no one reads it as such (`4 units`)."""
     subject = subjects(env, 1)[0]
-    styled = {style.name: style.apply(subject, env) for style in RESTYLINGS if not style.growth}
+    styled = {style.name: style.apply(subject, env) for style in RESTYLINGS if style.sort != "growth"}
     texts = {name: [text] for name, text in styled.items() if text is not None}
     found = read_texts(env, texts)
     missed = {name: texts[name] for name, results in found.items() if not results[0]}
