@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from made import prober, right, sums, task_file
 
-from hone.audit.behaviour import behaviour_texts, check_behaviour
+from hone.audit.behaviour import check_behaviour
 from hone.audit.probes import subjects_of
 from hone.audit.report import Verdict
 from hone.config.shared import GradingConfig
@@ -110,15 +110,6 @@ def test_a_task_that_no_process_can_load_is_tried_here() -> None:
     done = check_behaviour(env, prober(env, 3).subjects)
     assert [finding.name for finding in done.findings] == ["global-state"]
     assert not done.figures["isolated"] and "in one process" in done.summary
-
-
-def test_the_texts_are_right_wrong_empty_and_ambiguous() -> None:
-    subjects = prober(sums(Rubric([right])), 3).subjects
-    texts = behaviour_texts(subjects)
-    named = {text.name: text.completion for text in texts if text.subject is subjects[0]}
-    assert named["empty"] == "" and named["a right answer"] == subjects[0].text
-    assert named["a wrong answer"] == "I add them.\n<answer>111</answer>"
-    assert all(subject.text in named["several answers"] for subject in subjects)
 
 
 def test_a_fresh_process_leaves_the_task_as_it_was() -> None:

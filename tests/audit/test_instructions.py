@@ -33,7 +33,6 @@ def only(check: Check) -> Finding:
         ("Return JSON with the key 'result'.", ['JSON with "result"']),
         ('Call it: {"name": "f", "arguments": {}}', []),
         ("Put the code in a ```python block.", ["a code fence"]),
-        ("Write the number alone on the last line.", ["the last line"]),
         ("On the last line write ANSWER: X.", ["ANSWER:"]),
         ("<reasoning>\n...\n</reasoning>\n<answer>\n...\n</answer>", ["<answer>"]),
         ("Use <b>bold</b>, call with <tool_call>, read the <document>.", []),
@@ -113,7 +112,6 @@ def test_references_that_do_not_fit() -> None:
     finding = only(check_instructions(prober(env), longest - 1, count))
     assert finding.verdict is Verdict.FAIL and finding.what == ("reference",)
     assert finding.title == f"the longest reference has {longest} tokens, and max_tokens is {longest - 1}"
-    assert only(check_instructions(prober(env), longest + 2, count)).verdict is Verdict.NOTE
     check = check_instructions(prober(env), 1000, count)
     assert check.findings == () and check.summary.endswith(f"the longest reference has {longest} of 1000 tokens")
     assert "lengths were not compared" in check_instructions(prober(env), 1000).summary

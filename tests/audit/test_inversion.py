@@ -11,7 +11,7 @@ from hone.audit.conversations import call_message, made_up, terse_text, wrong_te
 from hone.audit.inversion import check_inversion, contribution
 from hone.audit.probes import Subject
 from hone.audit.report import Check, Verdict
-from hone.environments import MultiTurnEnv, Range, Rubric, ToolEnv, calls_of
+from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.errors import UserError
 from hone.types import Example, Message
 
@@ -106,16 +106,9 @@ def test_declared_ranges_count_as_reachable_together() -> None:
     )
 
 
-def test_what_is_declared_is_added_to_what_was_found_in_one_text() -> None:
-    def style(completion):
-        return 0.3 * completion[-1]["content"].startswith("# Solution")
-
+def test_a_component_that_leaves_its_declared_range() -> None:
     ranges = {"right": EITHER, "form": Range(right=(0.5, 1.0), wrong=(0.0, 0.9))}
-    check = check_inversion(prober(sums(Rubric([right, form, style], ranges=ranges, correctness="right"))))
-    best = check.figures["best_wrong"]
-    assert best["reward"] == pytest.approx(1.3)  # found, with the 1.0 that `form` returned; it is declared as 0.9
-    assert check.figures["worst_right"]["reward"] == 1.5
-    assert check.figures["worst_right"]["source"] == "partly declared"
+    check = check_inversion(prober(sums(Rubric([right, form], ranges=ranges, correctness="right"))))
     assert "form is 1 for a wrong answer and declares 0 to 0.9" in found(check)["range"]
 
 
@@ -135,27 +128,6 @@ def test_a_reward_that_is_always_the_same_is_no_inversion(value: float) -> None:
     assert check_inversion(prober(sums(Rubric([constant])))).findings == ()
 
 
-class Paid(MultiTurnEnv):
-    """Three tries; each turn is paid."""
-
-    def env_response(self, messages: list[Message], state: dict) -> list[Message]:
-        return [{"role": "user", "content": "Go on."}]
-
-    def reference(self, example: Example) -> list[Message]:
-        return [{"role": "assistant", "content": TAGS.wrap(example.answer)}]
-
-
-def test_turns_that_are_paid_saturate() -> None:
-    def turns(completion):
-        return float(sum(message["role"] == "assistant" for message in completion))
-
-    rows = [{"question": f"{a}?", "answer": str(a)} for a in range(5)]
-    env = Paid(rubric=Rubric([right, turns], [1.0, 0.5]), dataset=rows, parser=TAGS, max_turns=4, id="paid")
-    check = check_inversion(prober(env))
-    # The last of four turns is wrong; a right answer at once has one turn.
-    assert found(check)["inversion"] == "a wrong answer (turns: 2.0) can beat a right answer (1.5)"
-
-
 def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
     env = tooled(Rubric([right]))
 
@@ -170,19 +142,16 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
 def test_made_up_arguments_follow_the_schema() -> None:
     schema = {
         "type": "object",
-        "required": ["n", "kind", "items", "where", "any"],
+        "required": ["n", "kind", "items", "any"],
         "properties": {
-            "n": {"type": "integer", "minimum": 5},
+            "n": {"type": "integer"},
             "kind": {"enum": ["b", "c"]},
-            "items": {"type": "array", "items": {"type": "number", "maximum": 0}, "minItems": 2},
-            "where": {"$ref": "#/$defs/Place"},
+            "items": {"type": "array", "items": {"type": "string"}},
             "any": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
             "more": {"type": "string", "default": "x"},
         },
-        "$defs": {"Place": {"type": "object", "required": ["x"], "properties": {"x": {"type": "string"}}}},
     }
-    given = {"n": 5, "kind": "b", "items": [0, 0], "where": {"x": "1"}, "any": True}
-    assert made_up(schema) == given
+    assert made_up(schema) == {"n": 1, "kind": "b", "items": ["1"], "any": True}
     assert made_up({"type": "object", "properties": {}}) == {}
     message = call_message(("f", {"a": 1}), ("f", {"a": 1}))
     assert [call["function"]["name"] for call in calls_of(message)] == ["f", "f"]

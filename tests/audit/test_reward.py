@@ -17,14 +17,12 @@ from hone.environments import (
     Parser,
     Rubric,
     SingleTurnEnv,
-    ToolEnv,
-    calls_of,
     inline,
     read_number,
     same_number,
 )
 from hone.environments.parsers import visible_text
-from hone.types import Example, Message
+from hone.types import Example
 
 pytestmark = pytest.mark.audit
 
@@ -144,7 +142,7 @@ def test_a_strict_marker_is_a_warning_and_an_allowed_style_too() -> None:
         return float(bool(found) and read_number(found[-1]) == read_number(answer))
 
     found = audited(Marked(rubric=Rubric([marked]), dataset=rows, parser=NumberParser(("marker",)), id="marked"))
-    assert found.keys() == {"strict"} | (found.keys() & {"thought-counts"})
+    assert found.keys() == {"strict"}
     assert found["strict"].verdict is Verdict.WARN
     assert {"marker-title-case", "marker-lower-case"} <= set(found["strict"].what)
 
@@ -228,17 +226,6 @@ def no_answer(completion, parser):
     return float(parser.parse_answer(completion) is not None)
 
 
-def test_an_answer_in_the_thought_alone_is_a_warning() -> None:
-    @inline
-    def unthinking(completion, answer):
-        found = re.findall(r"<answer>\s*(-?\d+)", completion[-1]["content"])
-        return float(bool(found) and found[-1] == answer)
-
-    finding = audited(sums(Rubric([unthinking])))["thought-counts"]
-    assert finding.verdict is Verdict.WARN and finding.what == ("only-thought", "thought-unclosed")
-    assert finding.shown[0].text.startswith("<think>\n<answer>")
-
-
 def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
     numbers = itertools.count()
 
@@ -247,27 +234,6 @@ def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
 
     report = audit_before_training(sums(Rubric([moody])))
     assert not report.names() and report.names(Verdict.WARN) == {"nondeterministic"}
-
-
-def test_calls_of_a_tool_that_count_as_an_answer_make_everything_right() -> None:
-    @inline
-    def double(a: int) -> int:
-        """Doubles."""
-        return 2 * a
-
-    @inline
-    def called(completion):
-        return float(any(calls_of(message) for message in completion))
-
-    class Tooled(ToolEnv):
-        def reference(self, example: Example) -> list[Message]:
-            return [*self.called("double", a=3), {"role": "assistant", "content": TAGS.wrap(example.answer)}]
-
-    rows = [{"question": f"{a} * 2?", "answer": str(2 * a)} for a in range(20, 28)]
-    env = Tooled(tools=[double], rubric=Rubric([called]), dataset=rows, parser=TAGS, max_turns=3, id="tooled")
-    found = fails(env)
-    # The reference's call stands before the last message, so that whatever is said there is right.
-    assert found.keys() == {"always-right"}
 
 
 def test_hostile_texts_need_a_process_that_can_be_ended() -> None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from made import TAGS, Sums, form, prober, right, sums
 
-from hone.audit.probes import Probe, Prober, Subject, Text
+from hone.audit.probes import Prober
 from hone.audit.report import Check, Finding, Verdict
 from hone.audit.reward import check_reference
-from hone.audit.statistics import check_signal, slow_findings
+from hone.audit.statistics import check_signal
 from hone.environments import Rubric
-from hone.types import Example, Outcome, Score
 
 
 def found(check: Check) -> dict[str, Finding]:
@@ -71,18 +68,6 @@ def test_examples_that_are_repeated_count_once() -> None:
     rows = [{"question": "6 * 7?", "answer": "42"}] * 6
     check = signal(prober(Sums(rubric=Rubric([right]), dataset=rows, parser=TAGS, id="one")))
     assert list(blind(check)) == ["saying nothing", "words without an answer", "repeating the question"]
-
-
-def probe(name: str, seconds: float, outcome: Outcome = Outcome.CORRECT) -> Probe:
-    reward = math.nan if outcome.is_failure else 1.0
-    subject = Subject(Example([{"role": "user", "content": "?"}]), None)
-    return Probe(Text(subject, name, name), Score(reward, {}, {}, outcome, seconds=seconds))
-
-
-def test_slow_graders() -> None:
-    (finding,) = slow_findings([probe("filler", 1.5), probe("empty", 0.1), probe("echo", 1.2)])
-    assert finding.name == "slow-grader" and finding.verdict is Verdict.WARN
-    assert finding.title == "grading 'filler' takes 1.5 s; 2 texts take over a second"
 
 
 @pytest.mark.parametrize(("right_one", "wrong_one", "verdict"), [(1, -1, None), (0, -1, "note"), (0, -0.1, "warn")])

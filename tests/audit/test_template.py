@@ -181,7 +181,7 @@ DEFECTS = {
     ),
     "opens thoughts sometimes": (
         variant(OPENING, OPENING + "{%- if messages|length > 1 %}{{- '<think>\\n' }}{%- endif %}"),
-        *("fail", "opens-differently", {"user": None}),
+        *("fail", "rewrites-prompt", {"answer": None}),
     ),
     "opens what it does not write": (
         variant(OPENING, OPENING + "{{- '<think>\\n' }}"),
@@ -220,11 +220,8 @@ def test_defects(name: str, tmp_path: Path) -> None:
     assert not set(whats) & found(sound).get(kind, set())
 
 
-def test_qwen3_says_what_still_works_and_what_the_template_opens(tmp_path: Path) -> None:
+def test_qwen3_takes_out_thoughts_and_its_thinking_template_opens_one(tmp_path: Path) -> None:
     one = finding(audit_template(folder_of(tmp_path, QWEN3)), "think-stripping")
-    assert "once a message of the user follows" in one.title and one.remedy.startswith(
-        "tasks of one turn and tools that answer after the last message of the user work; "
-    )
     assert said(one, "user") == ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky.", "and what is green?"]
     thinking = audit_template(folder_of(tmp_path / "thinking", QWEN3_THINKING))
     assert thinking.facts["opened_by_template"] == "<think>\n" and thinking.names() == {"think-stripping"}

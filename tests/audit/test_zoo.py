@@ -22,7 +22,7 @@ from hone.environments import load_environment
 
 pytestmark = pytest.mark.audit
 
-MORE_EXAMPLES = {"wrong_data": 8, "unparsable_gold": 6, "prime_witness": 6}
+MORE_EXAMPLES = {"unparsable_gold": 6}
 """Tasks of which not every example shows the defect."""
 TASKS: list[Any] = ["reverse-text", "char-count", "countdown", "scramble", "calculator", "gsm8k", "math-problems"]
 TASKS += ["one-shot", pytest.param("math-python", marks=pytest.mark.sandbox)]

@@ -47,12 +47,6 @@ def _call(*arguments: object) -> str:
 PLAIN = {
     # Network
     "tcp to the host": "socket.create_connection(('127.0.0.1', {port}), 60); escaped()",
-    "tcp by raw system calls": """
-import struct
-s = call('socket', 2, 1, 0)
-address = struct.pack('=H', 2) + struct.pack('!HI', {port}, 0x7f000001) + bytes(8)
-if s >= 0 and call('connect', s, ctypes.c_char_p(address), 16) == 0: escaped()
-""",
     "a server": "s = socket.create_server(('127.0.0.1', 0)); escaped()",
     "abstract socket": "s = socket.socket(socket.AF_UNIX); s.connect('\\0{abstract}'); escaped()",
     "socket of a path": "s = socket.socket(socket.AF_UNIX); s.connect('{folder}/socket'); escaped()",
@@ -61,14 +55,12 @@ if s >= 0 and call('connect', s, ctypes.c_char_p(address), 16) == 0: escaped()
     "a secret in /tmp": _read("{folder}/secret"),
     "a secret at home": _read("{home}/secret"),
     "the project": _read("{project}/pyproject.toml"),
-    "hone": "sys.path.append('{project}/src'); import hone; escaped()",
     "installed packages": "names = os.listdir('{packages}'); escaped() if names else None",
     "the home folder": "print(os.listdir('{home}')); escaped()",
     "through a symbolic link": "os.symlink('{folder}/secret', 'a'); print(open('a').read()); escaped()",
     "by an interpreter of its own": """
 os.execv(sys.executable, ['python', '-c', 'print(open("{folder}/secret").read(), "ESCAPED")'])
 """,
-    "by a shell": "import subprocess; print(subprocess.check_output('cat {folder}/secret; echo ESCAPED', shell=True))",
     "the environment of all": """
 import glob
 for path in glob.glob('/proc/[0-9]*/environ'):
@@ -80,29 +72,14 @@ for path in glob.glob('/proc/[0-9]*/environ'):
     "its own mounts": _read("/proc/self/mountinfo"),
     "the devices of the host": "print(os.listdir('/sys')); escaped()",
     "shared memory by name": _read("/dev/shm/{shared}"),
-    "shared memory by key": _call("shmget", "{key}", 0, 0).replace("'{key}'", "{key}"),
     "a queue of messages": "q = LIBC.mq_open(b'/{shared}', 0); escaped() if q >= 0 else None",
     # Writing
     "a file in /tmp": "open('{folder}/written', 'w').write('x'); escaped()",
     "over a secret": "open('{folder}/other', 'a').write('x'); escaped()",
-    "through a link of its folder": "os.symlink('{folder}', 'd'); open('d/written', 'w').write('x'); escaped()",
-    "a removal": "os.remove('{folder}/other'); escaped()",
     # System calls
-    "memory of the victim": _call("process_vm_readv", "{victim}", 0, 0, 0, 0, 0).replace("'{victim}'", "{victim}"),
-    "the disks of all": "if call('sync') == 0: escaped()",
-    "another personality": _call("personality", 0x0400000),
     "memory that is a file": "f = call('memfd_create', ctypes.c_char_p(b'x'), 0)\nif f >= 0: escaped()",
-    "typing into a terminal": """
-import fcntl, termios
-for fd in range(8):
-    for request in (termios.TIOCSTI, termios.TIOCSTI | 1 << 32):
-        number = {ioctl}
-        if call(number, fd, request, ctypes.c_char_p(b'x')) != -errno.EPERM: escaped()
-""",
     # Processes
     "the end of the victim": "os.kill({victim}, 9); escaped()",
-    "limits of the victim": "import resource; resource.prlimit({victim}, resource.RLIMIT_CORE); escaped()",
-    "cores of the victim": "os.sched_setaffinity({victim}, os.sched_getaffinity(0)); escaped()",
     "a group of the host": "os.killpg({group}, 0); escaped()",
     "a library before all others": """
 import subprocess
@@ -118,19 +95,13 @@ ROOT = {
     "raw packets": "socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 3); escaped()",
     # Reading
     "the passwords": _read("/etc/shadow"),
-    "the memory of its parent": "open('/proc/%d/mem' % os.getppid(), 'rb'); escaped()",
     # Writing
+    "the memory of its parent": "open('/proc/%d/mem' % os.getppid(), 'rb'); escaped()",
     "the standard library": "open(os.__file__, 'a').write(''); escaped()",
     "settings of the kernel": "open('/proc/sys/kernel/core_pattern', 'r+').write(''); escaped()",
     # System calls
-    "a new mount by file": "if call('fsopen', ctypes.c_char_p(b'tmpfs'), 0) >= 0: escaped()",
     "another root": "os.mkdir('r'); os.chroot('r'); [os.chdir('..') for _ in range(9)]; os.chroot('.'); escaped()",
-    "a network namespace": _call("unshare", 0x40000000),
     "a mount namespace": _call("unshare", 0x00020000),
-    "the namespaces of its parent": """
-f = os.open('/proc/%d/ns/net' % os.getppid(), 0)
-escaped() if call('setns', f, 0) == 0 else None
-""",
     "tracing the victim": """
 if call('ptrace', 0x4206, {victim}, 0, 0) == 0:
     call('ptrace', 17, {victim}, 0, 0)
@@ -153,7 +124,6 @@ if any(data[i] for i in (0, 1, 3, 4)): escaped(list(data))
 
 INSIDE = {
     # Network
-    "tcp on IPv6": "socket.socket(socket.AF_INET6); escaped()",
     # Reading
     "by an inherited file": """
 for fd in range(3, 4096):
@@ -161,44 +131,22 @@ for fd in range(3, 4096):
     except OSError: continue
     escaped((fd, kind))
 """,
-    "the environment's secret": "if 'HONE_CANARY' in os.environ: escaped()",
     "the environment of the first process": _read("/proc/1/environ"),
-    "memory of the machine": "open('/dev/mem', 'rb'); escaped()",
+    "the environment's secret": "if 'HONE_CANARY' in os.environ: escaped()",
     "the terminal": "open('/dev/tty', 'r+'); escaped()",
     "a device of its own": "os.mknod('m', 0o20600, os.makedev(1, 1)); open('m', 'rb'); escaped()",
-    "by a handle": _call("open_by_handle_at", -100, 0, 0),
     # Writing
     "beside the standard library": "open(os.path.dirname(os.__file__) + '/hone_canary.py', 'w'); escaped()",
-    "the interpreter": "open(sys.executable, 'r+b'); escaped()",
     "the root": "open('/hone_canary', 'w'); escaped()",
+    "the interpreter": "open(sys.executable, 'r+b'); escaped()",
     "a trigger of the kernel": "open('/proc/sysrq-trigger', 'w'); escaped()",
     # System calls
     "a mount": _call("mount", 0, 0, 0, 4096, 0),
-    "a mount of memory": "if LIBC.mount(b'x', b'/scratch', b'tmpfs', 0, None) == 0: escaped()",
     "a user namespace": _call("unshare", 0x10000000),
     "a user namespace by clone": """
 pid = call('clone', 0x10000000 | 17, 0, 0, 0, 0)
 if pid == 0: os._exit(0)
 if pid > 0: escaped()
-""",
-    "a user namespace by clone3": """
-import struct
-arguments = struct.pack('8Q', 0x10000000, 0, 0, 0, 17, 0, 0, 0)
-pid = call('clone3', ctypes.c_char_p(arguments), 64)
-if pid == 0: os._exit(0)
-if pid > 0: escaped()
-""",
-    "kernel programs": _call("bpf", 0, 0, 0),
-    "io_uring": "b = ctypes.create_string_buffer(256)\nif call('io_uring_setup', 4, b) >= 0: escaped()",
-    "the host's name": "socket.sethostname('escaped'); escaped()",
-    "the x32 way": "if '{machine}' == 'x86_64' and call(0x40000000 | 39) > 0: escaped()",
-    "the 32-bit way": """
-import mmap
-if '{machine}' == 'x86_64':
-    page = mmap.mmap(-1, 4096, prot=7)
-    page.write(bytes.fromhex('53b814000000cd805bc3'))  # getpid by int 0x80
-    start = ctypes.addressof(ctypes.c_char.from_buffer(page))
-    if ctypes.CFUNCTYPE(ctypes.c_long)(start)() != -38: escaped()
 """,
     # Processes
     "the end of all": "os.kill(-1, 9)",
@@ -218,7 +166,6 @@ if pid == 0:
     os.execv('own', ['own', '-c', 'import os; print("ESCAPED" if os.geteuid() != os.getuid() else "")'])
 os.waitpid(pid, 0)
 """,
-    "dumping core": "import resource; resource.setrlimit(resource.RLIMIT_CORE, (-1, -1)); escaped()",
     "limits of its own": """
 import resource
 for kind in range(16):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import platform
 import shutil
 import socket
 import subprocess
@@ -15,8 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-from hone.grading import seccomp
 
 SECRET = f"canary-{os.getpid():x}-{os.urandom(8).hex()}"
 PROJECT = Path(__file__).resolve().parents[2]
@@ -64,13 +61,11 @@ def planted() -> Iterator[Canaries]:
     """Files with a secret, listening sockets, shared memory, and a process with a secret in its environment."""
     folder = Path("/tmp", f"hone-canary-{os.getpid()}")
     home = Path.home() / f".hone-canary-{os.getpid()}"
-    shared, key, abstract = f"hone-canary-{os.getpid()}", 0x40000000 + os.getpid(), f"hone-canary-{os.getpid()}"
+    shared = abstract = f"hone-canary-{os.getpid()}"
     for path in (folder, home):
         path.mkdir()
     os.environ["HONE_CANARY"] = SECRET
     Path("/dev/shm", shared).write_text(SECRET)
-    libc = ctypes.CDLL(None)
-    segment = libc.shmget(key, 4096, 0o1666)
     queues = ctypes.CDLL("librt.so.1")
     queue = queues.mq_open(f"/{shared}".encode(), os.O_CREAT | os.O_RDWR, 0o666, None)
     listeners = [socket.create_server(("127.0.0.1", 0)), socket.socket(socket.AF_UNIX), socket.socket(socket.AF_UNIX)]
@@ -81,8 +76,7 @@ def planted() -> Iterator[Canaries]:
     listeners[3].bind(("127.0.0.1", port))
     known = {
         "folder": folder, "home": home, "project": PROJECT, "packages": sysconfig.get_path("purelib"), "port": port,
-        "abstract": abstract, "shared": shared, "key": key, "group": os.getpgrp(),
-        "machine": platform.machine(), "ioctl": seccomp.IOCTL[seccomp.MACHINES.index(platform.machine())],
+        "abstract": abstract, "shared": shared, "group": os.getpgrp(),
     }  # fmt: skip
     made = Canaries(folder, home, known)
     for listener in listeners[:3]:
@@ -95,7 +89,6 @@ def planted() -> Iterator[Canaries]:
         made.victim.wait()
     for listener in listeners:
         listener.close()
-    libc.shmctl(segment, 0, None)
     if queue >= 0:
         queues.mq_unlink(f"/{shared}".encode())
     Path("/dev/shm", shared).unlink()

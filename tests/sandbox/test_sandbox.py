@@ -60,11 +60,8 @@ def test_a_traceback_shows_the_code_and_no_path_of_the_machine(sandbox: Sandbox)
     [
         ("print('\udc80')", "surrogates not allowed"),
         ("print('\0')", "null bytes"),
-        ("x = 1\n" * 200_000 + "print(x)", "1\n"),
         ("# é\n" + "x" * 10**6 + " = 2\nprint('long')", "long\n"),
-        ("import os; os.write(1, bytes(range(256)))", "\0\x01"),
         ("print('\\ud800 \\0')", "\ufffd\ufffd\ufffd \0"),
-        ("", ""),
     ],
 )  # fmt: skip
 def test_strange_text(code: str, said: str, sandbox: Sandbox) -> None:

@@ -5,9 +5,7 @@ Grading says which of them are right.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hone.audit.answers import answer_span, statement_of, wrong_answer
@@ -76,7 +74,7 @@ def terse_text(subject: Subject) -> str | None:
 def made_up_call(tool: dict[str, Any], **given: Any) -> tuple[str, dict[str, Any]]:
     """Return a call of a tool (an entry of `Environment.tool_schemas`) with arguments that its schema allows."""
     function = tool["function"]
-    return function["name"], made_up(function.get("parameters") or {}) | given
+    return function["name"], made_up(function.get("parameters") or {"type": "object"}) | given
 
 
 def call_message(*calls: tuple[str, dict[str, Any]]) -> Message:
@@ -133,27 +131,20 @@ def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subje
         yield f"{end} at once", [last]
 
 
-def made_up(schema: dict[str, Any], defs: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def made_up(schema: dict[str, Any]) -> Any:
     """Return a value that a JSON schema allows, of an object the required keys.
 
     Text is "1": a number, an expression, code and a query in one.
     """
-    defs = defs or schema.get("$defs", {})
-    if "$ref" in schema:
-        return made_up(defs[schema["$ref"].rpartition("/")[2]], defs)
-    for key in ("default", "const"):
-        if key in schema:
-            return schema[key]
-    if schema.get("enum"):
+    if "default" in schema:
+        return schema["default"]
+    if "enum" in schema:
         return schema["enum"][0]
-    if kinds := schema.get("anyOf"):
-        return made_up(next(kind for kind in kinds if kind.get("type") != "null"), defs)
-    kind = schema.get("type", "object" if "properties" in schema else "string")
+    if "anyOf" in schema:
+        return made_up(next(kind for kind in schema["anyOf"] if kind.get("type") != "null"))
+    kind = schema.get("type", "string")
     if kind == "object":
-        named = schema.get("properties", {})
-        return {key: made_up(named[key], defs) for key in schema.get("required", []) if key in named}
+        return {key: made_up(schema["properties"][key]) for key in schema.get("required", [])}
     if kind == "array":
-        return [made_up(schema.get("items", {}), defs)] * max(1, schema.get("minItems", 0))
-    if kind in ("integer", "number"):
-        return min(max(1, schema.get("minimum", 1)), schema.get("maximum", math.inf))
-    return {"boolean": True, "null": None}.get(kind, "1")
+        return [made_up(schema.get("items", {}))]
+    return {"integer": 1, "number": 1, "boolean": True, "null": None}.get(kind, "1")

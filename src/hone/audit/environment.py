@@ -29,19 +29,18 @@ FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Examples whose reference is tried before training, and those that are tried with other texts too."""
 BACKSTOP = 3.0
 """Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
-_NOT_ISOLATED = Finding(
-    "not-isolated",
-    Verdict.NOTE,
-    "what may hang a grader, or be executed by one, was not tried: no other process can load this task",
-    "load it by its id, with arguments that JSON can hold",
+_NOT_ISOLATED = Check(
+    "isolation",
+    "no other process can load this task, so nothing was tried that may hang a grader, or be executed by one",
+    (Finding("not-isolated", Verdict.NOTE, "the audit is shorter", "load the task by its id, with arguments of JSON"),),
 )
 _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
     "nondeterministic": {
-        *("reference", "false-negative", "growth", "strict", "false-positive", "garbage-paid", "always-right"),
-        *("thought-counts", "inversion", "range", "no-signal"),
+        "reference", "false-negative", "growth", "strict", "false-positive", "garbage-paid", "always-right",
+        "inversion", "range", "no-signal",
     },
-}
+}  # fmt: skip
 """Findings that follow from another one: they are left out beside it, unless it is meant so."""
 
 
@@ -72,7 +71,7 @@ def audit_environment(
         prober = Prober(env, subjects_of(env, num_examples, seed, split), seed)
         progress("the reference")
         reference = check_reference(prober)
-        checks = [reference if env.has_workers else _noted(reference, _NOT_ISOLATED)]
+        checks = [reference] if env.has_workers else [reference, _NOT_ISOLATED]
         for other in env.splits:
             if other != split and any(not probe.failed for probe in prober.references):
                 check = check_reference(Prober(env, subjects_of(env, num_examples, seed, other), seed))
@@ -150,16 +149,10 @@ def _report(
     report = _with(report, lambda found: found if found.name not in explained else None)
     if unused := {_dashed(name) for name in allows} - known:
         title = f"allowed, but not found: {', '.join(sorted(unused))}"
-        finding = Finding(
-            "unused-allow", Verdict.NOTE, title, "compare with the names of the findings, or leave it out"
-        )
-        first, *rest = report.checks
-        report = replace(report, checks=(_noted(first, finding), *rest))
+        remedy = "compare with the names of the findings, or leave it out"
+        check = Check("allowed", title, (Finding("unused-allow", Verdict.NOTE, title, remedy),))
+        report = replace(report, checks=(*report.checks, check))
     return replace(report, seconds=time.perf_counter() - began)
-
-
-def _noted(check: Check, finding: Finding) -> Check:
-    return replace(check, findings=(*check.findings, finding))
 
 
 def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report:

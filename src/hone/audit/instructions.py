@@ -1,6 +1,6 @@
 r"""Checks that the prompts ask for what the parser reads, and that the references fit into a completion.
 
-Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence, the last line.
+Forms of an answer that a prompt may ask for: tags, `\boxed{}`, `ANSWER:`, `####`, JSON, a fence.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from hone.audit.report import Check, Finding, Verdict
 from hone.environments.parsers import message_text
 
 SUBJECTS = 4
-NEARLY = 0.8
-"""The share of max_tokens above which a length is worth a warning."""
 _AUXILIARY = re.compile(
     "think|thinking|thoughts?|reason|reasoning|scratchpad|reflection|analysis|plan|planning|work|steps?|explanation|"
     "working_out|draft|tools?|tool_calls?|tool_response|function|call|code|output|result|query|search|information|"
@@ -43,7 +41,6 @@ _FORMS = (
     ),
     (r"(```|\bcode (?:block|fence)\b)", "a code fence", ("```\n{1}\n```", "```python\n{1}\n```")),
 )
-_LAST_LINE = re.compile(r"\b(?:last|final) line\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -53,7 +50,7 @@ class AskedForm:
     name: str
     snippet: str
     ways: tuple[str, ...]
-    what: str = ""
+    what: str
 
     def texts(self, answer: str) -> list[str]:
         """Return the answer in this form, in each way to write it."""
@@ -87,10 +84,10 @@ def check_instructions(
     if max_tokens is not None and count_tokens is not None and replies:
         longest = max(count_tokens(str(message.get("content") or "")) for message in replies)
         lengths = f"the longest reference has {longest} of {max_tokens} tokens"
-        if longest > NEARLY * max_tokens:
+        if longest > max_tokens:
             title = f"the longest reference has {longest} tokens, and max_tokens is {max_tokens}"
-            verdict = Verdict.FAIL if longest > max_tokens else Verdict.NOTE
-            findings.append(Finding("length", verdict, title, f"raise max_tokens above {longest}", ("reference",)))
+            remedy = f"raise max_tokens above {longest}"
+            findings.append(Finding("length", Verdict.FAIL, title, remedy, ("reference",)))
     names = ", ".join(form.name for form in forms) or "no form"
     untried = "" if known else " (not tried: no right answer is known word for word)"
     return Check(
@@ -112,18 +109,13 @@ def asked_forms(prompts: Sequence[str]) -> list[AskedForm]:
 def forms_in(text: str) -> list[AskedForm]:
     """Return the forms of an answer that a text names, in the order of their kinds."""
     found: dict[str, AskedForm] = {}
-
-    def add(name: str, start: int, ways: tuple[str, ...], what: str = "") -> None:
-        snippet = " ".join(text[max(0, start - 60) : start + 60].split())
-        found.setdefault(name, AskedForm(name, snippet, ways, what))
-
     for pattern, name, ways in _FORMS:
         for match in re.finditer(pattern, text, re.IGNORECASE):
-            what = " ".join(match[1].split())
+            what, start = " ".join(match[1].split()), match.start()
             if not (name.startswith("<") and _AUXILIARY.fullmatch(what.lower())) and what not in _CALL_KEYS:
-                add(name.format(what), match.start(), ways, what)
-    if (match := _LAST_LINE.search(text)) and not found:  # else it says where the form stands
-        add("the last line", match.start(), ("{1}",))
+                snippet = " ".join(text[max(0, start - 60) : start + 60].split())
+                form = AskedForm(name.format(what), snippet, ways, what)
+                found.setdefault(form.name, form)
     return list(found.values())
 
 

@@ -1,14 +1,14 @@
 """Checks that no wrong answer earns as much as a right one: a policy finds it, and stops looking for right answers.
 
-It compares the most that a wrong answer earns with the least for a right one. Both follow from the ranges that the
-rubric declares for its components, taken as reachable together, and from texts and conversations that were graded.
+It compares the most that a wrong answer earns with the least for a right one. Both follow from texts and conversations
+that were graded, and from the ranges of the components, taken as reachable together, if the rubric declares all.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from hone.audit.conversations import inversion_texts
@@ -30,13 +30,11 @@ _ANSWERED = (Outcome.CORRECT, Outcome.WRONG)
 class Total:
     """The reward of a right or a wrong answer: what each component contributes, and the text that earned it.
 
-    `declared`: the components whose part follows from their declared range; `probe` is the text for the others, None
-    if all are declared.
+    `probe` None: it follows from the declared ranges.
     """
 
     parts: dict[str, float]
-    probe: Probe | None
-    declared: frozenset[str] = field(default_factory=frozenset)
+    probe: Probe | None = None
 
     @property
     def reward(self) -> float:
@@ -44,7 +42,7 @@ class Total:
 
     @property
     def source(self) -> str:
-        return "found" if not self.declared else "declared" if self.probe is None else "partly declared"
+        return "declared" if self.probe is None else "found"
 
     @property
     def words(self) -> int:
@@ -56,8 +54,8 @@ class Total:
 
     @property
     def calls(self) -> list[int]:
-        """Calls of tools of each message, of a text that no declared range is part of."""
-        messages = messages_of(self.probe.text.completion) if self.probe is not None and not self.declared else ()
+        """Calls of tools of each message."""
+        messages = messages_of(self.probe.text.completion) if self.probe is not None else ()
         return [len(calls_of(message)) for message in messages]
 
     @property
@@ -101,7 +99,7 @@ def check_inversion(prober: Prober) -> Check:
         if best.reward >= worst.reward:
             # What is plainest to read: a text rather than declared ranges, one call in a message rather than many.
             reached = [total for total in totals if total.reward >= worst.reward]
-            plainest = max(reached, key=lambda t: (not t.declared, max(t.calls, default=0) <= 1, t.rank))
+            plainest = max(reached, key=lambda t: (t.probe is not None, max(t.calls, default=0) <= 1, t.rank))
             findings.insert(0, _inversion(rubric, plainest, worst))
     figures = {
         "components": [_component(rubric, name, right, wrong) for name in rubric.funcs],
@@ -121,23 +119,16 @@ def contribution(weight: float, values: tuple[float, float]) -> tuple[float, flo
 
 
 def totals_of(rubric: Rubric, probes: Sequence[Probe], right_answers: bool) -> Iterable[Total]:
-    """Yield the least rewards of right answers, or the most of wrong ones.
-
-    They come from the texts as they are, and from the declared ranges, each with what the components without a range
-    got in one text.
+    """Yield the rewards of the texts, and the least of right answers or the most of wrong ones by the ranges, if all
+    are declared.
     """
     kind, end = ("right", 0) if right_answers else ("wrong", 1)
-    declared = {
-        name: contribution(rubric.weights[name], getattr(given, kind))[end] for name, given in rubric.ranges.items()
-    }
-    all_declared = declared.keys() == rubric.funcs.keys()
-    if all_declared:
-        yield Total(declared, None, frozenset(declared))
+    if rubric.ranges.keys() == rubric.funcs.keys():
+        ranges = {name: getattr(given, kind) for name, given in rubric.ranges.items()}
+        yield Total({name: contribution(rubric.weights[name], ends)[end] for name, ends in ranges.items()})
     for probe in probes:
-        parts = {name: probe.score.weights[name] * value for name, value in probe.score.components.items()}
-        if declared and not all_declared and probe.score.outcome in _ANSWERED:
-            yield Total(parts | declared, probe, frozenset(declared))
-        yield Total(parts, probe)
+        score = probe.score
+        yield Total({name: score.weights[name] * value for name, value in score.components.items()}, probe)
 
 
 def _words(probe: Probe) -> int:
@@ -185,7 +176,7 @@ def _inversion(rubric: Rubric, best: Total, worst: Total) -> Finding:
     who = f"{calls} calls of tools" if calls else who
     paid = _amount(gain) if calls or abs(best.reward - gain) <= _SMALL else f"{_amount(gain)} of {_amount(best.reward)}"
     beats = "can beat" if best.reward > worst.reward + _SMALL else "can equal"
-    by = " (by the declared ranges)" if best.declared or worst.declared else ""
+    by = " (by the declared ranges)" if None in (best.probe, worst.probe) else ""
     title = f"{who} ({names}: {paid}) {beats} a right answer ({_amount(worst.reward)}){by}"
     remedy = "let all that a wrong answer can earn stay below what a right one earns for sure"
     room = worst.reward - (best.reward - gain)

@@ -179,27 +179,32 @@ def examples_of(probes: Sequence[Probe], expected: str) -> tuple[Evidence, ...]:
     return tuple(probe.evidence(expected) for probe in [*firsts.values(), *rest][:_SHOWN])
 
 
+# How a grader fails: the finding, what it does, and the remedy.
+_FAILURES = {
+    Outcome.GRADER_ERROR: (
+        "raises",
+        "fails",
+        "return 0.0 for what cannot be read, whatever a model writes; such a sample has no reward and is lost",
+    ),
+    Outcome.GRADER_TIMEOUT: (
+        "hangs",
+        "was stopped",
+        "limit what the grader computes: no eval of a model's text, no powers of powers, no regular expression that "
+        "tries all ways to split a text",
+    ),
+}
+
+
 def failures(probes: Sequence[Probe]) -> list[Finding]:
     """Return at most one finding `raises` and one `hangs` for all of the probes."""
-    kinds = (
-        (
-            *("raises", Outcome.GRADER_ERROR, "fails"),
-            "return 0.0 for what cannot be read, whatever a model writes; such a sample has no reward and is lost",
-        ),
-        (
-            *("hangs", Outcome.GRADER_TIMEOUT, "was stopped"),
-            "limit what the grader computes: no eval of a model's text, no powers of powers, no regular expression "
-            "that tries all ways to split a text",
-        ),
-    )
     findings = []
-    for finding, outcome, verb, remedy in kinds:
+    for outcome, (name, verb, remedy) in _FAILURES.items():
         if failed := [probe for probe in probes if probe.score.outcome is outcome]:
             names = tuple(dict.fromkeys(probe.name for probe in failed))
             reason = last_line(failed[0].score.detail)
             title = f"the grader {verb} at {len(failed)} of {len(probes)} texts ({listed(names)}): {reason}"
             shown = examples_of(failed, "a reward, be it 0")
-            findings.append(Finding(finding, Verdict.FAIL, title, remedy, names, shown))
+            findings.append(Finding(name, Verdict.FAIL, title, remedy, names, shown))
     return findings
 
 

@@ -47,8 +47,15 @@ class Evidence:
 
     @property
     def text(self) -> str:
-        """The completion as text; of several turns, each message in a paragraph with its role."""
-        return self.completion if isinstance(self.completion, str) else conversation_text(self.completion)
+        """The completion as text; of several turns, each message with its role, and calls of tools as JSON."""
+        if isinstance(self.completion, str):
+            return self.completion
+        paragraphs = []
+        for message in self.completion:
+            calls = [json.dumps(call.get("function"), ensure_ascii=False) for call in message.get("tool_calls") or []]
+            parts = [str(message.get("content") or ""), *(f"calls {call}" for call in calls)]
+            paragraphs.append(f"[{message.get('role')}] " + "\n".join(part for part in parts if part))
+        return "\n".join(paragraphs)
 
 
 @dataclass(frozen=True)
@@ -126,16 +133,6 @@ def listed(names: Sequence[str], most: int = 6) -> str:
     """Return the first names, and how many more there are."""
     more = len(names) - most
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
-
-
-def conversation_text(messages: Sequence[Message]) -> str:
-    """Return messages as text to read: each with its role, calls of tools as JSON."""
-    paragraphs = []
-    for message in messages:
-        calls = [call.get("function") for call in message.get("tool_calls") or [] if isinstance(call, dict)]
-        parts = [str(message.get("content") or ""), *(f"calls {json.dumps(c, ensure_ascii=False)}" for c in calls)]
-        paragraphs.append(f"[{message.get('role')}] " + "\n".join(part for part in parts if part))
-    return "\n".join(paragraphs)
 
 
 def report_page(report: Report) -> str:

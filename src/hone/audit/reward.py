@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from hone.audit.answers import Form, answer_of, same_answer, statement_of
-from hone.audit.exploits import EXPLOITS, Deserves, files_made
+from hone.audit.exploits import EXPLOITS, Deserves, Target, files_made
 from hone.audit.probes import Probe, Prober, Subject, Text, examples_of, failures
 from hone.audit.report import Check, Finding, Verdict, listed
 from hone.audit.restyling import RESTYLINGS
@@ -142,12 +142,13 @@ def check_exploits(prober: Prober, hostile: bool) -> Check:
     known = [probe.text.subject for probe in prober.references if probe.correct]
     subjects = known or prober.distinct
     with tempfile.TemporaryDirectory(prefix="hone-") as folder:
+        targets = [Target(subject, prober.subjects, prober.env, Path(folder)) for subject in subjects]
         texts = [
-            Text(subject, exploit.name, script)
+            Text(target.subject, exploit.name, script)
             for exploit in EXPLOITS
             if hostile or not exploit.hostile
-            for subject in (subjects if hostile or not exploit.plays else subjects[:1])
-            for script in exploit.apply(subject, prober.subjects, prober.env, Path(folder))
+            for target in (targets if hostile or not exploit.plays else targets[:1])
+            for script in exploit.apply(target)
         ]
         probes = prober.grade(texts)
         executed = files_made(Path(folder), {probe.name for probe in probes})
@@ -177,35 +178,25 @@ def check_exploits(prober: Prober, hostile: bool) -> Check:
 def _false_positives(prober: Prober, by_name: ByName, tried: int) -> list[Finding]:
     """Find exploits that were wrongly scored as correct."""
     paid = {name: some for name, probes in by_name.items() if (some := _undeserved(prober, name, probes))}
-    thought = [p for n, some in by_name.items() if _DESERVES[n] is Deserves.THOUGHT for p in some if p.correct]
-    findings = []
-    if paid:
-        correct = [probe for some in paid.values() for probe in some]
-        examples = len({id(probe.text.subject) for probe in correct})
-        exploits = "1 exploit is" if len(paid) == 1 else f"{len(paid)} exploits are"
-        names = listed([f"{name} ({_DESERVES[name]})" for name in paid], 4)
-        title = f"{exploits} scored as correct on {examples} of {tried} examples: {names}"
-        remedy = (
-            "parse one answer and compare it as a whole: what states no answer, several or a wrong one is not correct; "
-            "of a question with many right answers, or a tolerance, allow those that are right (`audit_allows`)"
-        )
-        shown = examples_of(correct, "not correct")
-        findings.append(Finding("false-positive", Verdict.FAIL, title, remedy, tuple(paid), shown))
-    if thought:
-        title = "an answer that stands only in the model's thought is scored as correct"
-        remedy = "leave out what stands between <think> and </think> before parsing: the user is not shown it"
-        shown = examples_of(thought, "unparsable: nothing follows the thought")
-        names = tuple(dict.fromkeys(probe.name for probe in thought))
-        findings.append(Finding("thought-counts", Verdict.WARN, title, remedy, names, shown))
-    return findings
+    if not paid:
+        return []
+    correct = [probe for some in paid.values() for probe in some]
+    examples = len({id(probe.text.subject) for probe in correct})
+    exploits = "1 exploit is" if len(paid) == 1 else f"{len(paid)} exploits are"
+    names = listed([f"{name} ({_DESERVES[name]})" for name in paid], 4)
+    title = f"{exploits} scored as correct on {examples} of {tried} examples: {names}"
+    remedy = (
+        "parse one answer and compare it as a whole: what states no answer, several or a wrong one is not correct; "
+        "of a question with many right answers, or a tolerance, allow those that are right (`audit_allows`)"
+    )
+    shown = examples_of(correct, "not correct")
+    return [Finding("false-positive", Verdict.FAIL, title, remedy, tuple(paid), shown)]
 
 
 def _undeserved(prober: Prober, name: str, probes: Sequence[Probe]) -> list[Probe]:
     """Return the probes of an exploit that are correct without being so; none if they are few enough for luck."""
     deserves = _DESERVES[name]
-    if deserves in (Deserves.THOUGHT, Deserves.CODE):
-        return []
-    found = [p for p in probes if p.correct]
+    found = [p for p in probes if p.correct and deserves is not Deserves.CODE]
     if deserves is Deserves.HEDGE:  # right wherever the right answer stands among the others
         missed = {id(p.text.subject) for p in probes if not p.correct}
         found = [p for p in found if id(p.text.subject) not in missed]

@@ -22,7 +22,6 @@ choose from explain, a warning."""
 FEW = 8
 """With fewer examples, one answer to all of them may be chance."""
 _CONSTANT = "always answering"
-SLOW_SECONDS = 1.0
 
 
 def check_signal(prober: Prober) -> Check:
@@ -43,9 +42,9 @@ def check_signal(prober: Prober) -> Check:
         for words, some in guesses.items()
     ]
     floor = max(blind, key=lambda guess: guess["reward"], default=None)
-    findings = slow_findings(prober.graded)
+    findings = []
     if floor is not None and ceiling is not None and any(probe.correct for probe in references):
-        findings = _floor(floor, min(guess["reward"] for guess in blind), ceiling, len(prober.distinct)) + findings
+        findings = _floor(floor, min(guess["reward"] for guess in blind), ceiling, len(prober.distinct))
     summary = [] if ceiling is None else [f"right answers earn {ceiling:.3g}"]
     summary += [f"the best guess {floor['reward']:.3g} ({floor['strategy']})"] if floor else []
     figures = {"ceiling": ceiling, "floor": floor and floor["reward"], "blind": blind}
@@ -82,14 +81,3 @@ def _floor(best: dict[str, Any], lowest: float, ceiling: float, examples: int) -
     title = f"{words} scores {reward:.2f} of {ceiling:.2f}: read every curve of this reward from there"
     remedy = "count right answers beside the reward, balance the answers, or pay less for what anyone can say"
     return [Finding("high-floor", verdict, title, remedy, (words,))]
-
-
-def slow_findings(probes: Sequence[Probe]) -> list[Finding]:
-    """Find that texts take long to grade."""
-    slow = [probe for probe in probes if not probe.failed and probe.score.seconds > SLOW_SECONDS]
-    if not slow:
-        return []
-    worst = max(slow, key=lambda probe: probe.score.seconds)
-    title = f"grading {worst.name!r} takes {worst.score.seconds:.1f} s; {len(slow)} texts take over a second"
-    remedy = "make the grader's work linear in the text: no nested repetition in patterns, no text added up by `+=`"
-    return [Finding("slow-grader", Verdict.WARN, title, remedy, (worst.name,), (worst.evidence("under a second"),))]

@@ -23,7 +23,7 @@ from typing import Any
 from hone.audit.report import Check, Evidence, Finding, Report, Verdict, worst
 from hone.errors import UserError
 from hone.model.chat import THINK, ChatRenderer, RendererParts, renderer_parts
-from hone.model.rendering import END_THINK, TemplateRendering, squeeze
+from hone.model.rendering import END_THINK, TemplateRendering, parting, squeeze
 from hone.model.tool_calls import Tool
 from hone.types import Message, content_hash
 
@@ -37,7 +37,11 @@ KINDS: dict[str, tuple[Verdict, str, str]] = {
     "crashes": (FAIL, "rendering fails with {what}", OTHER),
     "changes-text": (FAIL, "the text of a message is lost, moved or changed ({what})", OTHER),
     "strips-text": (NOTE, "white space around a text is taken away ({what})", ""),
-    "think-stripping": (FAIL, "thoughts of earlier turns are taken out ({what})", OTHER),
+    "think-stripping": (
+        FAIL,
+        "the template takes the thought out of a turn once another message follows ({what})",
+        "tasks of one turn work; for others give a template that keeps thoughts with model.chat_template",
+    ),
     "rewrites-prompt": (FAIL, "a finished turn does not continue its prompt ({what})", APPENDS),
     "adds-thought": (
         NOTE,
@@ -49,7 +53,6 @@ KINDS: dict[str, tuple[Verdict, str, str]] = {
         "the prompt does not open the assistant's turn: the model has to do it",
         "write the opening under `if add_generation_prompt` alone",
     ),
-    "opens-differently": (FAIL, "the template opens a thought after some messages only ({what})", OTHER),
     "no-stop-token": (FAIL, "no token ends an assistant's turn", "write the end-of-turn token after the text"),
     "split-token": (
         FAIL,
@@ -156,10 +159,9 @@ class ChatSubject:
         content = text if thought is None else f"<think>\n{thought}\n</think>\n\n{text}"
         return {"role": "assistant", "content": content} | ({"tool_calls": list(calls)} if calls else {})
 
-    def text(self, conversation: Conversation, opens: bool | None = None) -> str:
+    def text(self, conversation: Conversation) -> str:
         """Return the conversation as the template writes it, ready for the next turn unless it is finished."""
-        opens = not conversation.finished if opens is None else opens
-        return self.renderer.text(conversation.messages, opens, conversation.tools)
+        return self.renderer.text(conversation.messages, not conversation.finished, conversation.tools)
 
     def encode(self, text: str) -> list[int]:
         return self.tokenizer.encode(text, add_special_tokens=False).ids
@@ -213,9 +215,9 @@ class ChatSubject:
 def first_problem(subject: ChatSubject, conversation: Conversation) -> Problem | None:
     """Return the problem of the shortest beginning that has one, by the first rule that does not hold."""
     noted = None
-    for count, message in enumerate(conversation.messages, 1):
-        part = conversation.first(count)
-        for rule in RULES if message["role"] != "system" else ():
+    for part in map(conversation.first, range(1, len(conversation.messages) + 1)):
+        rules = () if part.last["role"] == "system" else OF_TURN if part.finished else OF_PROMPT
+        for rule in rules:
             try:
                 problem = rule(subject, part)
             except UserError as error:
@@ -254,32 +256,15 @@ def _lost_text(subject: ChatSubject, conversation: Conversation, message: Messag
     return Problem(*(("think-stripping", "answer") if answered else ("changes-text", role)), conversation, difference)
 
 
-def opens_a_turn(subject: ChatSubject, conversation: Conversation) -> Problem | None:
-    """Check that the opening of the assistant's turn only appends, and opens a thought if hone knows that it does."""
-    if conversation.finished:
-        return None
-    prompt, history = subject.text(conversation, opens=True), subject.text(conversation, opens=False)
-    if not prompt.startswith(history):
-        return Problem("rewrites-prompt", "opening", conversation, parting(history, prompt))
-    opening = prompt[len(history) :]
-    begun = opening[opening.rfind(THINK) :] if THINK in opening else ""
-    begun = "" if END_THINK in begun else begun
-    known = subject.renderer.opened_by_template
-    if history == prompt or begun == known:
-        return None
-    difference = f"it opens {begun!r} here, and {known!r} after one message of user"
-    return Problem("opens-differently", conversation.last["role"], conversation, difference)
-
-
 def continues(subject: ChatSubject, conversation: Conversation) -> Problem | None:
     """Check that a finished turn continues its prompt with the answer, and nothing before it."""
-    if not conversation.finished:
-        return None
     answer = conversation.last
-    prompt, full = subject.text(conversation.first(-1), opens=True), subject.text(conversation)
+    prompt, full = subject.text(conversation.first(-1)), subject.text(conversation)
     if not full.startswith(prompt):
         shape = "calls" if answer.get("tool_calls") else "thought" if END_THINK in answer["content"] else "answer"
-        return Problem("rewrites-prompt", shape, conversation, parting(prompt, full))
+        return Problem(
+            "rewrites-prompt", shape, conversation, parting(prompt, full, "the prompt has", "the finished turn")
+        )
     rest = full[len(prompt) :]
     text = answer["content"].removeprefix(subject.renderer.opened_by_template)
     head = rest[: max(rest.find(text.strip()), 0)] if text.strip() else ""
@@ -293,8 +278,6 @@ def continues(subject: ChatSubject, conversation: Conversation) -> Problem | Non
 
 def ends(subject: ChatSubject, conversation: Conversation) -> Problem | None:
     """Check that a finished turn has a token at which generation stops, and that no text would stop it earlier."""
-    if not conversation.finished:
-        return None
     answer, renderer = conversation.last, subject.renderer
     ids = subject.rendering.continuation_ids(conversation.messages[:-1], answer, conversation.tools)
     stop = next((i for i, token in enumerate(ids) if token in renderer.stop_ids), None)
@@ -336,7 +319,7 @@ def keeps_history(subject: ChatSubject, conversation: Conversation) -> Problem |
     White space may differ.
     """
     turns = [message for message in conversation.messages if message["role"] == "assistant"]
-    if conversation.finished or not turns:
+    if not turns:
         return None
     answers = conversation.last["role"]
     try:
@@ -349,8 +332,8 @@ def keeps_history(subject: ChatSubject, conversation: Conversation) -> Problem |
         sampled, whole = subject.decode(ids), subject.decode(subject.renderer.prompt_ids(kept, conversation.tools))
         if squeeze(sampled) == squeeze(whole):
             return None
-        difference = parting(sampled, whole, "what was sampled", "the template")
-    whole = squeeze(subject.text(conversation, opens=True))
+        difference = parting(sampled, whole, "sampled was", "the template writes")
+    whole = squeeze(subject.text(conversation))
     texts = [message["content"] for message in turns]
     kept_answers = all(squeeze(text.split(END_THINK)[-1]) in whole for text in texts)
     if kept_answers and any(END_THINK in text and squeeze(text) not in whole for text in texts):
@@ -358,16 +341,9 @@ def keeps_history(subject: ChatSubject, conversation: Conversation) -> Problem |
     return Problem("rewrites-history", answers, conversation, difference)
 
 
-Rule = Callable[[ChatSubject, Conversation], Problem | None]
-RULES: tuple[Rule, ...] = (keeps_texts, opens_a_turn, continues, ends, calls_are_read, keeps_history)
-
-
-def parting(before: str, after: str, one: str = "the prompt", other: str = "the finished turn") -> str:
-    """Say where two texts part."""
-    pairs = zip(before, after, strict=False)
-    at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
-    start = max(at - 20, 0)
-    return f"{one} has {before[start : at + 40]!r} where {other} has {after[start : at + 40]!r}"
+OF_PROMPT = (keeps_texts, keeps_history)
+OF_TURN = (keeps_texts, continues, ends, calls_are_read)
+"""The rules of a conversation that waits for an answer, and of one that has it."""
 
 
 def audit_template(
@@ -407,8 +383,6 @@ def findings_from(problems: Iterable[Problem]) -> tuple[Finding, ...]:
     findings = []
     for name, same in by_name.items():
         _, title, remedy = KINDS[name]
-        if name == "think-stripping":
-            title, remedy = _what_works(same)
         shown = [
             Evidence("", p.conversation.messages, p.what, None, "", f"{p.difference}\n{p.conversation.json()}")
             for p in same.values()
@@ -417,16 +391,6 @@ def findings_from(problems: Iterable[Problem]) -> tuple[Finding, ...]:
         title = title.format(what=", ".join(same))
         findings.append(Finding(name, verdict, title, remedy, tuple(same), tuple(shown[:6])))
     return tuple(findings)
-
-
-def _what_works(found: Iterable[str]) -> tuple[str, str]:
-    """Return the title of stripped thoughts, with the messages before them, and the remedy: what is not affected."""
-    after = {"user": "a message of the user follows", "tool": "an answer of a tool follows", "answer": "it is finished"}
-    works = {"answer": "tasks of one turn", "tool": "tools that answer after the last message of the user"}
-    fine = " and ".join(works[what] for what in works if what not in found)
-    when = ", or once ".join(after.get(what, what) for what in found)
-    other = "for other tasks give a template that keeps thoughts with model.chat_template"
-    return f"the template takes the thoughts out of a turn once {when}", f"{fine} work; {other}" if fine else other
 
 
 def check_tokens(subject: ChatSubject) -> tuple[str, list[Problem]]:

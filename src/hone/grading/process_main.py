@@ -201,16 +201,15 @@ class Traces:
 
     def __init__(self, keeper: int, memory: int) -> None:
         self._own = os.getpid()
-        self._lists = [_opened(f"/proc/{pid}/task/{pid}/children") for pid in (self._own, keeper)]
-        self._size = _opened("/proc/self/statm")
-        self._at_first, self._most = self._processes(), taken(self._size) + memory / 2
+        self._lists = [f"/proc/{pid}/task/{pid}/children" for pid in (self._own, keeper)]
+        self._at_first, self._most = self._processes(), taken() + memory / 2
         self._threads = set(sys._current_frames())
 
     def left(self) -> bool:
         """Return True if there is more than at first, also a moment later: what is about to end is not left behind."""
         for pause in PAUSES:
             if not self._threads_at_work() and not any(map(_lives, self._processes() - self._at_first)):
-                return taken(self._size) > self._most
+                return taken() > self._most
             time.sleep(pause)
         return True
 
@@ -233,37 +232,32 @@ def _lives(pid: int) -> bool:
     """Return True if a process has not ended: one that has may wait for the keeper to take leave of it."""
     if pid == 0:  # stands for children that can't be listed
         return True
-    if (fd := _opened(f"/proc/{pid}/stat")) < 0:
-        return False
+    state = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return bool(state) and state[0] not in (b"Z", b"X")
+
+
+def taken() -> int:
+    """Return the bytes of this process's address space; 0 if the system doesn't say."""
+    pages = _read("/proc/self/statm").split()
+    return int(pages[0]) * resource.getpagesize() if pages else 0
+
+
+def _numbers(path: str) -> set[int]:
+    return set(map(int, _read(path).split()))
+
+
+def _read(path: str) -> bytes:
+    """Return what a file holds; nothing if it cannot be read."""
     try:
-        return os.read(fd, 4096).rpartition(b")")[2].split()[0] not in (b"Z", b"X")
-    except OSError:  # it ended meanwhile
-        return False
+        fd = os.open(path, os.O_RDONLY)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, 2**16)
+    except OSError:  # the process ended meanwhile
+        return b""
     finally:
         os.close(fd)
-
-
-def taken(statm: int | None = None) -> int:
-    """Return the bytes of this process's address space; 0 if the system doesn't say."""
-    pages = _numbers(_opened("/proc/self/statm") if statm is None else statm, first=True)
-    return max(pages, default=0) * resource.getpagesize()
-
-
-def _opened(path: str) -> int:
-    """Return a file descriptor of a file, to be read over and over; -1 if there is none."""
-    try:
-        return os.open(path, os.O_RDONLY)
-    except OSError:
-        return -1
-
-
-def _numbers(fd: int, first: bool = False) -> set[int]:
-    """Return the numbers in a file, or its first one; none if it cannot be read, as after code has closed it."""
-    try:
-        words = os.pread(fd, 4096, 0).split()
-        return set(map(int, words[:1] if first else words))
-    except (OSError, ValueError):
-        return set()
 
 
 def _reap(worker: int) -> int | None:

@@ -12,7 +12,6 @@ import functools
 import json
 import os
 import shutil
-import struct
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -218,7 +217,8 @@ def readable(packages: tuple[str, ...] = ()) -> Readable:
     inside = f"/python/{folder}/{Path(library).name}"
     binds = {inside: library, f"/python/bin/{Path(executable).name}": executable}
     binds |= {f"{PACKAGES}/{root.name}": str(root) for root in roots}
-    if loader := _loader(executable):
+    loader = next((name for name in loaded if Path(name).name.startswith("ld-")), "")  # as the interpreter names it
+    if loader:
         binds[loader] = loader
     roots_below = tuple(f"{os.path.realpath(path)}{os.sep}" for path in (library, *map(str, roots)))
     for name in loaded:
@@ -265,18 +265,3 @@ def package_roots(packages: tuple[str, ...]) -> tuple[Path, ...]:
             if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
                 queue.append(requirement.name)
     return tuple(roots)
-
-
-def _loader(executable: str) -> str | None:
-    """Return the dynamic loader that a 64-bit ELF file asks for (its PT_INTERP); None for a static one."""
-    with open(executable, "rb") as file:
-        header = file.read(64)
-        start, size, count = struct.unpack_from("<Q", header, 32)[0], *struct.unpack_from("<HH", header, 54)
-        for i in range(count):
-            file.seek(start + i * size)
-            entry = file.read(size)
-            if struct.unpack_from("<I", entry)[0] == 3:
-                offset, length = struct.unpack_from("<Q", entry, 8)[0], struct.unpack_from("<Q", entry, 32)[0]
-                file.seek(offset)
-                return os.fsdecode(file.read(length).rstrip(b"\0"))
-    return None

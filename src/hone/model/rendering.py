@@ -59,7 +59,7 @@ class TemplateRendering:
         if not full.startswith(prompt):
             raise UserError(
                 "the chat template rewrites the conversation once the assistant has answered: "
-                + _difference(prompt, full, "the prompt goes on with", "the finished turn has")
+                + f"{parting(prompt, full, 'the prompt goes on with', 'the finished turn has')}; {REMEDY}"
             )
         # Sampling continues the prompt's ids, so the prompt is never re-tokenised together with what follows it.
         prompt_ids, full_ids = self._encode(prompt), self._encode(full)
@@ -200,16 +200,16 @@ def check_history(prompt: str, turn: Message, full: str, opened: str, answers: S
         raise UserError(
             f"the chat template rewrites earlier turns once a message of {roles} follows, so the model would be "
             "trained on a conversation that it never sees in use: "
-            + _difference(begun, squeeze(full), "it was sampled from", "the template writes")
+            + f"{parting(begun, squeeze(full), 'it was sampled from', 'the template writes')}; {REMEDY}"
         )
 
 
-def _difference(before: str, after: str, one: str, other: str) -> str:
-    """Describe where two texts part, with the remedy."""
+def parting(before: str, after: str, one: str, other: str) -> str:
+    """Describe where two texts part."""
     pairs = zip(before, after, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(before), len(after)))
     start = max(at - 10, 0)
-    return f"{one} {before[start : at + 40]!r} where {other} {after[start : at + 40]!r}; {REMEDY}"
+    return f"{one} {before[start : at + 40]!r} where {other} {after[start : at + 40]!r}"
 
 
 def squeeze(text: str) -> str:
