@@ -125,9 +125,7 @@ def test_what_is_meant_so_becomes_a_note(tasks, capsys):
 def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
     assert rl(tiny_model_dir, "words") == 2
     said = capsys.readouterr().err
-    assert (
-        "the reward of words fails its audit: inversion: " in said and "(tool_calls: 5.0) can beat a right answer" in said
-    )
+    assert "the reward of words fails its audit: inversion: " in said and "(tool_calls: 5.0) can beat a right" in said
     assert "See it with: hone audit words" in said and "--no-audit" in said
     assert not Path("outputs").exists()
 
