@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from hone.inference.cache import GroupLayout, KVCache
+from hone.inference.cache import KVCache
 from hone.inference.prefill import PrefillAttention
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_NEW = 4, 2, 8, 6
-CPU = torch.device("cpu")
 
 
 def random_qkv(generator, tokens):
@@ -81,24 +80,3 @@ def test_a_prompt_is_stored_once_and_dropped_with_its_last_row():
     keys, values = cache.prompts[0]
     assert keys.shape[1] == values.shape[1] == 1 and torch.equal(keys[:, 0], second)
     assert cache.mask is not None and cache.mask.tolist() == [[[0, 0, -torch.inf, -torch.inf]]]
-
-
-@pytest.mark.parametrize(
-    ("prompt_of_row", "slots", "prompt_of_group", "in_order"),
-    [
-        ([0, 0, 1, 1], 2, [0, 1], True),
-        ([0, 1, 0, 1], 2, [0, 1], False),
-        ([3, 1, 1], 2, [1, 3], False),
-        ([0] * 9 + [1, 2], 7, [0, 0, 1, 2], False),
-        ([4, 4, 4], 3, [4], True),
-    ],
-)
-def test_layout_of_groups(prompt_of_row, slots, prompt_of_group, in_order):
-    layout = GroupLayout(np.array(prompt_of_row), CPU)
-    assert layout.slots == slots and layout.prompt_of_group.tolist() == prompt_of_group
-    assert layout.in_order == in_order
-    assert layout.prompt_of_group[layout.group_of_row].tolist() == prompt_of_row
-    rows = torch.arange(2.0 * len(prompt_of_row)).view(-1, 1, 1).expand(-1, 3, 5).contiguous()
-    grouped = layout.to_groups(rows, 2)
-    assert grouped.shape == (2 * len(prompt_of_group), slots * 3, 5)
-    assert torch.equal(layout.to_rows(grouped, 2), rows)

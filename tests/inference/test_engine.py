@@ -3,7 +3,6 @@
 from dataclasses import replace
 from itertools import chain
 
-import numpy as np
 import pytest
 import torch
 
@@ -11,7 +10,6 @@ from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
-from hone.model.attention import PackedAttention
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import build_tiny_tokenizer
 
@@ -25,29 +23,6 @@ def model(precision="fp32"):
         decoder.embed.mul_(8)  # a peaked distribution: different tokens have clearly different logprobs
     decoder.refresh()
     return decoder
-
-
-def full_forward_logprobs(decoder, prompt, completion, temperature=1.0):
-    ids = torch.tensor(prompt + completion)
-    with torch.no_grad():
-        hidden = decoder.hidden(ids, torch.arange(len(ids)), PackedAttention([len(ids)]))
-        logprobs = (decoder.logits(hidden) / temperature).log_softmax(-1)
-    return [float(logprobs[t - 1, ids[t]]) for t in range(len(prompt), len(ids))]
-
-
-@pytest.mark.parametrize(
-    ("precision", "mean", "largest"), [("fp32", 1e-6, 1e-5), ("bf16_linear", 2e-3, 5e-2), ("bf16", 2e-3, 5e-2)]
-)
-def test_logprobs_equal_a_full_forward_pass(precision, mean, largest):
-    decoder = model(precision)
-    outputs = Engine(decoder).generate(PROMPTS, SamplingParams(max_tokens=30, n=4, ignore_eos=True))
-    gaps = []
-    for prompt, completions in zip(PROMPTS, outputs, strict=True):
-        for completion in completions:
-            expected = full_forward_logprobs(decoder, prompt, completion.token_ids)
-            gaps.append(np.abs(np.array(expected) - completion.logprobs))
-    gaps = np.concatenate(gaps)
-    assert gaps.mean() <= mean and gaps.max() <= largest
 
 
 def test_a_sample_keeps_its_tokens_whatever_is_sampled_beside_it():
@@ -77,33 +52,11 @@ def test_stop_ids_end_a_completion_and_are_kept():
 
 
 def test_the_models_eos_ends_a_completion_unless_ignored():
-    decoder = model()
-    eos = CONFIG.eos_token_ids[0]
-    with torch.no_grad():  # a head that always prefers eos
-        decoder.norm.weight.zero_()
-    decoder.refresh()
-    jobs = [Job((5, 6), 1, 8)]
-    uniform = Engine(decoder).run([Job((5, 6), key, 400) for key in range(20)], SamplingParams())
-    assert all(c.stop_reason == "length" or c.token_ids[-1] in CONFIG.eos_token_ids for c in uniform)
-    assert any(c.stop_reason == "stop" for c in uniform)
-    assert (
-        eos in CONFIG.eos_token_ids
-        and len(Engine(decoder).run(jobs, SamplingParams(ignore_eos=True))[0].token_ids) == 8
-    )
-
-
-def test_prompts_are_prefilled_once_per_group(monkeypatch):
-    decoder = model()
-    sizes = []
-    original = decoder.hidden
-
-    def spy(token_ids, positions, attention, *only):
-        sizes.append(len(token_ids))
-        return original(token_ids, positions, attention, *only)
-
-    monkeypatch.setattr(decoder, "hidden", spy)
-    Engine(decoder).generate(PROMPTS, SamplingParams(max_tokens=3, n=16, ignore_eos=True))
-    assert sizes == [sum(map(len, PROMPTS)), 64, 64]
+    engine, jobs = Engine(model()), [Job((5, 6), key, 200) for key in range(20)]
+    free, stopped = (engine.run(jobs, SamplingParams(ignore_eos=on)) for on in (True, False))
+    ends = [next((i + 1 for i, t in enumerate(c.token_ids) if t in CONFIG.eos_token_ids), 200) for c in free]
+    assert [len(c.token_ids) for c in stopped] == ends and min(ends) < 200
+    assert {len(c.token_ids) for c in free} == {200}
 
 
 def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
@@ -129,8 +82,3 @@ def test_stop_strings_end_a_completion_wherever_tokens_begin():
         at_end = stop in tokenizer.decode(after.token_ids)
         assert at_end == (after.stop_reason == "stop") == (count < 60 or at_end)
         assert stop not in tokenizer.decode(after.token_ids[:-1])
-
-
-def test_stop_strings_need_a_tokenizer():
-    with pytest.raises(UserError, match=r"stop has the string 'END', for which the engine needs .*tokenizer"):
-        Engine(model()).generate(PROMPTS, SamplingParams(stop=("END",)))

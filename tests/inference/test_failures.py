@@ -88,16 +88,6 @@ def test_any_row_gets_a_token_of_the_vocabulary(size: int, value: float, how: di
     assert inverse_cdf(torch.zeros(1, size), uniforms[:1]).item() < size
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1e-300, 1e-38, 9e-6])
-def test_a_temperature_too_small_to_divide_by_is_greedy(temperature: float) -> None:
-    logits = torch.tensor([[3e4, -3e4, 2.9e4]])
-    params = SamplingParams(temperature=temperature)
-    tokens, logprobs = sample_tokens(logits, torch.tensor([0.5], dtype=torch.float64), params)
-    assert (tokens.item(), logprobs.item()) == (0, 0.0)
-    scaled = sample_tokens(logits, torch.tensor([0.5], dtype=torch.float64), SamplingParams(temperature=1e-5))
-    assert (scaled[0].item(), scaled[1].item()) == (0, 0.0)
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"temperature": float("inf")}, {"temperature": float("nan")}, {"top_k": 2**31}, {"stop": (2**70,)}],

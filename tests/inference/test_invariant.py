@@ -53,7 +53,7 @@ def sampled(engine: Engine, order: list[Job], arrivals: np.random.Generator | No
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", pytest.param("bf16", marks=pytest.mark.long)])
 def test_a_job_is_the_same_alone_and_among_others(precision):
     """Alone, all at once, in random order and arrival, in chunks, behind cached prefixes, and in a small cache."""
-    model, all_jobs = peaked(precision), jobs(40)
+    model, all_jobs = peaked(precision), jobs(20)
     alone = {}
     for job in all_jobs:
         alone |= sampled(Engine(model, batch_invariant=True), [job])
@@ -69,7 +69,7 @@ def test_a_job_is_the_same_alone_and_among_others(precision):
 
 def test_rows_that_end_early_leave_the_others_as_they_are():
     model = peaked("fp32")
-    order = [Job(job.prompt, job.key, 4 if i % 3 else 120, FREE) for i, job in enumerate(jobs(30))]
+    order = [Job(job.prompt, job.key, 4 if i % 3 else 60, FREE) for i, job in enumerate(jobs(20))]
     together = sampled(Engine(model, batch_invariant=True), order)
     for job in order[::3]:
         assert sampled(Engine(model, batch_invariant=True), [job])[job.key] == together[job.key]

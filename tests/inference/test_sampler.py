@@ -34,12 +34,6 @@ def test_logprob_is_of_the_distribution_at_the_sampling_temperature(temperature)
     assert torch.equal(logprobs, expected)
 
 
-def test_greedy_takes_the_maximum_and_reports_the_untempered_logprob():
-    tokens, logprobs = draw(3, temperature=0.0)
-    assert tokens.tolist() == [1, 1, 1]
-    assert torch.allclose(logprobs, LOGITS[0].log_softmax(-1)[1])
-
-
 def test_top_k_and_top_p_cut_the_tail_but_not_the_logprobs():
     tokens, logprobs = draw(2000, top_k=2)
     assert set(tokens.tolist()) == {1, 3}
@@ -111,10 +105,3 @@ def test_the_kept_sets_are_those_of_transformers_warpers(temperature, top_k, top
     rows = logits[:2] if top_p < 1 else logits  # within a tie top_p is free to choose
     expected = _kept_by_transformers(rows, temperature, top_k, top_p, min_p)
     assert _kept(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p) == expected
-
-
-def test_top_p_is_a_share_of_what_top_k_left():
-    logits = torch.zeros(1, 64)
-    logits[0, :20] = 1.0
-    # Of the 20 that top_k leaves, 0.95 is the first 19; of all 64 (20 e + 44 = 98.4), it would be all 20.
-    assert _kept(logits, top_k=20, top_p=0.94) == [set(range(19))]

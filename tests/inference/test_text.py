@@ -52,11 +52,6 @@ def test_text_ends_before_the_first_stop_string_however_it_is_cut(stops, shown, 
         assert (seen + finder.finish(), finder.found) == (shown, found)
 
 
-def test_of_two_stop_strings_at_one_place_the_longer_is_named() -> None:
-    finder = StopStrings(["sto", "stop"])
-    assert (finder.push("a stop"), finder.found) == ("a ", "stop")
-
-
 def test_only_what_may_begin_a_stop_string_is_held_back() -> None:
     finder = StopStrings(["<end>"])
     assert [finder.push(text) for text in ("a<", "e", "x<en")] == ["a", "", "<ex"]

@@ -225,31 +225,3 @@ def test_tools_as_transformers_renders_them(tmp_path: Path) -> None:
             for tools in (None, TOOLS):
                 expected = theirs.apply_chat_template(theirs_takes[:end], tools=tools, add_generation_prompt=True)
                 assert renderer.prompt_ids(conversation[:end], tools) == expected["input_ids"]
-
-
-def test_tiny_with_tools_in_letters_and_saved(tmp_path: Path) -> None:
-    renderer = load_renderer("hone/tiny")
-    system = {"role": "system", "content": "Add."}
-    assert text_of(renderer, renderer.prompt_ids([system, USER], TOOLS)) == (
-        '<|im_start|>system\nAdd.\n\nCall a tool by <tool_call>\n{"name": NAME, "arguments": OBJECT}\n</tool_call>\n'
-        "add(a: integer)<|im_end|>\n"
-        "<|im_start|>user\n1 + 1?<|im_end|>\n<|im_start|>assistant\n"
-    )
-    several = [
-        {"type": "function", "function": {"name": "now", "description": "The time."}},
-        {
-            "type": "function",
-            "function": {
-                "name": "f",
-                "description": "",
-                "parameters": {"properties": {"x": {"anyOf": []}, "y": {"type": "string"}}},
-            },
-        },
-    ]
-    assert "\nnow(): The time.\nf(x: any, y: string)<|im_end|>" in text_of(
-        renderer, renderer.prompt_ids([USER], several)
-    )
-    renderer.save(tmp_path)
-    assert load_renderer(tmp_path).prompt_ids([system, USER], TOOLS) == renderer.prompt_ids([system, USER], TOOLS)
-    for messages in ([USER], [system, USER], [system, USER, {"role": "assistant", "content": "2"}, USER]):
-        assert renderer.prompt_ids(messages) == load_renderer("hone/tiny", CHATML).prompt_ids(messages)

@@ -53,22 +53,6 @@ def test_it_follows_its_weight():
         assert torch.equal(copied.product(x, weight), F.linear(x, weight))
 
 
-@pytest.mark.parametrize("precision", ["bf16", "bf16_linear"])
-def test_a_large_model_samples_without_packed_weights(precision, monkeypatch):
-    """The same logits either way, and nothing is packed beyond the limit."""
-    config = tiny_config(InitConfig(layers=1, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
-    packs = random_decoder(config, 0, precision)
-    monkeypatch.setattr(decoder_module, "MAX_PACKED_BYTES", 0)
-    plain = random_decoder(config, 0, precision)
-    tokens, logits = torch.arange(10, 26), []
-    with torch.no_grad():
-        for model in (packs, plain):
-            logits.append(model.logits(model.hidden(tokens, torch.arange(16), PackedAttention([16]))))
-    assert torch.equal(*logits)
-    assert (packs.layers[0].qkv_proj.packed._packed is not None) == packed_module._packs(torch.bfloat16)
-    assert plain.layers[0].qkv_proj.packed._packed is None
-
-
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
 def test_sampling_follows_the_trainers_optimizer(precision, monkeypatch):
     """The fused optimizer leaves no trace on a parameter: after its step logits are those of a model packed anew."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.model.attention import PackedAttention, _bucket_by_length
+from hone.model.attention import PackedAttention
 
 
 def plain(lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -44,12 +44,6 @@ def test_equals_a_block_diagonal_mask(lengths: list[int], kv_heads: int) -> None
         rtol=0,
     )
     assert torch.equal(attention(1, q, k, v), actual)
-
-
-def test_buckets_hold_every_segment_once_and_pad_little() -> None:
-    lengths = [3, 50, 4, 49, 10, 36, 9, 1]
-    buckets = _bucket_by_length(lengths)
-    assert buckets == [[1, 3, 5], [4, 6], [2, 0], [7]]
 
 
 @pytest.mark.parametrize(

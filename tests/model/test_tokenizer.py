@@ -25,20 +25,9 @@ def random_texts(count: int) -> list[str]:
     """Unicode of every plane, control characters, and the tokenizer's own tokens in between."""
     rng = random.Random(0)
     pieces = [*TAGS, *ROLES, "username", "<think", "\r\n", "  ", "\t", "\x00", "\u0301", "\u200d", "Ġ", "Ċ", "▁", "��"]
-    texts = []
-    for _ in range(count):
-        parts = []
-        for _ in range(rng.randrange(12)):
-            kind = rng.randrange(4)
-            if kind == 0:
-                parts.append(rng.choice(pieces))
-            elif kind == 1:
-                parts.append("".join(chr(rng.randrange(0x20, 0x7F)) for _ in range(rng.randrange(8))))
-            else:
-                code = rng.randrange(0x110000)
-                parts.append("" if 0xD800 <= code < 0xE000 else chr(code))
-        texts.append("".join(parts))
-    return texts
+    planes = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    ascii = [chr(code) for code in range(0x20, 0x7F)]
+    return ["".join(rng.choice(rng.choice([pieces, planes, ascii])) for _ in range(12)) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")

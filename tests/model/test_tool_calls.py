@@ -135,14 +135,6 @@ def test_the_format_is_read_from_the_template():
     assert [format_of_template(t) for t in templates] == [HERMES, HERMES, XML, LLAMA, None, None]
 
 
-def test_ids_are_functions_of_the_text_and_differ_within_it():
-    twice = hermes(GOOD) * 2
-    first, second = tool_calls(twice, HERMES)
-    assert first["id"] != second["id"] and first["id"].isalnum() and len(first["id"]) == 9
-    assert tool_calls(twice, HERMES) == [first, second] != tool_calls(twice + " ", HERMES)
-    assert first == {"id": first["id"], "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
-
-
 HOSTILE = {
     "nested": "[" * 5_000,
     "objects": '{"a":' * 5_000,

@@ -72,21 +72,6 @@ class GroupLayout:
         return x.view(kv_heads, slots, -1, x.shape[-1]).index_select(1, self._slot_of_row).flatten(0, 1)
 
 
-class Block:
-    """What each row decoded in `BLOCK` columns: `stored` `[2, K, B, BLOCK, Dh]`, keys and values, and views of it."""
-
-    def __init__(self, stored: Tensor) -> None:
-        self.stored = stored
-        self._columns = stored[0], stored[1]
-        rows = stored.flatten(1, 2)
-        self.keys, self.values = rows[0].transpose(1, 2), rows[1]  # [K·B, Dh, BLOCK], [K·B, BLOCK, Dh]
-
-    def store(self, column: int, k: Tensor, v: Tensor) -> None:
-        """Write one token's keys and values `[B, K, Dh]`."""
-        for stored, new in zip(self._columns, (k, v), strict=True):
-            stored.select(2, column).copy_(new.transpose(0, 1))
-
-
 class KVCache:
     """Keys and values of B sequences; acts as the decoder's attention in a decode step.
 
@@ -106,7 +91,7 @@ class KVCache:
         self.width, self.column, self.room = max(lengths), 0, max_new
         real = torch.arange(self.width, device=k.device) < torch.tensor(lengths, device=k.device)[:, None]  # [P, width]
         self.prompts: list[tuple[Tensor, Tensor]] = []
-        self.decoded: list[list[Block]] = [[] for _ in layers]
+        self.decoded: list[list[Tensor]] = [[] for _ in layers]
         for layer in layers:
             padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:], dtype=torch.float32)
             padded[:, real] = torch.stack(layer).float()
@@ -119,20 +104,23 @@ class KVCache:
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend from one new token per row (q `[B, H, Dh]`, k and v `[B, K, Dh]`) to all so far; store k and v."""
         blocks, used = self.decoded[layer], self.column % BLOCK + 1
-        if len(blocks) == self.column // BLOCK:  # a step that failed may be repeated, and has its block already
-            blocks.append(Block(k.new_empty(2, k.shape[1], k.shape[0], BLOCK, k.shape[2], dtype=torch.float32)))
-        blocks[-1].store(self.column % BLOCK, k, v)
-        keys = [*(block.keys for block in blocks[:-1]), blocks[-1].keys[:, :, :used]]
-        values = [*(block.values for block in blocks[:-1]), blocks[-1].values[:, :used]]
         prompt_keys, prompt_values = self.prompts[layer]
         kv_heads, rows = k.shape[1], k.shape[0]
+        if len(blocks) == self.column // BLOCK:  # a step that failed may be repeated, and has its block already
+            blocks.append(k.new_empty(2, kv_heads, rows, BLOCK, k.shape[2], dtype=torch.float32))
+        for stored, new in zip(blocks[-1], (k, v), strict=True):
+            stored.select(2, used - 1).copy_(new.transpose(0, 1))
+        decoded = [*blocks[:-1], blocks[-1][:, :, :, :used]]
+        keys, values = ([block[i].flatten(0, 1) for block in decoded] for i in (0, 1))  # each [K·B, BLOCK, Dh]
 
         scaled = q.float() * q.shape[-1] ** -0.5
         queries = scaled.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
         to_prompt = torch.bmm(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
         to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
         to_prompt = self.layout.to_rows(to_prompt, kv_heads)
-        scores = torch.cat([to_prompt, *(torch.bmm(queries, block) for block in keys)], dim=-1)  # [K·B, G, width + T]
+        scores = torch.cat(
+            [to_prompt, *(torch.bmm(queries, block.mT) for block in keys)], dim=-1
+        )  # [K·B, G, width + T]
         scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
         prompt_probs, *block_probs = scores.softmax(-1).split(sizes, dim=-1)
@@ -161,7 +149,7 @@ class KVCache:
         began = self.began.index_select(0, rows)
         first = int((began == 0).int().argmax(1).min()) // BLOCK
         self.began = began[:, first * BLOCK :].contiguous()
-        self.decoded = [[Block(b.stored.index_select(2, rows)) for b in blocks[first:]] for blocks in self.decoded]
+        self.decoded = [[block.index_select(2, rows) for block in blocks[first:]] for blocks in self.decoded]
         self.column -= first * BLOCK
         self.room -= first * BLOCK
         self._lay_out(self.layout.group_of_row[rows.cpu().numpy()])
@@ -185,7 +173,7 @@ class KVCache:
             values = [F.pad(cache.prompts[layer][1], (0, 0, 0, width - cache.width)) for cache in both]
             self.prompts[layer] = torch.cat(keys, dim=1), torch.cat(values, dim=1)
             parts = [_shifted(cache, layer, column) for cache in both]
-            self.decoded[layer] = [Block(torch.cat(blocks, dim=2)) for blocks in zip(*parts, strict=True)]
+            self.decoded[layer] = [torch.cat(blocks, dim=2) for blocks in zip(*parts, strict=True)]
         groups = len(self.layout.prompt_of_group)
         prompt_of_row = np.concatenate([self.layout.group_of_row, other.layout.group_of_row + groups])
         self.width, self.column, self.room = width, column, column + max_new
@@ -204,7 +192,7 @@ class KVCache:
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:
     """Return the blocks of a layer moved right so that the next column is `column`; zeros come before them."""
-    blocks = [block.stored for block in cache.decoded[layer]]
+    blocks = cache.decoded[layer]
     if cache.column == column:
         return blocks
     values = cache.prompts[layer][1]

@@ -21,13 +21,16 @@ from hone.errors import UserError
 from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
 from hone.model.rendering import (
     END_THINK,
+    REMEDY,
     Rendering,
     TemplateRendering,
+    check_history,
     find_template,
     named_rendering,
     read_override,
     special_tokens,
     squeeze,
+    stand_ins,
 )
 from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
 from hone.model.tool_calls import Tool, tool_calls, with_objects
@@ -90,7 +93,13 @@ class ChatRenderer:
         UserError if the template rewrites earlier turns once the answers follow, as Qwen3's does that drops
         earlier thoughts after a message of the user, yet not after those of a tool.
         """
-        return self._rendering.bridge_ids(conversation, answers, tools, self.opened_by_template, self.stop_ids)
+        rendering, opened = self._rendering, self.opened_by_template
+        turns = stand_ins(conversation, answers, opened)
+        full, ids = rendering.after_turn(turns, answers, tools, self.stop_ids)
+        check_history(rendering.text(turns[:-1], True, tools), turns[-1], full, opened, answers)
+        if ids is None:
+            raise UserError(f"the chat template does not write where an assistant's turn ends: {REMEDY}")
+        return ids
 
     def message(self, ids: list[int], tools: list[Tool] | None = None) -> Message:
         """Return the assistant's message of sampled ids: `role`, `content` and, if it calls tools, `tool_calls`.
@@ -246,21 +255,17 @@ def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None)
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Load the tokenizer of a folder: its tokenizer.json, or else what transformers makes of its other files."""
+    """Load the tokenizer.json of a folder."""
     path = folder / "tokenizer.json"
-    if path.is_file():
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises plain Exception
-            raise UserError(f"{path} cannot be read ({error}): restore it from the model's source") from error
-    else:
-        from transformers import AutoTokenizer
-
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder).backend_tokenizer
-        except (OSError, ValueError, ImportError, AttributeError) as error:
-            reason = str(error).strip().splitlines()[0]
-            raise UserError(f"{folder} has no tokenizer.json, and no other usable tokenizer ({reason})") from error
+    if not path.is_file():
+        raise UserError(
+            f"{folder} has no tokenizer.json: make one with transformers, by AutoTokenizer.from_pretrained(FOLDER) and "
+            "save_pretrained(FOLDER)"
+        )
+    try:
+        tokenizer = Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises plain Exception
+        raise UserError(f"{path} cannot be read ({error}): restore it from the model's source") from error
     tokenizer.no_truncation()
     tokenizer.no_padding()
     return tokenizer

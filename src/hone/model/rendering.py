@@ -67,27 +67,18 @@ class TemplateRendering:
             return full_ids[len(prompt_ids) :]
         return self._encode(full[len(prompt) :])
 
-    def bridge_ids(
-        self,
-        conversation: Sequence[Message],
-        answers: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        opened: str,
-        ends: Sequence[int],
-    ) -> list[int]:
-        """Return the ids that follow the conversation's last turn: the answers, and the opening of the next turn.
+    def after_turn(
+        self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
+    ) -> tuple[str, list[int] | None]:
+        """Return the conversation as text, and the ids behind the end of its last turn (one of `ends`; None: no end).
 
-        `opened` is what the template opens for the model to continue, `ends` are the ids that end a turn.
+        The turns are stand-ins: see `stand_ins`.
         """
-        turns, marker = stand_ins(conversation, answers, opened)
-        full = self.text([*turns, *answers], True, tools)
-        check_history(self.text(turns[:-1], True, tools), turns[-1], full, opened, answers)
+        full, marker = self.text([*turns, *answers], True, tools), turns[-1]["content"].removeprefix(THINKING)
         at = full.rfind(marker)
         tail = self._encode(full[at + len(marker) :]) if at >= 0 else []
         end = next((i for i, token in enumerate(tail) if token in ends), None)
-        if end is None:
-            raise UserError(f"the chat template does not write where an assistant's turn ends: {REMEDY}")
-        return tail[end + 1 :]
+        return full, None if end is None else tail[end + 1 :]
 
     def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
         """Return the conversation as text; `opens`: with the opening of the assistant's next turn."""
@@ -132,25 +123,14 @@ class NamedRendering:
             )
         return full[len(prompt) :]
 
-    def bridge_ids(
-        self,
-        conversation: Sequence[Message],
-        answers: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        opened: str,
-        ends: Sequence[int],
-    ) -> list[int]:
-        """Return the ids between two turns. The renderer's own `bridge_to_next_turn` refuses more, without a reason."""
-        turns, _ = stand_ins(conversation, answers, opened)
+    def after_turn(
+        self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
+    ) -> tuple[str, list[int] | None]:
         full = self._rendered([*turns, *answers], True, tools)
-        text = self._tokenizer.decode(list(full.token_ids), skip_special_tokens=False)
-        prompt = self._tokenizer.decode(self.prompt_ids(turns[:-1], tools), skip_special_tokens=False)
-        check_history(prompt, turns[-1], text, opened, answers)
+        ids = list(full.token_ids)
         turn_ids = [i for i, message in enumerate(full.message_indices) if message == len(turns) - 1]
-        end = next((i for i in reversed(turn_ids) if full.token_ids[i] in ends), None)
-        if end is None:
-            raise UserError(f"{type(self._renderer).__name__} does not write where an assistant's turn ends: {REMEDY}")
-        return list(full.token_ids[end + 1 :])
+        end = next((i for i in reversed(turn_ids) if ids[i] in ends), None)
+        return self._tokenizer.decode(ids, skip_special_tokens=False), None if end is None else ids[end + 1 :]
 
     def _rendered(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> Any:
         written = [for_template(message, self.format) for message in messages]
@@ -173,8 +153,8 @@ def for_template(message: Message, form: Format | None) -> Message:
     return {**message, "content": text or "", "tool_calls": [with_objects(call) for call in calls]}
 
 
-def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> tuple[list[Message], str]:
-    """Return the conversation with a marker in place of what the model wrote, and that marker.
+def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opened: str) -> list[Message]:
+    """Return the conversation with a marker in place of what the model wrote.
 
     What was sampled is never rendered again: no text of a model decides how the template writes what follows, nor
     whether it can. Kept is whether there was thought.
@@ -189,7 +169,7 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
         turn = {"role": "assistant", "content": (THINKING if thinks else "") + marker}
         turns.append(turn if message.get("role") == "assistant" else message)
     assert turns and turns[-1]["role"] == "assistant", "a bridge follows a turn of the assistant"
-    return turns, marker
+    return turns
 
 
 def check_history(prompt: str, turn: Message, full: str, opened: str, answers: Sequence[Message]) -> None:

@@ -220,17 +220,6 @@ def test_a_client_that_leaves_cancels_its_request(served: Served, monkeypatch, s
     assert service.cancelled == cancelled + 3
 
 
-def test_a_pause_holds_requests_until_the_end_of_it(served: Served) -> None:
-    expected = complete(served, seed=4).choices[0].text
-    assert ask(served, "/pause") == (200, {"status": "paused", "samples": 0})
-    steps, idle = served.service.steps, served.service.idle_seconds
-    stream = complete(served, seed=4, stream=True)
-    until(lambda: served.service.running == 1, "the request waits")
-    assert (served.service.steps, served.service.idle_seconds) == (steps, idle)
-    assert ask(served, "/resume")[0] == 200
-    assert "".join(chunk.choices[0].text for chunk in stream) == expected
-
-
 def test_health_and_metrics(served: Served) -> None:
     def metrics() -> dict[str, float]:
         lines = ask(served, "/metrics", method="GET")[1].splitlines()
@@ -242,7 +231,7 @@ def test_health_and_metrics(served: Served) -> None:
     gained = {name: after[name] - before[name] for name in after}
     assert gained["hone_prompt_tokens_total"] == 10 and gained["hone_sampled_tokens_total"] == 12
     assert after["hone_samples_in_flight"] == 0 and gained["hone_steps_total"] >= 6
-    health = {"status": "ok", "model": "hone/tiny", "policy_version": 0, "paused": False, "failed_steps": 0}
+    health = {"status": "ok", "model": "hone/tiny", "policy_version": 0, "failed_steps": 0}
     assert ask(served, "/health", method="GET") == (200, health)
 
 
@@ -262,8 +251,7 @@ def test_an_api_key() -> None:
         assert next(iter(served.client("sesame").models.list())).id == "hone/tiny"
         for key in ("wrong", "sésame"):
             header = f"Bearer {key}".encode().decode("latin-1")
-            for path in ("/v1/completions", "/pause", "/update_weights"):
+            for path in ("/v1/completions", "/update_weights"):
                 status, answer = ask(served, path, b"{}", Authorization=header)
                 assert (status, answer["error"]["code"]) == (401, "invalid_api_key")
-        assert not served.service.paused
         assert ask(served, "/health", method="GET")[0] == 200

@@ -98,7 +98,9 @@ CHATS: list[tuple[Any, str]] = [
     ({"messages": [USER | {"magic": 1}]}, "magic is not supported here"),
     ({"messages": [USER | {"name": 5}]}, "messages.0.name: Input should be a valid string"),
     ({"messages": [USER | {"tool_calls": 5}]}, "messages.0.tool_calls: Input should be a valid list"),
-    ({"messages": [USER], "tools": [{}]}, "is no function"),
+    ({"messages": [USER], "tools": [{"type": "retrieval"}]}, "tools[0] is no function"),
+    ({"messages": [USER], "tool_choice": "required"}, "tool_choice is not supported here"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "tool_calls.0.function is missing"),
     ({"messages": [USER], "top_logprobs": 2}, "needs logprobs"),
     (b'{"messages": [{"role": "user", "content": ' + DEEP + b"}]}", "only text is supported"),
     (b'{"messages": [{"role": "user", "content": "a"}], "tools": ' + DEEP + b"}", "is no function"),
@@ -146,18 +148,16 @@ def test_only_names_of_this_machine_are_answered(served: Served) -> None:
 
 def test_web_pages_are_not_answered(served: Served) -> None:
     own = f"http://127.0.0.1:{served.port}"
+    path, kinds = "/update_weights", ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data")
     for origin in ("http://evil.example", "null", "", "http://localhost:3000", f"{own}.evil.example"):
         for kind in ({}, {"Content_Type": "application/json"}):
-            assert asked(served, "POST", "/pause", Origin=origin, **kind) == 403
-    assert asked(served, "OPTIONS", "/pause", Origin="http://evil.example") == 403
-    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"):
-        assert asked(served, "POST", "/pause", Content_Type=kind) == 400
-        assert asked(served, "POST", "/pause", b"{}", Content_Type=kind) == 400
-        assert asked(served, "POST", "/update_weights", b"{}", Content_Type=kind) == 400
-    assert not served.service.paused
-    assert asked(served, "POST", "/resume", Origin=own) == 200
-    assert asked(served, "POST", "/resume") == 200  # curl -X POST
-    assert asked(served, "POST", "/resume", b"{}", Content_Type="application/json") == 200
+            assert asked(served, "POST", path, b"{}", Origin=origin, **kind) == 403
+    assert asked(served, "OPTIONS", path, Origin="http://evil.example") == 403
+    for kind in ({}, *({"Content_Type": kind} for kind in kinds)):
+        for body in (None, b"{}"):
+            assert asked(served, "POST", path, body, **kind) == 400
+    body = b'{"prompt": "a", "max_tokens": 1}'
+    assert asked(served, "POST", "/v1/completions", body, Origin=own, Content_Type="application/json") == 200
 
 
 def test_a_body_that_does_not_come_or_does_not_end_is_given_up(served: Served, monkeypatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -56,10 +57,17 @@ def test_a_request_that_is_refused_leaves_nothing_behind() -> None:
 def test_what_waits_when_the_thread_ends_is_told() -> None:
     service, seen = Service(Engine(random_model())), Seen()
     service.start()
-    service.pause().result(300)
-    service.submit([job(0), job(1)], seen, whole=True).result(300)
-    service.close()
+    begun, hold = threading.Event(), threading.Event()
+    service.call(lambda: (begun.set(), hold.wait(300)))
+    begun.wait(300)
+    submitted = service.submit([job(0, 500), job(1, 500)], seen, whole=True)
+    closed = threading.Thread(target=service.close)
+    closed.start()
+    until(lambda: service._calls.qsize() == 2, "both are among the calls")
+    hold.set()
+    closed.join()
+    assert submitted.result(300) == [1, 2]
     assert [(index, type(error)) for index, error in seen.got] == [(0, ServiceEnded), (1, ServiceEnded)]
     assert not service.alive
     with pytest.raises(ServiceEnded):
-        service.resume().result(300)
+        service.cancel([1]).result(300)

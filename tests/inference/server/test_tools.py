@@ -124,16 +124,3 @@ def test_text_that_may_begin_a_call_waits_until_it_is_clear(text: str, shown: st
 def test_without_tools_nothing_is_read(calling: Served) -> None:
     (choice,) = ask(calling, tools=openai.NOT_GIVEN).choices
     assert choice.message.tool_calls is None and choice.finish_reason in ("stop", "length")
-
-
-@pytest.mark.parametrize(
-    ("fields", "words"),
-    [
-        ({"tools": [{"type": "retrieval"}]}, r"tools\[0\] is no function"),
-        ({"tool_choice": "required"}, "tool_choice is not supported here"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{"id": "1"}]}]}, "tool_calls.0.function is missing"),
-    ],
-)
-def test_what_cannot_be_honoured_is_refused(calling: Served, fields: Any, words: str) -> None:
-    with pytest.raises(openai.BadRequestError, match=words):
-        ask(calling, **fields)

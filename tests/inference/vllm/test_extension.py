@@ -84,10 +84,3 @@ def test_weights_that_are_not_finite_or_lie_elsewhere_are_refused(extension, tmp
     file.symlink_to(outside)
     with pytest.raises(ValueError, match="no file under the weights root"):
         extension.check_weights(root / "step_1", None)
-
-
-def test_a_model_that_is_half_new_answers_nowhere(extension: ModuleType) -> None:
-    layer = extension.UpdateWeights(inner)
-    layer.broken = "an update failed"
-    assert {path: status(layer, path, "sesame") for path in PATHS} == dict.fromkeys(PATHS, 503) | {"/v1/models": 200}
-    assert [status(layer, path, None, "GET") for path in ("/health", "/metrics")] == [200, 200]

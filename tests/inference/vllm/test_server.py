@@ -81,13 +81,6 @@ def test_a_gpu_keeps_its_compiled_kernels_and_is_shared_with_a_trainer(tmp_path:
     assert "--max-model-len" not in argv
 
 
-def test_a_device_that_it_was_not_built_for(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"device = 'cuda:1', but the vLLM of .* was built for cpu"):
-        vllm(tmp_path, device="cuda:1")
-    with pytest.raises(UserError, match="built for cuda"):
-        vllm(tmp_path, cpu=False, device="cpu")
-
-
 def test_a_gpu_is_counted_among_those_that_this_process_sees(tmp_path: Path, monkeypatch) -> None:
     second = vllm(tmp_path, cpu=False, device="cuda:1")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

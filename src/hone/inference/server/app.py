@@ -94,8 +94,6 @@ def create_app(
     app.post("/v1/completions", dependencies=key)(api.completions)
     app.post("/v1/chat/completions", dependencies=key)(api.chat)
     app.post("/update_weights", dependencies=key)(api.update_weights)
-    app.post("/pause", dependencies=key)(api.pause)
-    app.post("/resume", dependencies=key)(api.resume)
     return app
 
 
@@ -136,7 +134,6 @@ class Api:
             "status": "failing" if service.alive and service.failing else status,
             "model": self.name,
             "policy_version": service.engine.version,
-            "paused": service.paused,
             "failed_steps": service.failed_steps,
         }
         if service.failed_steps:
@@ -149,14 +146,6 @@ class Api:
         for name, kind, text, value in self.service.counters():
             lines += [f"# HELP hone_{name} {text}", f"# TYPE hone_{name} {kind}", f"hone_{name} {value}"]
         return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
-
-    async def pause(self) -> Response:
-        await asyncio.wrap_future(self.service.pause())
-        return JSONResponse({"status": "paused", "samples": self.service.running})
-
-    async def resume(self) -> Response:
-        await asyncio.wrap_future(self.service.resume())
-        return JSONResponse({"status": "running", "samples": self.service.running})
 
     async def update_weights(self, request: Request) -> Response:
         """Load weights beside the running engine; the swap itself is between two steps."""
@@ -339,8 +328,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T |
 async def _only_json(request: Request) -> None:
     """Refuse a POST whose body is not JSON: a web page can send other kinds to any server without being let."""
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    has_body = "transfer-encoding" in request.headers or request.headers.get("content-length", "0") != "0"
-    if request.method == "POST" and kind != "application/json" and (kind or has_body):
+    if request.method == "POST" and kind != "application/json":
         raise ApiError(400, "the body must be JSON: send the header `Content-Type: application/json`")
 
 

@@ -50,7 +50,6 @@ class Service:
         self.engine = engine
         self.weights_path: str | None = None
         """That of the last update, as it was asked for."""
-        self.paused = False
         self.steps = self.sampled_tokens = self.prompt_tokens = self.cancelled = self.failures = self.updates = 0
         self.seconds = 0.0
         """Spent in decode steps."""
@@ -73,14 +72,13 @@ class Service:
             ("sampled_tokens_total", "counter", "Tokens sampled.", self.sampled_tokens),
             ("steps_total", "counter", "Decode steps.", self.steps),
             ("step_seconds_total", "counter", "Seconds spent in decode steps.", self.seconds),
-            ("idle_seconds_total", "counter", "Seconds without a sample, pauses left out.", self.idle_seconds),
+            ("idle_seconds_total", "counter", "Seconds without a sample.", self.idle_seconds),
             ("samples_cancelled_total", "counter", "Samples that were dropped before their end.", self.cancelled),
             ("engine_failures_total", "counter", "Steps that failed.", self.failures),
             ("weight_updates_total", "counter", "Weight updates.", self.updates),
             ("samples_in_flight", "gauge", "Samples that wait or run.", self.running),
             ("prefix_cache_bytes", "gauge", "Keys and values kept of prompts.", self.engine.prefill.prefixes.bytes),
             ("policy_version", "gauge", "Version of the weights.", self.engine.version),
-            ("paused", "gauge", "1 while paused.", int(self.paused)),
         ]
 
     def start(self) -> None:
@@ -108,7 +106,7 @@ class Service:
 
     @property
     def idle_seconds(self) -> float:
-        """Return the seconds spent without a sample to work at. A pause is not idle: somebody asked for it."""
+        """Return the seconds spent without a sample to work at."""
         so_far, since = self._idle
         return so_far if since is None else so_far + time.perf_counter() - since
 
@@ -154,13 +152,6 @@ class Service:
 
         return self.call(drop)
 
-    def pause(self) -> Future:
-        """Take no further step until `resume`; requests wait where they are, and new ones queue up."""
-        return self.call(lambda: setattr(self, "paused", True))
-
-    def resume(self) -> Future:
-        return self.call(lambda: setattr(self, "paused", False))
-
     def update(self, source: Decoder, version: int, path: str) -> Future:
         """Take over the parameters of `source`, from `path`, as `version`; samples in flight go on with them.
 
@@ -179,23 +170,17 @@ class Service:
     def _run(self) -> None:
         try:
             while not self._closing:
-                if self.paused or not self.engine.busy:
-                    _carry_out(*self._next_call())
+                if not self.engine.busy:
+                    self._idle = (self._idle[0], time.perf_counter())
+                    call = self._calls.get()
+                    self._idle = (self.idle_seconds, None)
+                    _carry_out(*call)
                 while not self._calls.empty():
                     _carry_out(*self._calls.get())
-                if self.engine.busy and not (self._closing or self.paused):
+                if self.engine.busy and not self._closing:
                     self._step()
         finally:
             self._end()
-
-    def _next_call(self) -> tuple[Callable[[], Any], Future]:
-        """Wait for it; idle unless paused."""
-        if self.paused:
-            return self._calls.get()
-        self._idle = (self._idle[0], time.perf_counter())
-        call = self._calls.get()
-        self._idle = (self.idle_seconds, None)
-        return call
 
     def _step(self) -> None:
         start = time.perf_counter()
