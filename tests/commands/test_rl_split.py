@@ -49,7 +49,7 @@ def test_each_role_reads_the_config_of_the_run(tmp_path):
     assert read_by(OrchestratorRole, found["orchestrator"]).model_dump() == own
     server = read_by(ServeConfig, found["inference"])
     assert (server.host, server.port, server.weights_folder) == ("127.0.0.1", 8123, Path("x/.transport/weights"))
-    assert found["inference"].health == ("127.0.0.1", 8123)
+    assert found["inference"].port == 8123
 
 
 def test_a_resume_is_the_orchestrators_and_every_later_start_goes_on_from_the_newest_checkpoint(tmp_path):

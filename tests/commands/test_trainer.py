@@ -113,8 +113,6 @@ def test_a_new_session_goes_back_to_its_checkpoint_or_to_the_initial_model(orche
         ),
         ((), {"precision": "bf16"}, "precision is fp32 in this trainer's config, but bf16 in the orchestrator's"),
         ((), {"model.name": "/other"}, r"model.name is /.*/model in this trainer's config, but /other in"),
-        ((), {"ckpt.interval": 3}, "ckpt.interval is 2 in this trainer's config, but 3 in"),
-        ((), {"ckpt": False}, "ckpt is set in this trainer's config, but unset in"),
     ],
 )
 def test_shared_keys_that_disagree(orchestrator, rl_run, tmp_path, flags, changes, said, capfd):

@@ -60,13 +60,3 @@ def test_ctrl_c_in_the_block_leaves_a_run_that_can_be_resumed(settings, by_comma
     with SFT(**settings, output_dir=tmp_path / "out", resume=True) as sft:
         sft.train()
     assert contents(tmp_path / "out") == contents(by_command)
-
-
-def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
-    with pytest.raises(ZeroDivisionError), SFT(**settings, output_dir=tmp_path / "out") as sft:
-        sft.step()
-        1 / 0  # noqa: B018
-    assert Run(tmp_path / "out").checkpoints.steps() == [1]
-    with SFT(**settings, output_dir=tmp_path / "out", resume=True) as sft:
-        sft.train()
-    assert contents(tmp_path / "out") == contents(by_command)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -118,39 +116,6 @@ def test_what_is_stale_after_an_update(kind, own_weights, expected):
     assert BAND.verdict(published(canary)) == Verdict.OK
     update(trainer)
     assert BAND.verdict(published(canary)) == expected
-
-
-def sampling_otherwise(change: Callable) -> type[EnginePolicy]:
-    """A sampler that changes what it is asked for, and then what it answers."""
-
-    class Otherwise(EnginePolicy):
-        def sample(self, requests, sampling):
-            requests, sampling, after = change(requests, sampling)
-            return [after(trajectory) for trajectory in super().sample(requests, sampling)]
-
-    return Otherwise
-
-
-OTHERWISE = {
-    "temperature": lambda requests, sampling: (requests, replace(sampling, temperature=0.7), lambda t: t),
-    "token before the prompt": lambda requests, sampling: (
-        [replace(r, prompt_ids=(2, *r.prompt_ids)) for r in requests],
-        sampling,
-        lambda t: t,
-    ),
-    "infinite": lambda requests, sampling: (
-        requests,
-        sampling,
-        lambda t: replace(t, logprobs=t.logprobs - np.float32("inf")),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", OTHERWISE)
-def test_a_sampler_that_does_something_else_is_stopped(name):
-    model = peaked()
-    canary = canary_of(sampling_otherwise(OTHERWISE[name])(Engine(model), RENDERER), trainer_of(model))
-    assert BAND.verdict(published(canary)) == Verdict.STOP
 
 
 def test_another_dtype_is_out_of_the_band():

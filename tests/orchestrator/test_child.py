@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from hone.orchestrator.child import TRAINER, Child, Log
 
 
 @pytest.fixture
-def ended(tmp_path: Path) -> Iterator[Callable[..., tuple[Child, bytes]]]:
+def ended(tmp_path: Path) -> Callable[..., tuple[Child, bytes]]:
     """A program that has run to its end as a rank of the trainer, and its log."""
     log = Log(tmp_path / "trainer.log")
 
@@ -24,8 +24,7 @@ def ended(tmp_path: Path) -> Iterator[Callable[..., tuple[Child, bytes]]]:
             time.sleep(0.01)
         return child, log.path.read_bytes()
 
-    yield run
-    log.close()
+    return run
 
 
 def test_bytes_that_are_no_text_are_kept_and_a_line_without_end_gets_one(ended):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import adding
 import guessing
@@ -16,15 +15,13 @@ from hone.cli import call
 from hone.config.rl import AdvantageConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import Halt, UserError
-from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
-from hone.model.hf import load_model
 from hone.model.tokenizer import ENDOFTEXT_ID
-from hone.orchestrator.colocated import EnginePolicy, trajectory
-from hone.orchestrator.conversations import RecordedPolicy, RequestMaker, check_turns, roll_out
+from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.conversations import RequestMaker, check_turns, roll_out
 from hone.orchestrator.groups import grade_groups, trainable
-from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.reproduce.recorded import RecordedPolicy
 from hone.trainer.packing import split_micro_batches
 from hone.types import Outcome, Trajectory
 
@@ -125,12 +122,6 @@ def test_a_task_of_one_turn_that_has_tools_is_told_the_calls():
     assert made[0].token_ids[made[0].sampled_mask].tolist() == [*encode(adding.SAID), END] and made[0].state is None
 
 
-def test_max_turns_ends_without_asking_the_environment():
-    (_,), (t,) = rolled(Script(["1", "2", "3"]), game(max_turns=2), 1)
-    assert t.turns == 2 and t.state is not None and t.state["guesses"] == [1]
-    assert t.messages[-1]["role"] == "assistant"
-
-
 def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():
     env, prompt = game(), len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
     _, (whole,) = rolled(Script(["1", "2", "5"]), env, 1)
@@ -198,11 +189,6 @@ def test_a_template_that_rewrites_what_was_thought_is_refused_before_anything_is
     assert call("eval", words, "hone eval") == 2 and "rewrites earlier turns" in capsys.readouterr().err
 
 
-@pytest.fixture(scope="module")
-def policy(guesser: Path) -> EnginePolicy:
-    return EnginePolicy(Engine(load_model(guesser), prefix_bytes=2**24), load_renderer(guesser))
-
-
 def equal(first: list[Trajectory], second: list[Trajectory]) -> bool:
     same = [
         all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in ("token_ids", "logprobs", "versions"))
@@ -210,21 +196,6 @@ def equal(first: list[Trajectory], second: list[Trajectory]) -> bool:
         for a, b in zip(first, second, strict=True)
     ]
     return all(same)
-
-
-def test_the_engines_logprobs_of_a_conversation_are_the_trainers(policy):
-    """Contract 3 in fp32, with prompts that grow by a turn from the prefix cache, in a batch that shares prompts."""
-    env = game()
-    examples, made = rolled(policy, env, 4, draws=(4, 5))
-    assert max(t.turns for t in made) == 3 and len({t.turns for t in made}) > 1
-    groups = grade_groups(env, examples, [4, 5], made, AdvantageConfig())
-    for batch in split_micro_batches(trainable(groups, "keep"), 2000, share_prompts=True):
-        assert batch.num_loss_tokens == sum(t.num_sampled for t in made) and batch.parents is not None
-        indices = loss_indices(batch)
-        mine, _ = token_logprobs(policy.engine.model, batch, indices)
-        assert (mine.detach() - batch.sampling_logprobs[indices]).abs().max() <= 1e-5
-    for t, scores in zip(made, policy.score([t.token_ids.tolist() for t in made], 1.0), strict=True):
-        assert np.abs(np.array([0, *scores])[t.sampled_mask] - t.logprobs[t.sampled_mask]).max() <= 1e-5
 
 
 def retold(recorded: list[Trajectory], env, **kwargs) -> list[Trajectory]:

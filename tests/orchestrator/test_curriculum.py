@@ -26,7 +26,7 @@ def take(curriculum: Curriculum, step: int, count: int, solved: dict[int, int], 
     entries = []
     for draw in curriculum.draw(count):
         if draw.retired:
-            entries.append(curriculum.passed_over(draw, step))
+            entries.append(Entry(draw.number, step, curriculum.ids[draw.index], "retired", 0))
         else:
             right = solved.get(draw.index, graded // 2)
             entries.append(Entry(draw.number, step, f"e{draw.index}", "trained", 10, right, graded))
@@ -52,14 +52,6 @@ def _step(curriculum: Curriculum, step: int, count: int):
     return draws
 
 
-@pytest.mark.parametrize("order", ["shuffled", "sequential", "difficulty"])
-def test_what_is_left_out_is_never_drawn(order):
-    curriculum = make(6, order=order, left_out=[1, 4])
-    assert curriculum.size == 4
-    epochs = [sorted(draw.index for draw in _step(curriculum, step, 4)) for step in range(3)]
-    assert epochs == [[0, 2, 3, 5]] * 3
-
-
 def test_difficulty_takes_those_first_that_are_solved_half_the_time():
     """Epoch 1, by |solved / 4 - 1/2|: 1 and 3 (0), then 0 and 5 (1/4), then 2 and 4 (1/2), equals as shuffled."""
     curriculum = make(6, order="difficulty")
@@ -76,7 +68,6 @@ def test_a_solved_prompt_is_retired_from_the_next_epoch_on():
     assert drawn(take(curriculum, 0, 4, {1: 3, 2: 4, 3: 2})) == "0 1 2 3"
     assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 2, "pool/parked": 0}
     assert drawn(take(curriculum, 1, 4, {})) == "0 3 0 3"
-    assert curriculum.epoch_sizes == (4, 2, 2)
 
 
 def test_the_pass_rate_is_that_of_the_last_draws():
@@ -101,7 +92,6 @@ def test_a_draw_of_one_that_was_retired_after_the_order_was_decided_is_passed_ov
     assert drawn(entries) == "1 -3 0 1"
     assert (entries[1].draw, entries[1].state, entries[1].tokens) == (6, "retired", 0)
     assert entries[1].record() == {"draw": 6, "step": 2, "example_id": "e3", "state": "retired", "tokens": 0}
-    assert curriculum.epoch_sizes == (4, 3, 2)
 
 
 def test_a_prompt_that_is_never_solved_is_parked_and_comes_back():
@@ -139,20 +129,9 @@ def test_the_ledger_says_all_that_a_resume_needs(order, pool):
         again = make(9, order=order, window=2, left_out=[5], **pool)
         again.restore(Ledger(json.loads(json.dumps(ledger.state()()["ledger"]))).entries)
         assert again.draw(9) == curriculum.draw(9)
-        assert again.metrics() == curriculum.metrics() and again.epoch_sizes == curriculum.epoch_sizes
+        assert again.metrics() == curriculum.metrics()
     states = [entry.state for entry in ledger.entries]
     assert ("retired" in states) == bool(pool)
-
-
-def test_each_example_of_the_pool_comes_once_per_epoch():
-    curriculum = make(9, order="shuffled", retire_at=0.75, park_after=1, retry_parked=2)
-    entries = [e for step in range(30) for e in take(curriculum, step, 4, {i: (i * 5 + step) % 5 for i in range(9)})]
-    draws, sizes = make(9, order="shuffled", retire_at=0.75, park_after=1, retry_parked=2).restore(entries), []
-    for epoch in range(draws[-1].epoch):
-        indices = [draw.index for draw in draws if draw.epoch == epoch]
-        assert len(set(indices)) == len(indices)
-        sizes.append(len(indices))
-    assert tuple(sizes) == curriculum.epoch_sizes[: len(sizes)] and len(set(sizes)) > 2
 
 
 def test_a_ledger_of_other_settings_is_refused():

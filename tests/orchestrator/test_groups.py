@@ -1,4 +1,3 @@
-import asyncio
 from dataclasses import replace
 
 import numpy as np
@@ -91,25 +90,6 @@ def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     assert masked.advantages[masked.loss_mask][::3].tolist() == pytest.approx([0.6, -0.2])
 
 
-def test_async_rewards_of_a_step_wait_together():
-    """Each fails unless all six have begun while it waited; scores stay with their completions."""
-    begun = []
-
-    async def number_later(completion) -> float:
-        begun.append(completion)
-        for _ in range(1000):
-            await asyncio.sleep(0)
-        assert len(begun) == 6
-        return number(completion)
-
-    env = SingleTurnEnv(rubric=Rubric([number_later]), dataset=[{"question": "q"}])
-    examples = [Example([{"role": "user", "content": "q"}])] * 2
-    members = [trajectory(text) for text in ("1", "0", "0.5", "x", "0.25", "1")]
-    groups = grade_groups(env, examples, [0, 1], members, AdvantageConfig())
-    assert [s.reward for s in groups[0].scores] == [1.0, 0.0, 0.5]
-    assert [str(s.outcome) for s in groups[1].scores] == ["grader_error", "wrong", "correct"]
-
-
 def test_metrics_are_over_all_sampled_completions_and_failures_leave_the_mean():
     metrics = step_metrics(groups_of(["1", "0"], ["0.5", "0.5"], ["x", "1"]), version=5)
     assert metrics["reward/mean"] == pytest.approx((1 + 0 + 0.5 + 0.5 + 1) / 5)
@@ -132,17 +112,6 @@ def test_identical_completions_are_counted_within_a_prompt_and_across_prompts():
     ]
     metrics = step_metrics(groups, version=0)
     assert (metrics["completion/repeated"], metrics["completion/identical"]) == (1 / 9, 5 / 9)
-
-
-def test_what_a_failed_grading_had_before_it_failed_is_in_no_mean():
-    def length(completion) -> float:
-        return float(len(completion[-1]["content"]))
-
-    env = SingleTurnEnv(rubric=Rubric([length, number]), dataset=[{"question": "q"}])
-    example = Example([{"role": "user", "content": "q"}])
-    groups = grade_groups(env, [example], [0], [trajectory("1"), trajectory("none")], AdvantageConfig())
-    assert groups[0].scores[1].components == {"length": 4.0}
-    assert step_metrics(groups, version=0)["reward/length/mean"] == 1.0
 
 
 def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler_may_lag():

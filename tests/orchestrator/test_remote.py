@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import guessing
 import numpy as np
 import pytest
 import torch
@@ -21,13 +19,11 @@ from hone.errors import Halt, UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import Endpoint, delay
 from hone.inference.engine import Engine
-from hone.inference.server.answers import CompletionAnswer
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model, save_model
+from hone.model.hf import save_model
 from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Request
@@ -67,10 +63,8 @@ def same(one: list[Any], other: list[Any]) -> None:
 
 SAMPLINGS = {
     "temperature": SamplingParams(temperature=0.7),
-    "top_k": SamplingParams(top_k=5),
-    "stop": SamplingParams(stop=(7, "a")),
-    "greedy": SamplingParams(temperature=0),
-    "ignore_eos": SamplingParams(ignore_eos=True),
+    "stop": SamplingParams(top_k=5, stop=(7, "a")),
+    "greedy": SamplingParams(temperature=0, ignore_eos=True),
 }
 
 
@@ -89,19 +83,6 @@ def test_it_samples_what_an_engine_here_does_version_by_version(tmp_path: Path, 
             with torch.no_grad():
                 model.embed.mul_(1.5)
             model.refresh()
-
-
-def test_conversations_are_those_of_an_engine_here(tmp_path: Path, guesser: Path) -> None:
-    """Each rollout of a group has a prompt of its own from its second turn on."""
-    model, env, sampling = load_model(guesser), guessing.load_environment(), SamplingParams()
-    maker = RequestMaker(RENDERER, 4, 200, 12, 3, "rollout")
-    examples = [env.split("train")[i] for i in range(3)]
-    with serving(load_model(guesser), weights_root=tmp_path) as served:
-        policy = policy_of(served.url, model, tmp_path)
-        policy.load(0)
-        found = roll_out(env, policy, maker, examples, [0, 1, 2], 0, sampling)
-    same(found, roll_out(env, EnginePolicy(Engine(model), RENDERER), maker, examples, [0, 1, 2], 0, sampling))
-    assert {t.turns for t in found} == {2, 3}
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -196,25 +177,6 @@ def test_weights_change_while_it_samples_and_each_token_has_its_version(
     assert {v for t in after for v in t.versions[t.sampled_mask]} == {5}
 
 
-def test_a_server_that_cannot_tell_has_sampled_from_the_version_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """hone's server, without its word on versions, in the place of vLLM."""
-    with serving(weights_root=tmp_path) as served:
-        policy = policy_of(served.url, random_model(), tmp_path)
-        policy.load(3, saved(tmp_path / "s1", 3))
-        served.slow(monkeypatch)
-        monkeypatch.setattr("hone.inference.server.answers.CompletionAnswer._ids", ids_alone)
-        sampling = Sampling(policy, served, requests())
-        policy.load(4, saved(tmp_path / "s1", 4))
-        sampling.end()
-    assert {v for t in sampling.found for v in t.versions[t.sampled_mask]} == {3}
-
-
-def ids_alone(answer: CompletionAnswer, delta: Any) -> dict[str, Any]:
-    return {"token_ids": [token.id for token in delta.tokens], "prompt_token_ids": answer._jobs[delta.index].prompt}
-
-
 def test_a_server_that_was_started_anew_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "s1"
     with serving(weights_root=tmp_path) as served:
@@ -257,36 +219,26 @@ def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:
             asyncio.run(ask(server.url, [Raw("<html>", "text/html")]))
 
 
-def told(answer: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ServerPolicy:
-    """A policy whose server answers so."""
-    policy = ServerPolicy(
-        Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m"), RENDERER, (), Spool(folder, random_model())
-    )
-
-    async def ask(bodies: Any, begun: Any) -> Any:
-        return [json.loads(answer) for _ in bodies]
-
-    monkeypatch.setattr(policy, "_ask", ask)
-    return policy
-
-
 @pytest.mark.parametrize(
-    ("answer", "words"),
+    ("changes", "words"),
     [
-        ('{"choices": []}', "0 completions of 1"),
-        ('{"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}]}', "KeyError: 'token_ids'"),
-        ('{"choices": [{"index": 0, "token_ids": [1], "logprobs": null, "finish_reason": "stop"}]}', "TypeError"),
-        (
-            '{"choices": [{"index": 0, "token_ids": [1], "prompt_token_ids": [1],'
-            ' "logprobs": {"token_logprobs": [-1]}, "finish_reason": "abort"}]}',
-            "it ended by abort",
-        ),
+        ({"token_ids": None}, "TypeError"),
+        ({"logprobs": None}, "TypeError"),
+        ({"finish_reason": "abort"}, "it ended by abort"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_ends_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str, words: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
-    policy = told(answer, tmp_path, monkeypatch)
+    server = Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m")
+    policy = ServerPolicy(server, RENDERER, (), Spool(tmp_path, random_model()))
+    choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "finish_reason": "stop"}
+    choice |= {"logprobs": {"token_logprobs": [-1]}} | changes
+
+    async def ask(bodies: Any, begun: Any) -> Any:
+        return [{"choices": [choice]} for _ in bodies]
+
+    monkeypatch.setattr(policy, "_ask", ask)
     with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):
         policy.sample(requests()[-1:], SamplingParams())
 

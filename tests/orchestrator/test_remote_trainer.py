@@ -2,132 +2,115 @@
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hone.errors import Halt
-from hone.orchestrator.remote_trainer import Publisher
+from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.transport import FileTransport, Result, Session
 
 CANARY = (5, 6, 7)
 
 
 class Server:
-    """What a server's policy is to a publisher: given weights, and asked for scores. `failing` calls raise first."""
+    """What a server's policy is to the trainer: given weights, and asked for scores. `failing` calls raise first."""
 
     def __init__(self, *failing: Exception) -> None:
         self.loaded: list[tuple[int, Path]] = []
         self.failing = list(failing)
-        self.version = -1
 
     def load(self, version: int, path: Path) -> None:
         if self.failing:
             raise self.failing.pop(0)
         self.loaded.append((version, path))
-        self.version = version
 
     def score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
         assert sequences == [list(CANARY)] and temperature == 0.7
-        return [[-1.0 - self.version, -2.0]]
+        return [[-1.0 - self.loaded[-1][0], -2.0]]
 
 
 @pytest.fixture
-def ends(tmp_path: Path) -> tuple[FileTransport, FileTransport]:
-    """The trainer's end of a transport, and that of the publisher, in one session."""
-    session = Session("s1", 3, None, str(tmp_path), {}, 0.7, CANARY)
-    FileTransport(tmp_path / "t").open(session)
-    both = FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
-    for end in both:
-        assert end.session(wait=False) == session
-    return both
+def begin(tmp_path: Path) -> Iterator[Callable[..., RemoteTrainer]]:
+    """Opens the session, from version 3 on, of a trainer that has `made` its versions already."""
+    begun: list[RemoteTrainer] = []
+
+    def start(server: Any, made: int, holds: Callable[[int], bool] = lambda version: False) -> RemoteTrainer:
+        session = Session("s1", 3, None, str(tmp_path), {}, 0.7, CANARY)
+        transport, there = FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
+        transport.open(session)
+        assert there.session(wait=False) == session
+        for version in range(3, 3 + made):
+            with there.weights_dir(version) as folder:
+                (folder / "w").write_text(str(version))
+            there.put_result(Result(version, {"loss": float(version)}, f"f{version}", (-1.0, -2.0), {}))
+        run: Any = SimpleNamespace(phase=lambda name: there._explaining())
+        trainer = RemoteTrainer(transport, session, server, run, 99, holds)
+        trainer.saver = SimpleNamespace(stop=SimpleNamespace(check=lambda: None))  # pyright: ignore
+        trainer._ended = True  # nobody is there to be told
+        trainer._waits.extend([0.0] * made)
+        begun.append(trainer)
+        trainer.start()
+        return trainer
+
+    yield start
+    for trainer in begun:
+        trainer.close()
+        assert not trainer._thread.is_alive()
 
 
-def made(trainer: FileTransport, version: int) -> None:
-    """The trainer has made a version."""
-    with trainer.weights_dir(version) as folder:
-        (folder / "w").write_text(str(version))
-    trainer.put_result(Result(version, {"loss": float(version)}, f"f{version}", (-1.0, -2.0), {}))
-
-
-def publisher_of(end: FileTransport, server: Any, hold: Callable[[int], bool] = lambda version: False) -> Publisher:
-    publisher = Publisher(end, server, CANARY, 0.7, 3, hold)
-    publisher.start()
-    return publisher
-
-
-def no_wait() -> None:
-    pass
-
-
-def test_versions_are_published_in_order_with_what_the_server_says_of_the_canary(ends) -> None:
-    trainer, end = ends
+def test_versions_are_published_in_order_with_what_the_server_says_of_the_canary(begin) -> None:
     server = Server()
-    publisher = publisher_of(end, server)
+    trainer = begin(server, 2)
     for version in (3, 4):
-        made(trainer, version)
-        published = publisher.collect(no_wait)
-        assert (published.result.version, published.result.fingerprint) == (version, f"f{version}")
-        assert list(published.scores) == [-1.0 - version, -2.0] and published.error is None
-        assert server.loaded[-1] == (version, end.weights(version))
-    publisher.close()
+        update = trainer.take()
+        assert (trainer.version, trainer.fingerprint()) == (version, f"f{version}")
+        assert update.metrics == {"loss": version} and update.weights == ("f3" if version == 4 else "")
+        assert list(trainer.published.scores) == [-1.0 - version, -2.0] and trainer.published.error is None
+    assert server.loaded == [(version, trainer.transport.weights(version)) for version in (3, 4)]
 
 
-def test_a_version_that_is_measured_is_held(ends) -> None:
-    trainer, end = ends
+def test_a_version_that_is_measured_is_held(begin) -> None:
     server = Server()
-    publisher = publisher_of(end, server, hold=lambda version: version == 4)
-    for version in (3, 4, 5):
-        made(trainer, version)
-    assert [publisher.collect(no_wait).result.version for _ in range(2)] == [3, 4]
-    publisher.release(3)  # a late word on an older version lets nothing past
+    trainer = begin(server, 3, holds=lambda version: version == 4)
+    assert [trainer.take() and trainer.version for _ in range(2)] == [3, 4]
+    trainer.release(3)  # a late word on an older version lets nothing past
     time.sleep(0.2)
-    assert [version for version, _ in server.loaded] == [3, 4] and not publisher.ready
-    publisher.release(4)
-    assert publisher.collect(no_wait).result.version == 5
-    publisher.close()
+    assert [version for version, _ in server.loaded] == [3, 4] and not trainer.ready
+    trainer.release(4)
+    assert trainer.take().metrics == {"loss": 5}
 
 
-def test_after_an_error_results_go_on_to_be_handed_out(ends) -> None:
+def test_after_an_error_results_go_on_to_be_handed_out(begin) -> None:
     """What the trainer has made is made: the loop records it, whatever the server did."""
-    trainer, end = ends
     server = Server(Halt("it serves another model"))
-    publisher = publisher_of(end, server, hold=lambda version: True)
-    for version in (3, 4):
-        made(trainer, version)
-    first, second = publisher.collect(no_wait), publisher.collect(no_wait)
-    assert str(first.error) == "it serves another model" and first.result.version == 3
-    assert second.error is None and second.result.version == 4 and server.loaded == []
-    publisher.close()
+    trainer = begin(server, 2, holds=lambda version: True)
+    trainer.take()
+    assert str(trainer.published.error) == "it serves another model" and trainer.version == 3
+    trainer.take()
+    assert trainer.published.error is None and trainer.version == 4 and server.loaded == []
 
 
-def test_waiting_for_a_version_can_be_interrupted_and_closing_ends_the_thread(ends) -> None:
-    _, end = ends
-    before = set(threading.enumerate())
-    publisher = publisher_of(end, Server())
+def test_waiting_for_a_version_ends_when_the_trainer_is_gone(begin) -> None:
+    trainer = begin(Server(), 0)
 
-    def interrupt() -> None:
+    def gone() -> None:
         raise KeyboardInterrupt
 
+    trainer.alive = gone
     with pytest.raises(KeyboardInterrupt):
-        publisher.collect(interrupt)
-    publisher.close()
-    assert {thread for thread in threading.enumerate() if thread.name == "publisher"} <= before
+        trainer.take()
 
 
-def test_a_publisher_that_is_muted_hands_out_what_the_trainer_made_without_the_server(ends) -> None:
-    trainer, end = ends
+def test_one_that_gives_up_hands_out_what_the_trainer_made_without_the_server(begin) -> None:
     server = Server()
-    publisher = publisher_of(end, server, hold=lambda version: True)
-    made(trainer, 3)
-    assert publisher.collect(no_wait).scores is not None
-    publisher.mute()
-    made(trainer, 4)
-    published = publisher.collect(no_wait)
-    assert (published.result.version, published.scores, published.error) == (4, None, None)
+    trainer = begin(server, 2, holds=lambda version: True)
+    trainer.take()
+    trainer.give_up()
+    trainer.take()
+    assert (trainer.version, trainer.published.scores, trainer.published.error) == (4, None, None)
     assert [version for version, _ in server.loaded] == [3]
-    publisher.close()

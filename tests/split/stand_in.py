@@ -6,8 +6,7 @@
 PLAN is JSON: for each role (`trainer 1`: of rank 1) what its starts do, the last of them standing for all that follow:
 `after` so many seconds (else on SIGUSR1) `end` with an exit code or a signal's name, `say` a line first, on signals
 `deaf`; a server answers after `load` seconds. Each start notes itself in FOLDER/starts.jsonl once it hears signals.
-Seconds count from when all roles are there, and each of `starts` so often, and the launcher has said `ready` times that
-the server is ready: so no slow start of one matters.
+Seconds count from when all roles are there, and each of `starts` so often: so no slow start of one matters.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ def launch(folder: Path, plan: dict) -> int:
 
     def role(name: str) -> Role:
         command = [sys.executable, __file__, name, str(folder), json.dumps(plan)]
-        health = ("127.0.0.1", plan["port"]) if name == "inference" else None
         return Role(
             name,
             command,
             first=["--first"],
             again=["--resume"],
             ranks=plan.get("ranks", 1) if name == "trainer" else 1,
-            health=health,
+            port=plan["port"] if name == "inference" else None,
         )
 
     def say(text: str) -> None:
@@ -102,9 +100,6 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
     ranks = plan.get("ranks", 1)
     wanted = {name: ranks if name == "trainer" else 1 for name in plan.get("roles", ROLES)} | do.get("starts", {})
     while any(count > of_role for count, of_role in ((wanted[name], started(notes, name)) for name in wanted)):
-        time.sleep(0.01)
-    said = folder / "said"
-    while do.get("ready") and not (said.exists() and said.read_text().count("The server is ready") >= do["ready"]):
         time.sleep(0.01)
     time.sleep(do["after"])
     finish(do.get("end", 0))

@@ -1,7 +1,7 @@
 """`hone rl` in several processes, for real: what it learns, and what it survives.
 
 - The three-file command learns; the two-file command uses a server that is up, and says how to start one.
-- SIGKILL of the server, the orchestrator or a rank: the run says which, and ends with each draw consumed once.
+- SIGKILL of the server or a rank: the run says which, and ends with each draw consumed once.
 - Ctrl-C saves, `--resume` goes on; nothing is left behind, also when the launcher is killed.
 - Roles that are started alone, in an order of their own, make the same run.
 """
@@ -97,27 +97,6 @@ def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin
     assert event["role"] == "inference"
     assert list((run.out / "superseded").glob("*/rollouts/*")) == [], "no step was lost"
     assert (run.out / "logs" / "inference.log").read_text().count("Serving ") == 2
-
-
-def test_an_orchestrator_that_is_killed_goes_on_from_the_last_checkpoint(begin, small):
-    run = begin(*small)
-    run.hold()
-    run.at_step(3)
-    (pid,) = run.pids("orchestrator")
-    os.kill(pid, signal.SIGKILL)
-    run.let_go()
-    assert run.ended() == 0, run.said
-    assert (
-        f"The orchestrator (pid {pid}) was ended by SIGKILL: starting trainer and orchestrator again from the"
-        in run.said
-    )
-    consumed_once(run.out)
-    (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
-    assert (event["role"], event["cause"]) == ("orchestrator", "was ended by SIGKILL")
-    trainer = (run.out / "logs" / "trainer.log").read_text()
-    assert trainer.count("Waiting for the orchestrator") == 2, trainer
-    last = trainer.rpartition("\nSession ")[2]  # it may have met the first session again before
-    assert "at version 2, from" in last and "The session has ended at version 8" in last, trainer
 
 
 def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, small):

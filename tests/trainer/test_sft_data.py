@@ -185,29 +185,6 @@ def test_each_example_comes_once_per_epoch_in_the_order_of_seed_and_epoch(render
     assert not np.array_equal(epoch_order(11, 3, 0), epoch_order(11, 3, 1))
 
 
-def test_a_batch_depends_on_step_and_position_only(renderer):
-    rows = table([pair(i) for i in range(20)])
-    first, config = source_of(rows, renderer, seq_len=64, batch_size=3)
-    positions = [0]
-    for step in range(6):
-        positions.append(next_batch(first, step, positions[-1], config)[1])
-    fresh, _ = source_of(rows, renderer, seq_len=64, batch_size=3)
-    resumed, end = next_batch(fresh, 5, positions[5], config)
-    original, _ = next_batch(first, 5, positions[5], config)
-    assert [s.token_ids.tolist() for s in resumed] == [s.token_ids.tolist() for s in original]
-    assert end == positions[6]
-
-
-def test_packing_fills_the_rows_within_their_budget_and_skips_nothing(renderer):
-    rows = table([pair(i, length=3 + (7 * i) % 20) for i in range(40)])
-    source, config = source_of(rows, renderer, seq_len=80, batch_size=4)
-    sequences, position = next_batch(source, 0, 0, config)
-    total = sum(len(s) for s in sequences)
-    following = source.sequence(0, 0, position)
-    assert len(sequences) == position and total <= 4 * 80
-    assert total > 4 * (80 - len(following)), "the next example would not have fitted in any row"
-
-
 # ---- demonstrations -------------------------------------------------------------------------------------------------
 
 

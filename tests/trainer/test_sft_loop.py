@@ -10,74 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hone.algorithms.losses import sft_objective
 from hone.cli import main
 from hone.config.sft import SFTDataConfig
-from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.environments.data import load_rows
-from hone.model.attention import PackedAttention
 from hone.model.chat import load_renderer
-from hone.model.hf import load_model
-from hone.trainer.packing import Sequence, pack, split_micro_batches
 from hone.trainer.sft_data import Limit, hold_out_rows, validation_set
-from hone.trainer.step import Trainer
-
-
-def sequences(count: int = 9, seed: int = 0) -> list[Sequence]:
-    rng = np.random.default_rng(seed)
-    made = []
-    for _ in range(count):
-        length = int(rng.integers(4, 24))
-        mask = np.zeros(length, dtype=bool)
-        mask[int(rng.integers(1, length)) :] = True
-        made.append(Sequence(rng.integers(0, 90, length), mask))
-    return made
-
-
-def gradients(model, batches) -> dict[str, torch.Tensor]:
-    """The gradient that a step accumulates, caught before the optimiser clears it."""
-    trainer = Trainer(model, OptimConfig(lr=1e-9), SchedulerConfig(), 10, sft_objective)
-    caught = {}
-
-    def catch(lr: float) -> float:
-        caught.update({name: p.grad.clone() for name, p in model.named_parameters()})
-        return 1.0
-
-    trainer.optimizer.step = catch
-    trainer.step(batches)
-    model.zero_grad()
-    return caught
-
-
-def test_accumulation_over_micro_batches_equals_the_unsplit_batch():
-    model = load_model("hone/tiny", seed=0)
-    examples = sequences()
-    whole = gradients(model, [pack(examples)])
-    batches = split_micro_batches(examples, max_tokens=30)
-    assert len(batches) >= 4
-    split = gradients(model, batches)
-    for name, grad in whole.items():
-        assert torch.allclose(split[name], grad, rtol=0, atol=1e-6), name
-    assert max(float(grad.abs().max()) for grad in whole.values()) > 1e-3, "a test of zeros would prove nothing"
-
-
-def test_the_loss_is_the_mean_cross_entropy_over_assistant_tokens_of_isolated_examples():
-    model = load_model("hone/tiny", seed=0)
-    examples = sequences(4)
-    total, count = 0.0, 0
-    with torch.no_grad():
-        for sequence in examples:
-            ids = torch.from_numpy(sequence.token_ids)
-            alone = pack([Sequence(sequence.token_ids, sequence.loss_mask)])
-            hidden = model.hidden(alone.token_ids, alone.positions, PackedAttention([len(ids)]))
-            logprobs = model.logits(hidden).log_softmax(-1)
-            for i in np.flatnonzero(sequence.loss_mask):
-                total -= float(logprobs[i - 1, ids[i]])
-                count += 1
-    trainer = Trainer(model, OptimConfig(lr=1e-9), SchedulerConfig(), 10, sft_objective)
-    assert trainer.evaluate(split_micro_batches(examples, 20)) == pytest.approx(total / count, abs=1e-5)
-    assert trainer.step(split_micro_batches(examples, 20))["loss"] == pytest.approx(total / count, abs=1e-5)
-
 
 # ---- the loop, through the command ----------------------------------------------------------------------------------
 

@@ -40,8 +40,7 @@ def trainer(record: bool = True) -> Trainer:
     return made
 
 
-@pytest.mark.parametrize("max_tokens", [10_000, 40])
-@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize(("max_tokens", "share"), [(10_000, False), (40, True)])
 def test_entropies_and_logprobs_are_those_of_the_weights_before_the_update(max_tokens, share, tmp_path: Path):
     from transformers import AutoModelForCausalLM
 

@@ -28,7 +28,7 @@ FACTS = INFO | {
     "exact": False, "inexact": [{"step": 0, "cause": "c"}], "resumes": [{"step": 1, "time": TIME, "ranks": 2}],
     "hardware": {"cpu": "A", "cores": 2, "memory_gib": 8.0, "gpu": ["G"]}, "git": {"revision": "a" * 40, "dirty": True},
     "sources": {"environment": "x"}, "versions": {"python": "3.11"}, "parent": {"id": "x", "dir": "y", "step": 0},
-    "reward_weights": {"format": 0.1, "correctness": 0.9}, "exactness": {"tokens": "exact"}, "drift": [{"step": 1}],
+    "reward_weights": {"format": 0.1, "correctness": 0.9}, "drift": [{"step": 1}],
     "seconds": 5.0, "usd": 1.0, "pool": 8, "ended": TIME, "failure": "f", "stopped_by": "kl",
     "predictions": {"entries": [], "made": TIME, "settings": "x", "sha256": "y"},
 }  # fmt: skip

@@ -22,7 +22,7 @@ from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
-from hone.orchestrator.launch import Launch, Role, port_problem
+from hone.orchestrator.launch import HOST, Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.outputs import LAUNCHER as LOCK
@@ -33,8 +33,6 @@ from hone.runs.settings import run_toml
 
 SECONDS = 10.0
 """How long an answer of a server may take, before anything is loaded; a slower one is asked again when all is."""
-HOST = "127.0.0.1"
-"""Where the server of a run listens: the run asks it from this machine."""
 
 
 def run(config: RLConfig) -> int:
@@ -91,7 +89,7 @@ def run_split(config: RLConfig) -> int:
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")
     serves = config.orchestrator.client.base_url is None
-    if serves and (problem := port_problem(HOST, port)) is not None:
+    if serves and (problem := port_problem(port)) is not None:
         raise UserError(
             f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that with "
             f"--orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
@@ -164,8 +162,8 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
     if not serves:
         return [trainer, driver]
     served.write_text(to_toml(serve_config(config, bool(placement.inference))))
-    command, health = [*python, INFERENCE, "@", str(served)], (HOST, config.inference.port)
-    return [Role(INFERENCE, command, env=computing(placement.inference, 1), health=health), trainer, driver]
+    command, env = [*python, INFERENCE, "@", str(served)], computing(placement.inference, 1)
+    return [Role(INFERENCE, command, env=env, port=config.inference.port), trainer, driver]
 
 
 def variables() -> dict[str, str]:

@@ -127,8 +127,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     if one.kind == "eval":
         yield "result", one.progress.evaluation()
         return
-    causes = [f"{name}: {text}" for name, text in info.get("exactness", {}).items()]
-    yield "reproducible", [summary.exactness(info), *causes]
+    yield "reproducible", [summary.exactness(info)]
     if one.progress.history:
         yield "latest", [f"step {one.progress.done}: {', '.join(one.progress.summary())}"]
     yield "pool", [summary.pool_in_words(one.progress.metrics)]

@@ -20,7 +20,6 @@ from hone.composition.parts import load_policy, make_trainer, with_determinism
 from hone.config.rl import TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
-from hone.runs.provenance import versions
 from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.parallel import Ranks, joined, launched_ranks, shard
@@ -73,7 +72,6 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         threads=threads,
         host=socket.gethostname(),
         pid=os.getpid(),
-        versions={name: version for name, version in versions().items() if version is not None},
         settings=config.trainer.model_dump(mode="json", exclude=set()),
     )
     loaded = [model]  # for the first session; each further one begins with another, when the one before has gone

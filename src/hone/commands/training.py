@@ -232,7 +232,7 @@ def report(training: Any) -> str:
     config, run, version, sft = training.config, training.run, training.version, training.kind == "sft"
     text, figures = predictions_text(run), ""
     if sft:
-        limit, newest = training.data.limit, training.steps.newest
+        limit, newest = training.data.source.limit, training.steps.newest
         if limit.dropped or limit.truncated:
             text += f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.\n"
         figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)

@@ -49,7 +49,7 @@ class Evaluation:
         """Sample and grade."""
         config = self.config
         counts: dict[str, Any] = {"num_examples": config.num_examples, "progress": progress}
-        counts["rollouts_per_example"] = config.rollouts_per_example
+        counts |= {"rollouts_per_example": config.rollouts_per_example}
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)

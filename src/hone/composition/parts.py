@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -147,10 +146,8 @@ def note_given(given: Given, run: RunWriter) -> None:
     run.note(grading=f"in the process that trains, without limits: no other one can import {names}")
 
 
-def model_digests(model: Decoder, renderer: ChatRenderer, initial: bool = True) -> dict[str, str]:
-    """Digest the initial model and its tokenizer, whatever they are called; nothing if this isn't the initial one."""
-    if not initial:
-        return {}
+def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
+    """Digest a model and its tokenizer, whatever they are called."""
     return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
 
 
@@ -171,9 +168,8 @@ def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None =
     return [path for path in (Path(t) for t in texts if "\n" not in t and len(t) < 1024) if path.exists()]
 
 
-@contextmanager
-def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], None]]:
-    """Yield a function to be called with the number of items done: it prints a line every 2 s."""
+def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
+    """Return a function to be called with the number of items done: it prints a line every 2 s."""
     last_shown = time.monotonic()
 
     def advance(done: int) -> None:
@@ -182,7 +178,7 @@ def slow_work(what: str, total: int, display: str) -> Iterator[Callable[[int], N
             last_shown = time.monotonic()
             print(f"{what}: {done:,} of {total:,}", flush=True)
 
-    yield advance
+    return advance
 
 
 def check_lengths(
@@ -205,9 +201,8 @@ def check_lengths(
         held_out = env.split("eval")
         used.append((held_out, range(min(orch.eval.num_examples, len(held_out)))))
     for split, indices in used:
-        with slow_work("checking the length of prompts", len(indices), config.display) as advance:
-            words = f"seq_len = {config.seq_len}"
-            check_prompts(split, indices, renderer, config.seq_len, words, remedy, advance, env.tool_schemas)
+        advance, words = slow_work("checking prompts", len(indices), config.display), f"seq_len = {config.seq_len}"
+        check_prompts(split, indices, renderer, config.seq_len, words, remedy, advance, env.tool_schemas)
 
 
 def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
@@ -228,13 +223,11 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
     else:
         indices = range(curriculum.total) if drop else curriculum.first(draws)
     most = settings.num_examples if held_out.generated else HELD_OUT
-    with slow_work("comparing training with held-out prompts", len(indices), config.display) as advance:
-        overlap = find_overlap(train, held_out, indices, range(min(most, len(held_out))), advance)
+    advance = slow_work("comparing training with held-out prompts", len(indices), config.display)
+    overlap = find_overlap(train, held_out, indices, range(min(most, len(held_out))), advance)
     if overlap.rows and settings.overlap == "refuse":
-        raise UserError(
-            f"{overlap_text(env, overlap)}: take them out of the data, or set orchestrator.eval.overlap = drop, which "
-            "takes them out of training"
-        )
+        remedy = "take them out of the data, or set orchestrator.eval.overlap = drop, which takes them out of training"
+        raise UserError(f"{overlap_text(env, overlap)}: {remedy}")
     if drop and len(overlap.rows) == curriculum.total:
         raise UserError(
             f"all {curriculum.total:,} training prompts are held-out ones too, and orchestrator.eval.overlap = drop "
@@ -277,8 +270,7 @@ def make_evaluate(
             return {}
         with recorder.phase("evaluate"):
             result = evaluate_policy(config, settings, env, renderer, policy)
-        samples: list[Any] = result.samples  # of an own policy, and so with trajectories
-        recorder.evaluated(version, [s.trajectory for s in samples], [s.score for s in samples], result.rows())
+        recorder.evaluated(version, result.samples, result.rows())
         return result.metrics()
 
     return evaluation
@@ -314,17 +306,14 @@ def card(config: RLConfig, step: int) -> str:
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:
-    """Return the card of `weights/step_N`. It names no folder of this machine, so equal runs write equal cards.
-
-    The command is the one that repeats the run from its own `config.toml`.
-    """
+    """Return the card of `weights/step_N`. It names no folder of this machine, so equal runs write equal cards."""
     name = config.model.name
     from_hub = is_hub_id(name)
     return model_card(
         title=f"{name.split('/')[-1] if from_hub else 'model'}-{kind}",
         method=kind,
         seed=config.seed,
-        command=f"hone {kind} @ config.toml",
+        command=f"hone {kind} @ config.toml",  # the run's own
         base_model=name if from_hub else None,
         task=task,
         step=step,

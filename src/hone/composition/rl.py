@@ -36,11 +36,10 @@ from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import LocalTrainer
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, close_draws, oldest_version, step_metrics, trainable
+from hone.orchestrator.groups import GroupSampler, close_draws, step_metrics, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
-from hone.runs.files import read_lines
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
@@ -60,7 +59,6 @@ class Sent:
     groups: list[Group]
     metrics: dict[str, float]
     totals: dict[str, float]
-    timings: dict[str, float]
 
 
 @dataclass(eq=False)
@@ -84,7 +82,6 @@ class Steps:
     _sent: deque[Sent] = field(default_factory=deque, init=False)
     _measured: dict[str, float] = field(default_factory=dict, init=False)
     _begun: int | None = field(default=None, init=False)
-    _returned: int | None = field(default=None, init=False)
 
     @property
     def version(self) -> int:
@@ -123,32 +120,20 @@ class Steps:
         assert self.sampler is not None
         if not self.begin():
             raise StepAbandoned
-        drawn = dict(zip(*self.sampler.draw(), strict=True))
-        step, oldest = self.next_step, self.next_step - self.config.orchestrator.max_async_level
-        groups: dict[int, Group] = {}
-        self._returned = 0
-        while draws := [draw for draw in drawn if draw not in groups]:
-            examples = [drawn[draw] for draw in draws]
-            with self.recorder.phase("sample"):
-                trajectories = self.sampler.sample(examples, draws, step)
-            with self.recorder.phase("grade"):
-                graded = self.sampler.grade(examples, draws, trajectories)
-            groups |= {group.draw: group for group in graded if oldest_version(group, step) >= oldest}
-            if stale := [group.draw for group in graded if group.draw not in groups]:
-                self._returned += len(stale)
-                self.recorder.returned(step, stale, oldest)
-        return [groups[draw] for draw in drawn]
+        step, (draws, examples) = self.next_step, self.sampler.draw()
+        with self.recorder.phase("sample"):
+            trajectories = self.sampler.sample(examples, draws, step)
+        with self.recorder.phase("grade"):
+            return self.sampler.grade(examples, draws, trajectories)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
         step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
         metrics = step_metrics(groups, step, orch.max_async_level)
-        if self._returned or (orch.max_async_level and self._returned is not None):
-            metrics["staleness/returned"] = self._returned
-        timings = self.trainer.put(step, trainable(groups, orch.truncated))
+        self.trainer.put(step, trainable(groups, orch.truncated))
         close_draws(self.ledger, self.curriculum, groups, step)
         totals = {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
-        self._sent.append(Sent(step, groups, metrics, totals, timings))
+        self._sent.append(Sent(step, groups, metrics, totals))
         while self._sent and (len(self._sent) > orch.max_async_level or self.trainer.ready):
             self._take()
         return self.metrics
@@ -183,8 +168,7 @@ class Steps:
         update, sent = self.trainer.take(), self._sent.popleft()
         measured, self._measured = self._measured, {}
         self.metrics = measured | sent.metrics | update.metrics | sent.totals
-        timings = sent.timings | update.timings
-        self.recorder.record(sent.step, self.metrics, sent.groups, update.weights, timings, update.token_stats)
+        self.recorder.record(sent.step, self.metrics, sent.groups, update.weights, update.timings, update.token_stats)
         if begin and self._sent:
             self.begin()
 
@@ -280,7 +264,7 @@ class RL(Training):
         configure(config.threads, model.num_parameters, bool(config.deterministic))
         server = reached(config, renderer, model.num_parameters)
         self._check()
-        digests = parts.model_digests(model, renderer, self.source == config.model.name)
+        digests = parts.model_digests(model, renderer) if self.source == config.model.name else {}
         run = self._open_run(stack, digests, parameters=dict(model.named_parameters()))
         if run.nothing_left:
             return
@@ -362,7 +346,6 @@ class RL(Training):
     ) -> None:
         config, orch = self.config, self.config.orchestrator
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
-        failures.restore(read_lines(config.output_dir / "metrics.jsonl"), orch.batch_size)
         recorder = RunRecorder(self.run, self.saver, watch, failures)
         evaluate = parts.make_evaluate(config, self.env, self.renderer, policy, recorder)
         self.steps = Steps(config, sampler, self.curriculum, trainer, ledger, recorder, publish, evaluate)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -77,7 +79,10 @@ def sampling(
     for cause in inexact_sampling(config):
         run.mark_inexact(run.start_step, cause)
     with ExitStack() as stack:
-        spool = stack.enter_context(Spool(config.output_dir / SPOOL, trainer.model))
+        spool = Spool(config.output_dir / SPOOL, trainer.model)
+        remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)
+        remove()  # what a killed process left
+        stack.callback(remove)
         if server is None:
             with run.phase("start"):
                 vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))

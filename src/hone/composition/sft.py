@@ -14,7 +14,7 @@ smoothing, no sample weights; what a checkpoint holds besides the trainer is the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,11 +75,10 @@ class Progress:
 
 @dataclass
 class Data:
-    """Source of training examples, validation set, what was cut or dropped, and digests of all that was read."""
+    """Source of training examples, validation set, and digests of all that was read."""
 
     source: DatasetSource | DemonstrationSource
     validation: list[Packed]
-    limit: Limit
     digests: dict[str, str]
 
 
@@ -94,7 +93,6 @@ class SFTSteps:
     progress: Progress
     log: RunWriter
     saver: Saver
-    validating: Callable[[], AbstractContextManager[None]] = nullcontext
     newest: dict[str, float] = field(default_factory=dict, init=False)
     """The latest value of each metric."""
 
@@ -138,7 +136,7 @@ class SFTSteps:
         """Compute the validation loss of the current version; empty without `val`."""
         if not self.config.val:
             return {}
-        with self.validating(), self.log.phase("validate"):
+        with self.trainer.abandonable(self.saver.stop), self.log.phase("validate"):
             return {"val/loss": self.trainer.evaluate(self.validation)}
 
     def finish(self, complete: bool = True) -> Ending:
@@ -206,7 +204,8 @@ class SFT(Training):
         self.renderer = load_renderer(self.source, config.model.chat_template)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         self._check()
-        digests = parts.model_digests(self.model, self.renderer, self.source == config.model.name) | self.data.digests
+        digests = parts.model_digests(self.model, self.renderer) if self.source == config.model.name else {}
+        digests |= self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
         digests |= {name: text_sha256(text) for name, text in kept.items()}
         names = [config.model.name, config.model.chat_template, config.data.path]
@@ -226,11 +225,9 @@ class SFT(Training):
             else:
                 trainer.load_part(run.checkpoints.path(run.start_step), run.start_step)
         self._save(stack, progress)
-        stop = self.saver.stop
-        trainer.trainer.interrupt = stop.check
+        trainer.trainer.interrupt = self.saver.stop.check
         source, validation = self.data.source, self.data.validation
-        validating = lambda: trainer.abandonable(stop)  # noqa: E731
-        self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver, validating)
+        self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver)
 
     def _save(self, stack: ExitStack, progress: Progress) -> None:
         """Save versions from now on; several ranks write together, and so while the loop waits."""
@@ -252,7 +249,7 @@ class SFT(Training):
             return Snapshot({}, progress.state(), part)
 
         ckpt = config.ckpt
-        if not self.ranks.alone and ckpt:
+        if ckpt and not self.ranks.alone:
             ckpt = ckpt.model_copy(update={"background": False})
         stack.enter_context(self._saving(export, snapshot, ckpt))
 
@@ -312,8 +309,7 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
             rows, held_out = hold_out_rows(rows, config.val.fraction, config.seed)
             validation = validation_set(held_out, renderer, limit, config.val.max_examples)
         source = DatasetSource(rows, renderer, limit, config.seed)
-        with parts.slow_work("tokenizing", len(rows), config.display) as advance:
-            prepare(source, config.data, config.max_steps, advance)
+        prepare(source, config.data, config.max_steps, parts.slow_work("tokenizing", len(rows), config.display))
     first_step, _ = next_batch(source, 0, 0, config.data)
     largest = max(int(sequence.token_ids.max()) for sequence in first_step + validation)
     if largest >= model.config.vocab_size:
@@ -321,7 +317,7 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
             f"the tokenizer of {config.model.name} makes token id {largest}, but the model has only "
             f"{model.config.vocab_size} embeddings: use the tokenizer that the model was trained with."
         )
-    return Data(source, validation, limit, digests)
+    return Data(source, validation, digests)
 
 
 def data_name(config: SFTConfig) -> str:

@@ -24,26 +24,23 @@ from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.errors import UserError
-from hone.model.chat import ChatRenderer
 from hone.model.hf import model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
-from hone.orchestrator.exactness import exactness, inexact_sampling
+from hone.orchestrator.exactness import inexact_sampling
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
-from hone.orchestrator.reach import Server, reach, wait_for_server
+from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.remote_trainer import Publisher, RemoteTrainer
+from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.runs import provenance
-from hone.runs.files import TMP_PREFIX
 from hone.runs.observer import Observer
 from hone.runs.saving import Snapshot
 from hone.trainer.agreement import shared_values
+from hone.trainer.export import add_tokenizer
 from hone.transport import FileTransport, Hello, Session
 
 HELLO_SECONDS = 1.0
 """How often it is looked whether the trainer lives."""
-STAGE = TMP_PREFIX + "weights"
-"""Folder in the run for the files of a version that is about to be saved."""
 
 
 class SplitRL(RL):
@@ -66,21 +63,30 @@ class SplitRL(RL):
     def _open(self, stack: ExitStack) -> None:
         self._check()
         transport = FileTransport(self.config.transport_path, self.config.transport.max_tokens)
-        self.hello = hello = wait_for_trainer(transport)
+        began, hello = time.monotonic(), transport.hello(timeout=2.0)
+        while hello is None:
+            print(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)", flush=True)
+            hello = transport.hello(timeout=30.0)
+        self.hello = hello
         # A trainer that was started alone has its settings from a file of its own.
         own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
         config = parts.with_determinism(self.config.model_copy(update={"trainer": own}), hello.device)
         self.config = config
         self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
         configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json records it
-        self.server = server = connect(config, self.renderer, transport, hello.parameters)
+        # A server that died is started again with this process: the client is not to try for long.
+        endpoint = endpoint_of(config, config.server_url)
+        endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
+        weights, patience = transport.weights_root / "none", config.orchestrator.client.timeout
+        self.server = server = reach(
+            endpoint, config.model.name, self.renderer, config.seq_len, weights, hello.parameters, patience
+        )
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
         if run.nothing_left:
             return
-        run.note(exactness=exactness(config, server, hello.ranks))
-        for cause in inexact_sampling(config, server):
+        for cause in inexact_sampling(config):
             run.mark_inexact(run.start_step, cause)
         for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
             run.event("restart", run.start_step, **restart)
@@ -102,32 +108,26 @@ class SplitRL(RL):
         transport.open(session)
         stack.callback(transport.close)
         evals = config.orchestrator.eval
-        publishers_end = FileTransport(config.transport_path)
-        publishers_end.session(wait=False)
         evaluated = lambda version: evals is not None and version % evals.interval == 0  # noqa: E731
-        publisher = Publisher(publishers_end, policy, canary, temperature, start, evaluated)
-        trainer = RemoteTrainer(transport, publisher, run.checkpoints, start, lambda: policy.idle_seconds)
+        alive = (lambda: None) if self.launched else watch_trainer(transport, hello, run.folder)
+        trainer = RemoteTrainer(transport, session, policy, run, config.max_steps, evaluated, alive)
         stack.callback(trainer.close)
-        transport.interrupt = trainer.alive
-        if not self.launched:
-            trainer.alive = transport.interrupt = watch_trainer(transport, hello, run.folder)
 
         def snapshot(checkpoint: bool) -> Snapshot:
-            stage(transport.weights(trainer.version), run.folder)
+            trainer.kept = trainer.version
             part = trainer.part(trainer.version) if checkpoint else None
             return Snapshot({}, ledger.state(before=trainer.version), part)
 
         def export(folder: Path, step: int, _: Any) -> None:
-            for file in (run.folder / STAGE).iterdir():
-                file.rename(folder / file.name)
-            (run.folder / STAGE).rmdir()
-            self.renderer.save(folder)
-            (folder / "README.md").write_text(parts.card(config, step), encoding="utf-8")
+            for file in transport.weights(step).iterdir():
+                try:
+                    os.link(file, folder / file.name)
+                except OSError:  # another file system, or one without links
+                    shutil.copyfile(file, folder / file.name)
+            add_tokenizer(folder, self.renderer, parts.card(config, step))
 
         stack.enter_context(self._saving(export, snapshot, config.ckpt, planned=True))
-        saver = self.saver
-        trainer.check_time, trainer.phase = saver.stop.check, run.phase
-        trainer.saves = lambda version: saver.wants_checkpoint(version) and version < config.max_steps
+        trainer.saver = self.saver
         watch = GapWatch(band_from_config(config, server.backend), config.gap.action, run)
 
         def publish(version: int) -> dict[str, float]:
@@ -141,27 +141,8 @@ class SplitRL(RL):
             return watch.scored(version, published.scores, published.result.canary)
 
         self._make_steps(sampler, policy, trainer, ledger, watch, publish)
-        trainer.publisher.start()
+        trainer.start()
         trainer.take()  # the version that the session begins with
-
-
-def wait_for_trainer(transport: FileTransport) -> Hello:
-    """Wait for the trainer of the run, with a line now and then."""
-    began, hello = time.monotonic(), transport.hello(timeout=2.0)
-    while hello is None:
-        print(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)", flush=True)
-        hello = transport.hello(timeout=30.0)
-    return hello
-
-
-def connect(config: RLConfig, renderer: ChatRenderer, transport: FileTransport, parameters: int) -> Server:
-    """Return the server to sample from, once it answers. Raises UserError if it serves something else."""
-    patience = config.orchestrator.client.timeout
-    # A server that died is started again with this process: the client is not to try for long.
-    endpoint = endpoint_of(config, config.server_url)
-    endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
-    wait_for_server(endpoint, patience, lambda text: print(text, flush=True))
-    return reach(endpoint, config.model.name, renderer, config.seq_len, transport.weights_root / "none", parameters)
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
@@ -183,15 +164,3 @@ def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Calla
             )
 
     return look
-
-
-def stage(weights: Path, folder: Path) -> None:
-    """Keep the files of a version that the transport may soon remove: links, or copies where there can't be any."""
-    place = folder / STAGE
-    shutil.rmtree(place, ignore_errors=True)
-    place.mkdir()
-    for file in weights.iterdir():
-        try:
-            os.link(file, place / file.name)
-        except OSError:
-            shutil.copyfile(file, place / file.name)

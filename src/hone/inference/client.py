@@ -40,8 +40,7 @@ class Gone(Halt):
 @dataclass(frozen=True)
 class Served:
     """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update,
-    `parameters` how many numbers the weights are. `instance` is another one for each process that serves, and
-    `idle_seconds` how long that one has had nothing to sample.
+    `parameters` how many numbers the weights are. `instance` is another one for each process that serves.
 
     None: the server does not say; there was no update.
     """
@@ -53,7 +52,6 @@ class Served:
     policy_path: str | None
     parameters: int | None
     instance: str | None = None
-    idle_seconds: float | None = None
 
 
 class ServerClient:

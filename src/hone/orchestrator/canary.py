@@ -172,14 +172,8 @@ class GapWatch:
         value = gap.mean if math.isfinite(gap.mean) else math.inf
         if (alarm := run.alarms.raised(version, "gap", Finding(value, band.mean, evidence, ADVICE))) is not None:
             run.alarm(alarm)
-        if changed:
-            sizes = {"mean": gap.mean, "max": gap.max}
-            sizes = {name: value if math.isfinite(value) else str(value) for name, value in sizes.items()}
-            bounds = [band.mean, band.max, band.stop]
-            run.event("gap", version, verdict=verdict.name.lower(), of=what, text=CAUSES, **sizes, band=bounds)
-        size = (
-            f"sampler and trainer disagree at version {version} by {gap.mean:.2g} nats a token (at most {gap.max:.2g}"
-        )
+        apart = f"sampler and trainer disagree at version {version}"
+        size = f"{apart} by {gap.mean:.2g} nats a token (at most {gap.max:.2g}"
         if verdict == Verdict.STOP and self.action == "stop":
             limit = f"the run stops beyond {band.stop:g}, or with --gap.action warn goes on)"
             raise Halt(f"{size}; {limit}: {CAUSES}", metrics)

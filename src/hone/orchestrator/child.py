@@ -34,30 +34,21 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._descriptor = _append_to(path)
         self._lock = Lock()
+        path.touch()
 
     def write(self, line: bytes) -> None:
-        with self._lock, contextlib.suppress(OSError):  # a full disk is reported by a role, which knows the remedy
-            os.write(self._descriptor, line)
+        # A full disk is reported by a role, which knows the remedy.
+        with self._lock, contextlib.suppress(OSError), open(self.path, "ab") as file:
+            file.write(line)
 
     def move(self, path: Path) -> None:
         """Use `path` from now on, behind what that holds."""
         with self._lock:
-            before, self._descriptor = self._descriptor, _append_to(path)
-            os.close(before)
-            os.write(self._descriptor, self.path.read_bytes())
+            with open(path, "ab") as file:
+                file.write(self.path.read_bytes())
             self.path.unlink()
             self.path = path
-
-    def close(self) -> None:
-        with self._lock:  # a reader of a process that left its group may still have lines
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-
-def _append_to(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
 
 class Child:

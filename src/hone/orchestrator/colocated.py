@@ -91,13 +91,12 @@ class LocalTrainer:
     def version(self) -> int:
         return self.trainer.version - (self._update is not None)
 
-    def put(self, step: int, sequences: Sequence[Packed]) -> dict[str, float]:
+    def put(self, step: int, sequences: Sequence[Packed]) -> None:
         weights, device = self.trainer.fingerprint(), self.trainer.model.device
         with self._phase("train"):
             batch = split_micro_batches(list(sequences), self.micro_batch_tokens, device, True) if sequences else []
             metrics = self.trainer.step(batch)
         self._update = Update(metrics, weights, token_stats=self.trainer.token_stats())
-        return {}
 
     def take(self) -> Update:
         update, self._update = self._update, None

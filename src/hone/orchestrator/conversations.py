@@ -10,7 +10,7 @@ environment's answer is appended to them: nothing is tokenised twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,9 +21,8 @@ from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import Answer, settled
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
-from hone.inference.types import Completion, SamplingParams
+from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Message, Outcome, Trajectory
 
@@ -194,33 +193,3 @@ class Conversation:
     def _add_unsampled(self, ids: list[int]) -> None:
         self._ids += ids
         self._tokens += [(False, 0.0, -1)] * len(ids)
-
-
-class RecordedPolicy:
-    """A `Sampler` that repeats what was `recorded`, by sample id, as version `version` of a policy.
-
-    A token gets its recorded version, clipped to the `lag` versions before this one and this one. A turn that was not
-    recorded (the environment answers where it did not before) is answered with an end token alone.
-    """
-
-    def __init__(self, recorded: Mapping[str, Trajectory], renderer: ChatRenderer, version: int, lag: int = 0) -> None:
-        self._recorded, self._renderer, self._version, self._lag = recorded, renderer, version, lag
-
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
-        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer) for r in requests]
-
-    def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
-        """Return the completion that was recorded for the request, and the versions of its tokens."""
-        indices = np.flatnonzero(recorded.sampled_mask)
-        turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
-        if request.turn >= len(turns):
-            return Completion([self._renderer.end_of_turn_id], [0.0], "stop"), [self._version]
-        turn = turns[request.turn]
-        versions = recorded.versions[turn].clip(self._version - self._lag, self._version).tolist()
-        ids, logprobs = recorded.token_ids[turn].tolist(), recorded.logprobs[turn].tolist()
-        reason = recorded.stop_reason
-        if recorded.state is not None and request.turn < len(turns) - 1:
-            reason = "stop"
-        elif recorded.state is not None and reason == "length" and ids[-1] in self._renderer.stop_ids:
-            reason = "stop"  # it was the environment's answer that left no room
-        return Completion(ids, logprobs, reason), versions

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from itertools import groupby
 
 import numpy as np
@@ -42,18 +43,17 @@ class Draw:
     retired: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Place:
     """How far the draws have come: `order` holds the indices of `epoch`, of which `position` are drawn.
 
-    `sizes` are those of the epochs begun. `restarted`: all examples came back since the last `advance`.
+    `restarted`: all examples came back since the last `advance`.
     """
 
     number: int = 0
     epoch: int = -1
     position: int = 0
     order: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
-    sizes: tuple[int, ...] = ()
     restarted: bool = False
 
 
@@ -93,11 +93,6 @@ class Curriculum:
         total = rows if orch.max_examples is None else min(rows, orch.max_examples)
         return cls(total, config.seed, orch.curriculum, left_out)
 
-    @property
-    def epoch_sizes(self) -> tuple[int, ...]:
-        """Return the number of draws of each epoch begun, if the curriculum measures; else they are all `size`."""
-        return self._place.sizes
-
     def first(self, count: int) -> list[int]:
         """Return the indices of the first draws of the run, at most an epoch of them."""
         return self._shuffled(0)[:count].tolist()
@@ -106,12 +101,8 @@ class Curriculum:
         """Return the next draws, until `count` of them are to be sampled; `advance` goes past them."""
         return self._walk(count)[0]
 
-    def passed_over(self, draw: Draw, step: int) -> Entry:
-        """Return the ledger's entry of a draw that is `retired`."""
-        return Entry(draw.number, step, self.ids[draw.index], "retired", 0)
-
-    def advance(self, entries: Sequence[Entry]) -> list[Draw]:
-        """Go past the draws of one step, and by what they showed; return them.
+    def advance(self, entries: Sequence[Entry]) -> None:
+        """Go past the draws of one step, and by what they showed.
 
         Raises UserError if they are not those that it would have made.
         """
@@ -119,26 +110,26 @@ class Curriculum:
         if place.restarted:
             self._forget()
             self.restarted(entries[0].step)
-        self._place = replace(place, restarted=False)
+            place.restarted = False
+        self._place = place
         if self.config.measures:
             if [draw.retired for draw in draws] != [entry.state == "retired" for entry in entries]:
                 raise _misfit(entries[0])
             for draw, entry in zip(draws, entries, strict=True):
                 self._measure(draw, entry)
-        return draws
 
-    def restore(self, entries: Sequence[Entry]) -> list[Draw]:
+    def restore(self, entries: Sequence[Entry]) -> None:
         """Put the curriculum where it was after these draws, all of a run's from its first on.
 
-        Returns them, if the curriculum measures. Raises UserError if it would not have made them.
+        Raises UserError if it would not have made them.
         """
         self._reset()
         if self.config.measures:
-            return [draw for _, step in groupby(entries, lambda e: e.step) for draw in self.advance(list(step))]
-        if entries:
+            for _, step in groupby(entries, lambda entry: entry.step):
+                self.advance(list(step))
+        elif entries:
             epoch, position = divmod(len(entries) - 1, self.size)
             self._place = _Place(len(entries), epoch, position + 1, self._shuffled(epoch))
-        return []
 
     def metrics(self) -> dict[str, float]:
         """Count the examples in the pool and out of it; empty without a pool."""
@@ -149,25 +140,20 @@ class Curriculum:
 
     def _walk(self, count: int) -> tuple[list[Draw], _Place]:
         """Return the draws that come next, and where they lead."""
-        place, draws, sampled = self._place, [], 0
+        place, draws, sampled = copy(self._place), [], 0
         while sampled < count:
             if place.position == len(place.order):
-                place = self._next_epoch(place)
+                place.epoch, place.position = place.epoch + 1, 0
+                shuffled = self._shuffled(place.epoch)
+                place.order = shuffled if place.restarted else self._by_measure(shuffled, place.epoch)
+                if not len(place.order):
+                    place.order, place.restarted = shuffled, True
             index = int(place.order[place.position])
             retired = bool(self._retired[index]) and not place.restarted
             draws.append(Draw(place.number, index, place.epoch, retired))
             sampled += not retired
-            place = replace(place, number=place.number + 1, position=place.position + 1)
+            place.number, place.position = place.number + 1, place.position + 1
         return draws, place
-
-    def _next_epoch(self, place: _Place) -> _Place:
-        epoch, restarted = place.epoch + 1, place.restarted
-        shuffled = self._shuffled(epoch)
-        order = shuffled if restarted else self._by_measure(shuffled, epoch)
-        if not len(order):
-            order, restarted = shuffled, True
-        sizes = (*place.sizes, len(order)) if self.config.measures else ()
-        return replace(place, epoch=epoch, position=0, order=order, sizes=sizes, restarted=restarted)
 
     def _shuffled(self, epoch: int) -> np.ndarray:
         """Return the indices of an epoch `[n]` int64 before any selection: shuffled, or in the order of the data."""

@@ -16,7 +16,7 @@ from hone.environments.environment import Split
 from hone.errors import UserError
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import RecordedPolicy, RequestMaker, roll_out
+from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, Ledger, State
 from hone.orchestrator.types import Policy
@@ -53,19 +53,6 @@ class GroupSampler:
     def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
         """Sample a group of rollouts for each example, group by group."""
         return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling)
-
-    def retell(
-        self, examples: Sequence[Example], draws: Sequence[int], step: int, recorded: Sequence[Trajectory]
-    ) -> list[Trajectory]:
-        """Return what `sample` gives if the policy is version `step` and chooses the tokens of `recorded`.
-
-        If versions may change meanwhile, each token gets its recorded one. Raises ValueError if `recorded` has another
-        number of them.
-        """
-        requests = self.maker.requests(examples, draws, step)
-        rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
-        policy = RecordedPolicy(rollouts, self.maker.renderer, step, self.config.orchestrator.max_async_level)
-        return roll_out(self.env, policy, self.maker, examples, draws, step, self.sampling)
 
     def grade(
         self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
@@ -140,12 +127,6 @@ def group_state(group: Group) -> State:
     return "trained" if has_signal(rewards(group.scores)[mask_G]) else "filtered"
 
 
-def oldest_version(group: Group, step: int) -> int:
-    """Return the oldest version that sampled a token of the group; `step` without tokens."""
-    versions = [int(t.versions[t.sampled_mask].min()) for t in group.trajectories if t.num_sampled]
-    return min(versions, default=step)
-
-
 def trainable(groups: Sequence[Group], truncated: str) -> list[Packed]:
     """Return the completions that a step is trained on, in the order of the groups.
 
@@ -177,7 +158,7 @@ def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group],
     waiting, entries = iter(groups), []
     for draw in curriculum.draw(len(groups)):
         if draw.retired:
-            entries.append(curriculum.passed_over(draw, step))
+            entries.append(Entry(draw.number, step, curriculum.ids[draw.index], "retired", 0))
             continue
         group = next(waiting)
         tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)

@@ -13,7 +13,6 @@ Standard library only: it must not fail.
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import signal
 import socket
@@ -29,13 +28,13 @@ from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, Log
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
+HOST = "127.0.0.1"
+"""Where the server of a run listens: the run asks it from this machine."""
 PATIENCE = 10.0
 """Seconds between SIGTERM and SIGKILL for processes that are to end."""
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TICK = 0.05
-_LOADING_LINE = 10.0
-"""Seconds between two lines about a server that loads."""
 _LETTING_GO = 30.0
 """Seconds that the port of a server that died may still be taken."""
 _FOLLOWING = 2.0
@@ -50,7 +49,7 @@ _FINISHED = (0, 2, 128 + signal.SIGHUP, 128 + signal.SIGINT, 128 + signal.SIGTER
 class Role:
     """How a role is started. `first` is added to the command at the start of the run, `again` when it goes on.
 
-    `health` is the (host, port) at which a server answers `GET /health` once it has loaded.
+    `port` is where a server listens on 127.0.0.1.
     """
 
     name: str
@@ -59,7 +58,7 @@ class Role:
     again: Sequence[str] = ()
     ranks: int = 1
     env: Mapping[str, str] = field(default_factory=dict)
-    health: tuple[str, int] | None = None
+    port: int | None = None
 
 
 class Stop:
@@ -93,6 +92,7 @@ class Stop:
         return signals
 
 
+@dataclass(eq=False)
 class Launch:
     """The processes of one run in `folder`. `began` gets them; `opened` is called when the run's directory is open.
 
@@ -100,34 +100,27 @@ class Launch:
     prints a line, `from_where` names the checkpoint from which a run would go on, `go_on` is the command that does.
     """
 
-    def __init__(
-        self,
-        roles: Sequence[Role],
-        folder: Path,
-        scratch: Path,
-        say: Callable[[str], None],
-        from_where: Callable[[], str],
-        go_on: str,
-        env: Mapping[str, str],
-        restarts: int = 3,
-        grace_seconds: float = 25.0,
-        began: Callable[[list[Child]], None] = lambda _: None,
-        opened: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.roles = {role.name: role for role in roles}
-        self.folder, self.env, self.grace_seconds = folder, env, grace_seconds
-        self.limit, self.restarts = restarts, 0
-        self.is_open = False
-        self._say, self._from_where, self._go_on = say, from_where, go_on
-        self._began, self._opened = began, opened
-        self._logs = {name: Log(scratch / f"{name}.log") for name in self.roles}
-        self._children: dict[str, list[Child]] = {}
-        self._unnoted: list[dict[str, Any]] = []
-        """Restarts that no orchestrator has written down yet."""
-        self._loading: tuple[float, float] | None = None
-        """When the server was started, and when the next line about it is due."""
-        self._deadline = float("inf")
-        self._stop = Stop()
+    roles: Sequence[Role]
+    folder: Path
+    scratch: Path
+    say: Callable[[str], None]
+    from_where: Callable[[], str]
+    go_on: str
+    env: Mapping[str, str]
+    restarts: int = 3
+    grace_seconds: float = 25.0
+    began: Callable[[list[Child]], None] = lambda _: None
+    opened: Callable[[], None] = lambda: None
+    _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
+    _restarted: int = field(default=0, init=False)
+    _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
+    """Restarts that no orchestrator has written down yet."""
+    _is_open: bool = field(default=False, init=False)
+    _deadline: float = field(default=float("inf"), init=False)
+    _stop: Stop = field(default_factory=Stop, init=False)
+
+    def __post_init__(self) -> None:
+        self._logs = {role.name: Log(self.scratch / f"{role.name}.log") for role in self.roles}
 
     def run(self) -> int:
         """Start all, and return the orchestrator's exit code when nothing is left of them.
@@ -136,16 +129,14 @@ class Launch:
         """
         with self._stop:
             try:
-                for name in self.roles:
-                    self._start(name)
-                self._began(self._all())
+                for role in self.roles:
+                    self._start(role)
+                self.began(self._all())
                 while (code := self._turn()) is None:
                     time.sleep(_TICK)
                 return code
             finally:
                 self._end()
-                for log in self._logs.values():
-                    log.close()
 
     def _all(self) -> list[Child]:
         return [child for children in self._children.values() for child in children]
@@ -154,32 +145,25 @@ class Launch:
     def _driver(self) -> Child:
         return self._children[ORCHESTRATOR][0]
 
-    def _start(self, name: str) -> None:
-        role = self.roles[name]
-        command = [*role.command, *(role.again if self.is_open else role.first)]
-        env = {**self.env, **role.env}
-        if name == ORCHESTRATOR:
+    def _start(self, role: Role) -> None:
+        command = [*role.command, *(role.again if self._is_open else role.first)]
+        env, drives = {**self.env, **role.env}, role.name == ORCHESTRATOR
+        if drives:
             env[RESTARTED] = json.dumps(self._unnoted)
-        ranks: list[int | None] = [None]
         if role.ranks > 1:
-            ranks = [*range(role.ranks)]
             env |= {"WORLD_SIZE": str(role.ranks), "LOCAL_WORLD_SIZE": str(role.ranks)}
-            env |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        self._children[name] = []
-        for rank in ranks:
-            ranked = {} if rank is None else {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-            child = Child(name, rank, command, env | ranked, self._logs[name], echo=name == ORCHESTRATOR)
-            self._children[name].append(child)
-        if role.health is not None:
-            self._loading = time.monotonic(), _LOADING_LINE
+            env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(_free_port())}
+        children = self._children[role.name] = []
+        for number in range(role.ranks):
+            rank, ranked = (None, {}) if role.ranks == 1 else (number, {"RANK": str(number), "LOCAL_RANK": str(number)})
+            children.append(Child(role.name, rank, command, env | ranked, self._logs[role.name], echo=drives))
 
     def _turn(self) -> int | None:
         """Check every process once and act on it; return the exit code once the run has ended."""
         self._look_at_run()
-        self._look_at_server()
         for signum in self._stop.take():
-            if not self.is_open:
-                self._say("Stopped before the run began.")
+            if not self._is_open:
+                self.say("Stopped before the run began.")
                 return 128 + signum
             self._driver.send(signum)
             if signum != signal.SIGINT:
@@ -198,33 +182,19 @@ class Launch:
 
     def _look_at_run(self) -> None:
         """See whether run.json names the orchestrator of now: then it has noted the restarts, and logs can move."""
-        if self.is_open and not self._unnoted:
+        if self._is_open and not self._unnoted:
             return
         with contextlib.suppress(OSError, ValueError):
             info = json.loads((self.folder / "run.json").read_bytes())
             if info.get("pid") != self._driver.pid or info.get("status") != "running":
                 return
             self._unnoted.clear()
-            if not self.is_open:
+            if not self._is_open:
                 (self.folder / "logs").mkdir(exist_ok=True)
                 for name, log in self._logs.items():
                     log.move(self.folder / "logs" / f"{name}.log")
-                self.is_open = True
-                self._opened()
-
-    def _look_at_server(self) -> None:
-        """Print when a server that was started is ready, and now and then that it still loads."""
-        if self._loading is None:
-            return
-        began, due = self._loading
-        seconds, health = time.monotonic() - began, self.roles[INFERENCE].health
-        if health is not None and _healthy(*health):
-            self._loading = None
-            self._say(f"The server is ready, after {seconds:.0f} s.")
-        elif seconds >= due:
-            self._loading = began, seconds + _LOADING_LINE
-            last = next((line for line in reversed(self._children[INFERENCE][0].lines) if line.strip()), "")
-            self._say(f"The server is still loading, after {seconds:.0f} s" + (f": {last}" if last else "."))
+                self._is_open = True
+                self.opened()
 
     def _judge(self, dead: list[Child]) -> int | None:
         """Decide what follows from deaths: the run's exit code, a UserError, or a new start."""
@@ -237,23 +207,21 @@ class Launch:
                 self._driver.send(signal.SIGTERM)
                 self._within(self.grace_seconds + SLACK)
                 return None
-            lost = f"{culprit.cause}: the state after the last checkpoint is lost. Go on with: {self._go_on}"
-            self._say(f"{_capital(culprit.name)} {lost}")
+            lost = f"{culprit.cause}: the state after the last checkpoint is lost. Go on with: {self.go_on}"
+            self.say(f"{_capital(culprit.name)} {lost}")
             return 128 + stopping
-        if not self.is_open:
+        if not self._is_open:
             return self._not_begun(culprit)
         if culprit.role == INFERENCE and code is None:
             self._driver.send(signal.SIGTERM)
             self._wait([self._driver], self.grace_seconds + SLACK)
         for child in self._children[TRAINER] + self._children[ORCHESTRATOR]:
             child.kill()
-        if culprit.code == 2 or self.restarts == self.limit:
-            used = (
-                f"all {self.limit} restarts are used up" if self.limit else "it may not be started again (restarts = 0)"
-            )
-            why = f"ended: {culprit.error}" if culprit.code == 2 else f"{culprit.cause}, and {used}"
+        if culprit.code == 2 or self._restarted == self.restarts:
+            why = f"{culprit.cause}, and no restart is left (restarts = {self.restarts})"
+            why = f"ended: {culprit.error}" if culprit.code == 2 else why
             log = self._logs[culprit.role].path
-            raise UserError(f"{culprit.name} {why}. Its log: {log}; go on with: {self._go_on}")
+            raise UserError(f"{culprit.name} {why}. Its log: {log}; go on with: {self.go_on}")
         self._start_again(culprit)
         return None
 
@@ -280,23 +248,20 @@ class Launch:
 
     def _start_again(self, culprit: Child) -> None:
         """Start trainer and orchestrator, and the server if that is dead."""
-        self.restarts += 1
+        self._restarted += 1
         entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
         self._unnoted.append(entry)
-        names = [TRAINER, ORCHESTRATOR]
-        server = self._children.get(INFERENCE)
-        if server and server[0].code is not None:
-            names = [INFERENCE, *names]
-        again = f"starting {', '.join(names[:-1])} and {names[-1]} again {self._from_where()}"
-        count = f"restart {self.restarts} of {self.limit}"
-        self._say(f"{_capital(culprit.name)} {culprit.cause}: {again} ({count}).")
+        roles = [role for role in self.roles if role.name != INFERENCE or self._children[INFERENCE][0].code is not None]
+        names = [role.name for role in roles]
+        again = f"starting {', '.join(names[:-1])} and {names[-1]} again {self.from_where()}"
+        self.say(f"{_capital(culprit.name)} {culprit.cause}: {again} (restart {self._restarted} of {self.restarts}).")
         self._wait([child for name in names for child in self._children[name]], PATIENCE)
         # What a server has started (vLLM, which its own supervisor ends) may hold the port for a while.
-        address, until = self.roles[names[0]].health, time.monotonic() + _LETTING_GO
-        while address and port_problem(*address) and time.monotonic() < until and self._stop.first is None:
+        port, until = roles[0].port, time.monotonic() + _LETTING_GO
+        while port and port_problem(port) and time.monotonic() < until and self._stop.first is None:
             time.sleep(_TICK)
-        for name in names:
-            self._start(name)
+        for role in roles:
+            self._start(role)
 
     def _wait(self, children: Sequence[Child], seconds: float) -> None:
         """Wait until they have ended, at most so long, and not after a second Ctrl-C."""
@@ -326,12 +291,12 @@ def _capital(text: str) -> str:
     return text[0].upper() + text[1:]
 
 
-def port_problem(host: str, port: int) -> OSError | None:
+def port_problem(port: int) -> OSError | None:
     """Return why no server could listen there now; None if one could."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((HOST, port))
         except OSError as error:
             return error
     return None
@@ -341,15 +306,3 @@ def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
-
-
-def _healthy(host: str, port: int) -> bool:
-    """Return True if a server answers `GET /health` with 200."""
-    connection = http.client.HTTPConnection(host, port, timeout=1)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()

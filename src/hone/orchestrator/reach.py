@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from hone.errors import Halt, UserError
+from hone.errors import UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import HONE, Endpoint
 
@@ -34,36 +33,19 @@ class Server:
         return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
 
 
-def wait_for_server(endpoint: Endpoint, patience: float, say: Callable[[str], None]) -> None:
-    """Wait until a server answers at `endpoint`, with a line every 30 s. Halt after `patience` seconds."""
-    began = last = time.monotonic()
-    while not answers(endpoint):
-        now = time.monotonic()
-        if now - began > patience:
-            raise Halt(f"no server answers at {endpoint.url}, after {patience:.0f} s")
-        if now - last > 30:
-            last = now
-            say(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s")
-        time.sleep(0.5)
-
-
-def answers(endpoint: Endpoint) -> bool:
-    """Return True if the server takes requests, also if its samples fail: it may be waiting for better weights."""
-    import httpx
-
-    url = endpoint.url.rstrip("/").removesuffix("/v1") + "/health"
-    try:
-        response = httpx.get(url, timeout=5, trust_env=not endpoint.local)
-        return response.is_success or response.json()["status"] == "failing"
-    except (httpx.HTTPError, ValueError, TypeError, KeyError):
-        return False
-
-
 def reach(
-    endpoint: Endpoint, model: str, renderer: ChatRenderer | None, tokens: int, spool: Path, parameters: int | None
+    endpoint: Endpoint,
+    model: str,
+    renderer: ChatRenderer | None,
+    tokens: int,
+    spool: Path,
+    parameters: int | None,
+    patience: float = 0.0,
 ) -> Server:
     """Return the server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the
     tokenizer of `renderer` (None: not known yet), room for `tokens`, and weights from below `spool`. Else UserError.
+
+    If nothing answers there yet, that is tried again for `patience` seconds, with a line every 30 s.
     """
 
     async def ask() -> Server:
@@ -97,20 +79,28 @@ def reach(
             await _check_root(client, spool)
             return server
 
-    try:
-        return asyncio.run(ask())
-    except Refused as error:
-        if error.status != 401:
-            raise
-        remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
-        raise UserError(f"{error}; {remedy}") from None
-    except Gone as gone:
-        if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine
-            raise UserError(f"{gone}: stop that server and start it anew") from None
-        raise UserError(
-            f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, or "
-            "leave out --orchestrator.client.base-url to sample in this process"
-        ) from None
+    began = shown = time.monotonic()
+    while True:
+        try:
+            return asyncio.run(ask())
+        except Refused as error:
+            if error.status != 401:
+                raise
+            remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
+            raise UserError(f"{error}; {remedy}") from None
+        except Gone as gone:
+            now = time.monotonic()
+            if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine
+                raise UserError(f"{gone}: stop that server and start it anew") from None
+            if gone.status is not None or now - began >= patience:
+                raise UserError(
+                    f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, "
+                    "or leave out --orchestrator.client.base-url to sample in this process"
+                ) from None
+            if now - shown > 30:
+                shown = now
+                print(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s", flush=True)
+            time.sleep(0.5)
 
 
 async def _check_tokenizer(client: ServerClient, server: Server, model: str, renderer: ChatRenderer) -> None:

@@ -5,7 +5,7 @@ be graded: the first is shown with its traceback, all are counted, and too many 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,18 +69,12 @@ class RunRecorder:
             self.failures.show_total()
         self.watch.trained(step, metrics)
 
-    def returned(self, step: int, draws: list[int], oldest: int) -> None:
-        """Note draws that are sampled again, for a token of theirs is older than version `oldest`."""
-        self.run.event("stale", step, draws=draws, oldest=oldest)
-
-    def evaluated(
-        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score], rows: list[dict[str, Any]]
-    ) -> None:
+    def evaluated(self, step: int, samples: Sequence[Any], rows: list[dict[str, Any]]) -> None:
         """Write the samples of an evaluation of that version, as `rows`, and show what went wrong in it."""
         with self.run.phase("record"):
             self.run.evaluation(step, rows)
-        self._check_tools(step, trajectories)
-        self.failures.evaluated(step, scores)
+        self._check_tools(step, [sample.trajectory for sample in samples])
+        self.failures.evaluated(step, [sample.score for sample in samples])
 
     def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         if any(trajectory.late for trajectory in trajectories):
@@ -102,8 +96,8 @@ def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[s
 class FailureWatch:
     """Judges every step: Halt if more than the share `max_failed` of the last completions could not be graded.
 
-    These are the last `WINDOW` or, in a run of fewer (`planned`), all: the first failures of a run are not many yet.
-    A step without a single graded completion always ends the run.
+    These are the last `WINDOW` or, in a run of fewer (`planned`), all: the first failures of a run are not many yet. A
+    resumed run counts anew. A step without a single graded completion always ends the run.
     """
 
     def __init__(self, max_failed: float, planned: int, run: RunWriter) -> None:
@@ -115,25 +109,17 @@ class FailureWatch:
         self._evaluation_reported = False
         self._failed = self._total = 0
 
-    def restore(self, metrics: Iterable[Mapping[str, Any]], completions: int) -> None:
-        """Count the steps that a run took before it was resumed: their metrics, of so many `completions` each.
-
-        If too many of them failed, that ended the run and has been mended since: counting begins anew.
-        """
-        names = [f"outcome/{outcome}" for outcome in Outcome if outcome.is_failure]
-        for line in metrics:
-            if names[0] in line:
-                self._count(round(sum(line[name] for name in names) * completions), completions)
-        if self._too_many():
-            self._steps.clear()
-
     def step(self, step: int, scores: Sequence[Score]) -> None:
         """Count a step's scores, and show the first failure of each kind.
 
         Raises UserError if nothing could be graded in the first step, Halt if that, or too many, came later.
         """
         failures = [score for score in scores if score.outcome.is_failure]
-        self._count(len(failures), len(scores))
+        self._failed += len(failures)
+        self._total += len(scores)
+        self._steps.append((len(failures), len(scores)))
+        while sum(total for _, total in self._steps) - self._steps[0][1] >= self._window:
+            self._steps.popleft()
         if not failures:
             return
         self._mark_inexact(step, failures)
@@ -152,8 +138,8 @@ class FailureWatch:
             self._run.display.message(
                 f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
             )
-        if self._too_many():
-            failed, seen = (sum(counts) for counts in zip(*self._steps, strict=True))
+        failed, seen = (sum(counts) for counts in zip(*self._steps, strict=True))
+        if failed > self._max_failed * max(self._window, seen):
             raise Halt(
                 f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
                 f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); mend the "
@@ -185,14 +171,3 @@ class FailureWatch:
             self._run.mark_inexact(step, "a grader was ended at its deadline")
         if any(score.killed for score in failures):
             self._run.mark_inexact(step, "a process that graded was killed from outside, and once more")
-
-    def _too_many(self) -> bool:
-        failed, seen = sum(failed for failed, _ in self._steps), sum(total for _, total in self._steps)
-        return failed > self._max_failed * max(self._window, seen)
-
-    def _count(self, failed: int, total: int) -> None:
-        self._failed += failed
-        self._total += total
-        self._steps.append((failed, total))
-        while sum(total for _, total in self._steps) - self._steps[0][1] >= self._window:
-            self._steps.popleft()

@@ -3,10 +3,9 @@
     policy = ServerPolicy(reach(endpoint, ...), renderer, eos_ids, spool)
     policy.load(0)
 
-hone's server gets the groups of a step in one request, so that they begin together, unless they are long; and the key
-of each completion, so its tokens are those of an engine in this process, up to the rounding of differently shaped
-products. vLLM gets a request for each group, with a seed of the first (the key's upper 31 bits), and
-seeds the others of the group by counting on.
+The server gets a request for each group. hone's gets the key of each completion, so its tokens are those of an engine
+in this process, up to the rounding of differently shaped products. vLLM gets a seed of the first (the key's upper 31
+bits), and seeds the others of the group by counting on.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ from hone.types import Trajectory
 
 CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
-AT_ONCE, TOKENS_AT_ONCE = 256, 2**15
-"""Most completions, and tokens of them, that one request asks hone's server for, if they are not of one group."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +54,6 @@ class ServerPolicy:
         self, server: Server, renderer: ChatRenderer, eos_ids: Sequence[int], spool: Spool | None = None
     ) -> None:
         self.server, self.renderer, self.spool = server, renderer, spool
-        self.idle_seconds: float | None = None
-        """Seconds without work since the server started, as of its last answer; None if unknown."""
         self._ends = (*renderer.stop_ids, *eos_ids)
         self._loaded = _Loaded()
         self._given: Mapping[int, str | None] = {0: None}
@@ -70,15 +65,19 @@ class ServerPolicy:
     def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
         """Sample one trajectory per request, with the prompt that the server reports."""
         begun = self._loaded
-        alone = self.server.backend == "vllm" and sampling.greedy  # it refuses n > 1 then
         groups = [list(group) for _, group in groupby(requests, lambda r: (r.prompt_ids, r.max_tokens))]
-        if alone:
+        if self.server.backend == "vllm" and sampling.greedy:  # it refuses n > 1 then
             groups = [[request] for request in requests]
-        calls = list(_together(groups)) if self.server.backend == "hone" else [[group] for group in groups]
-        answers = asyncio.run(self._ask([self._body(call, sampling) for call in calls], begun))
+        answers = asyncio.run(self._ask([self._body(group, sampling) for group in groups], begun))
         trajectories = []
-        for call, answer in zip(calls, answers, strict=True):
-            trajectories += self._trajectories([request for group in call for request in group], answer, begun)
+        for group, answer in zip(groups, answers, strict=True):
+            with self._readable("ids and logprobs of its tokens"):
+                choices = [_read(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+                assert len(choices) == len(group), f"{len(choices)} completions of {len(group)}"
+            for request, (prompt_ids, completion, versions) in zip(group, choices, strict=True):
+                versions = versions or [begun.version] * len(completion.token_ids)
+                asked = replace(request, prompt_ids=prompt_ids)
+                trajectories.append(trajectory(asked, completion, versions, self.renderer))
         return trajectories
 
     def load(self, version: int, path: Path | None = None) -> None:
@@ -86,15 +85,17 @@ class ServerPolicy:
         if path is None:
             assert self.spool is not None, "there is no model here to take the weights of"
             path = self.spool.put(version)
-        self._loaded = asyncio.run(self._update(version, str(path.resolve())))
-
-    async def _update(self, version: int, folder: str) -> _Loaded:
+        folder = str(path.resolve())
         # First: tokens of it may come before the answer. The weights that the server began with do not count any more.
-        self._given = {v: path for v, path in self._given.items() if path} | {version: folder}
-        async with ServerClient(self.server.endpoint) as client:
-            await client.post("/update_weights", {"path": folder, "version": version})
-            served = await self._served(client)
-        return _Loaded(version, folder, served and served.instance)
+        self._given = {v: given for v, given in self._given.items() if given} | {version: folder}
+
+        async def update() -> Served | None:
+            async with ServerClient(self.server.endpoint) as client:
+                await client.post("/update_weights", {"path": folder, "version": version})
+                return await self._served(client)
+
+        served = asyncio.run(update())
+        self._loaded = _Loaded(version, folder, served and served.instance)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Return the server's logprobs; NaN where it can't compute them: vLLM does so at temperature 1 only."""
@@ -138,9 +139,7 @@ class ServerPolicy:
         return answer
 
     async def _served(self, client: ServerClient) -> Served | None:
-        served = next((entry for entry in await client.models() if entry.id == self.server.model), None)
-        self.idle_seconds = served and served.idle_seconds
-        return served
+        return next((entry for entry in await client.models() if entry.id == self.server.model), None)
 
     def _check_server(self, served: Served | None, begun: _Loaded) -> None:
         restarted = served is not None and (served.policy_path is None or served.instance != begun.instance)
@@ -153,14 +152,12 @@ class ServerPolicy:
                 f"({begun.path}): another run uses it"
             )
 
-    def _body(self, groups: Sequence[Sequence[Request]], sampling: SamplingParams) -> dict[str, Any]:
-        first = groups[0][0]
-        prompts = [list(group[0].prompt_ids) for group in groups]
-        ends = () if sampling.ignore_eos else self._ends
+    def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
+        first, ends = group[0], () if sampling.ignore_eos else self._ends
         body = {
             "model": self.server.model,
-            "prompt": prompts if len(groups) > 1 else prompts[0],
-            "n": len(groups[0]),
+            "prompt": list(first.prompt_ids),
+            "n": len(group),
             "max_tokens": first.max_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
@@ -174,15 +171,7 @@ class ServerPolicy:
             "stop": [stop for stop in sampling.stop if isinstance(stop, str)],
         }
         hones = self.server.backend == "hone"
-        return body | ({"key": [r.key for group in groups for r in group]} if hones else {"seed": first.key >> 33})
-
-    def _trajectories(self, requests: Sequence[Request], answer: Any, begun: _Loaded) -> Iterator[Trajectory]:
-        with self._readable("ids and logprobs of its tokens"):
-            choices = [_read(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
-            assert len(choices) == len(requests), f"{len(choices)} completions of {len(requests)}"
-        for request, (prompt_ids, completion, versions) in zip(requests, choices, strict=True):
-            versions = versions or [begun.version] * len(completion.token_ids)
-            yield trajectory(replace(request, prompt_ids=prompt_ids), completion, versions, self.renderer)
+        return body | ({"key": [request.key for request in group]} if hones else {"seed": first.key >> 33})
 
     @contextmanager
     def _readable(self, what: str) -> Iterator[None]:
@@ -200,18 +189,3 @@ def _read(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int
     completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
     return tuple(choice["prompt_token_ids"]), completion, choice.get("policy_versions")
-
-
-def _together(groups: Sequence[list[Request]]) -> Iterator[list[list[Request]]]:
-    """Join neighbours of the same size and limit into one request, up to AT_ONCE and TOKENS_AT_ONCE."""
-    several: list[list[Request]] = []
-    for group in groups:
-        size, limit = len(group), group[0].max_tokens
-        same = several and (len(several[0]), several[0][0].max_tokens) == (size, limit)
-        total = (len(several) + 1) * size
-        if several and not (same and total <= AT_ONCE and total * limit <= TOKENS_AT_ONCE):
-            yield several
-            several = []
-        several.append(group)
-    if several:
-        yield several

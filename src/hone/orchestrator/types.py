@@ -75,8 +75,8 @@ class Updates(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def put(self, step: int, sequences: Sequence[Packed]) -> dict[str, float]:
-        """Hand over the batch of a step; returns timings."""
+    def put(self, step: int, sequences: Sequence[Packed]) -> None:
+        """Hand over the batch of a step."""
         ...
 
     def take(self) -> Update:

@@ -32,6 +32,7 @@ from hone.orchestrator.groups import GroupSampler, group_state, rewards, valid
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce.compare import Row, StepRecord
+from hone.reproduce.recorded import retell
 from hone.reproduce.records import Records, plain_rows
 from hone.runs.rollouts import as_read, group_rows, rollouts_file
 from hone.trainer.packing import Sequence as Packed
@@ -50,6 +51,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.saver: Any = SimpleNamespace(stopping=False, save=lambda step, last=False: None, ending=lambda *_: "done")
+        self.saver.stop = SimpleNamespace(abandonable=nullcontext)
         self.evals: list[Row] | None = None
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -70,12 +72,8 @@ class Memory:
     def log_step(self, step: int, metrics: dict[str, Any], timings: Any = None, weights: str | None = None) -> None:
         self.metrics, self.weights = metrics, weights or ""
 
-    def evaluated(
-        self, step: int, trajectories: Sequence[Trajectory], scores: Sequence[Score], rows: list[dict[str, Any]]
-    ) -> None:
+    def evaluated(self, step: int, samples: Sequence[Any], rows: list[dict[str, Any]]) -> None:
         self.evals = as_read(rows)
-
-    def returned(self, step: int, draws: list[int], oldest: int) -> None: ...
 
 
 class RLExecution:
@@ -152,7 +150,7 @@ class RLExecution:
                 f"{self.records.run.path}/{rollouts_file(step)} has {len(recorded)} completions, where the config has "
                 f"{wanted}: compare it with another copy of the run"
             )
-        return self.sampler.grade(examples, draws, self.sampler.retell(examples, draws, step, recorded))
+        return self.sampler.grade(examples, draws, retell(self.sampler, examples, draws, step, recorded))
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)

@@ -119,7 +119,6 @@ class RunFacts(_Facts):
     resumes: list[_Resume] = []
     parent: _Parent = _Parent(id="", dir="", step=0)
     reward_weights: dict[str, float] | None = None
-    exactness: dict[str, str] = {}
     drift: list[_Change] = []
     predictions: dict[str, Any] = {}
     pool: int | None = None

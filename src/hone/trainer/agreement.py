@@ -12,43 +12,28 @@ from hone.runs.checkpoint import misfit, shapes
 from hone.trainer.step import Trainer
 from hone.transport import Session
 
-_DECIDE = ("model.", "max_steps", "precision")
-"""Of the shared keys those that decide what a trainer computes; the others may be left out of its config."""
-
 
 def shared_values(config: RLConfig) -> dict[str, Any]:
-    """Return the keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`.
-
-    A model in a folder here goes by its whole path; `ckpt` says whether there are checkpoints.
+    """Return the keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`: those that decide
+    what a trainer computes. A model in a folder here goes by its whole path.
     """
     name = config.model.name
-    local = name != TINY and Path(name).exists()
-    values: dict[str, Any] = {"model.name": str(Path(name).resolve()) if local else name}
+    values: dict[str, Any] = {"model.name": name, "max_steps": config.max_steps, "precision": config.precision}
     if name == TINY:
         values |= {f"model.init.{key}": value for key, value in config.model.init.model_dump().items()}
-    for key in ("max_steps", "seq_len", "seed", "precision"):
-        values[key] = getattr(config, key)
-    values["ckpt"] = config.ckpt is not None
-    for key, value in (config.ckpt.model_dump(mode="json") if config.ckpt else {}).items():
-        values[f"ckpt.{key}"] = value
+        values["seed"] = config.seed
+    elif Path(name).exists():
+        values["model.name"] = str(Path(name).resolve())
     return values
 
 
 def check_agreement(config: RLConfig, session: Session, place: str) -> None:
-    """Raise UserError if the session has another value for a shared key; `place` says where `config` comes from.
-
-    A key that is left out here, and decides nothing here, is the session's.
-    """
+    """Raise UserError if the session has another value for a shared key; `place` says where `config` comes from."""
     for key, ours in shared_values(config).items():
-        top = key.split(".")[0]
-        decides = key.startswith(_DECIDE) or (key == "seed" and config.model.name == TINY)
-        set_here = top in config.model_fields_set and not (top == "ckpt" and config.ckpt is None)
-        if key not in session.shared or not (decides or set_here):
-            continue
-        theirs = session.shared[key]
+        theirs = session.shared.get(key, ours)
         if ours != theirs:
             raise UserError(
-                f"{key} is {_text(ours)} in {place}, but {_text(theirs)} in the orchestrator's "
+                f"{key} is {ours} in {place}, but {theirs} in the orchestrator's "
                 f"({Path(session.output_dir) / 'config.toml'}): start both with the same, in both files or by "
                 f"--{key.replace('_', '-')}"
             )
@@ -74,9 +59,3 @@ def check_checkpoint(folder: Path, trainer: Trainer) -> None:
             f"{folder} is of another model than this trainer's ({problem}): start it with the model and the precision "
             "of the run"
         )
-
-
-def _text(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return "set" if value else "unset"
-    return str(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 
 import torch
 
@@ -52,37 +51,20 @@ def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None) ->
 
 
 class Spool:
-    """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay.
-
-    A version's folder appears when it is whole. Leaving the spool removes all.
-    """
+    """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay."""
 
     def __init__(self, folder: Path, model: Decoder) -> None:
         self.folder, self.model = folder, model
-        self._versions: list[int] = []
-
-    def __enter__(self) -> Spool:
-        self._remove()
-        return self
-
-    def __exit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        self._remove()
+        self._versions: list[Path] = []
 
     def put(self, version: int) -> Path:
         """Write the model as it is now; returns the folder. A server that still reads the one before finds it."""
-        folder, fresh = self.path(version), self.folder / "new"
+        folder, fresh = self.folder / f"step_{version}", self.folder / "new"
         save_model(self.model, fresh)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-        self._versions = [*(v for v in self._versions if v != version), version]
+        self._versions = [*(path for path in self._versions if path != folder), folder]
         for old in self._versions[:-2]:
-            shutil.rmtree(self.path(old))
+            shutil.rmtree(old)
         self._versions = self._versions[-2:]
         return folder
-
-    def path(self, version: int) -> Path:
-        return self.folder / f"step_{version}"
-
-    def _remove(self) -> None:
-        """Remove it; a spool has nothing that lasts, so what a killed process left goes as well."""
-        shutil.rmtree(self.folder, ignore_errors=True)

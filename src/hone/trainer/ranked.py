@@ -10,10 +10,10 @@ import gc
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from hone.errors import UserError
 from hone.runs.signals import StepAbandoned, StopRequest
@@ -24,6 +24,7 @@ from hone.trainer.parallel import Ranks
 from hone.trainer.parts import load_part, save_part
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
+from hone.types import PackedBatch
 
 
 class Dismissed(BaseException):
@@ -38,65 +39,29 @@ class RankLost(RuntimeError):
     """Another rank's process has ended in the middle of what all do together."""
 
 
-@dataclass(frozen=True)
-class _Call:
-    """A call that every rank makes: a method of `_Doing`, with its arguments."""
-
-    name: str
-    arguments: tuple[Any, ...]
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class _Doing:
-    """The methods that every rank runs."""
+def on_all_ranks(method: Method) -> Method:
+    """Have every rank run a method of `RankedTrainer` that rank 0 calls; the others do so in `follow`."""
 
-    def __init__(
-        self, ranks: Ranks, make: Callable[..., Trainer], micro_batch_tokens: int | None, share_prompts: bool
-    ) -> None:
-        self.ranks, self.make = ranks, make
-        self.micro_batch_tokens, self.share_prompts = micro_batch_tokens, share_prompts
-        self.trainer: Trainer | None = None
-
-    def start(self, *arguments: Any) -> None:
-        self.trainer = None  # its memory is that of the next one
-        gc.collect()  # a model in shards holds itself
-        self.trainer = self.make(*arguments)
-
-    def step(self, sequences: list[Sequence]) -> dict[str, float]:
-        return self._trainer.step(self._dealt(sequences))
-
-    def token_stats(self) -> TokenStats | None:
-        return self._trainer.token_stats()
-
-    def evaluate(self, sequences: list[Sequence]) -> float:
-        return self._trainer.evaluate(self._dealt(sequences))
-
-    def fingerprint(self) -> str:
-        return self._trainer.fingerprint()
-
-    def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        return sequence_logprobs(self._trainer.model, token_ids, self._trainer.temperature)
-
-    def save_policy(self, folder: Path) -> None:
-        save_policy(folder, self._trainer)
-
-    def save_part(self, folder: Path) -> None:
+    @wraps(method)
+    def call(trainer: RankedTrainer, *arguments: Any) -> Any:
+        trainer._in_call = True
         try:
-            save_part(folder, self._trainer)
-        except OSError:  # of any rank, raised on all: the first one reports it, and may go on
-            if self.ranks.first:
-                raise
+            trainer.ranks.agree((method.__name__, arguments))
+            value = method(trainer, *arguments)
+        except StepAbandoned:  # raised on all ranks
+            trainer._in_call = False
+            raise
+        except RuntimeError as error:
+            if is_lost(error):
+                raise RankLost("another rank of this run has ended; its last lines are above, or in its log") from error
+            raise
+        trainer._in_call = False
+        return value
 
-    def load_part(self, folder: Path, version: int) -> None:
-        load_part(folder, self._trainer, version)
-
-    @property
-    def _trainer(self) -> Trainer:
-        assert self.trainer is not None, "`start` comes first"
-        return self.trainer
-
-    def _dealt(self, sequences: list[Sequence]) -> list:
-        device = self._trainer.model.device
-        return deal(sequences, self.micro_batch_tokens, device, self.share_prompts, self.ranks)
+    return cast(Method, call)
 
 
 class RankedTrainer:
@@ -116,57 +81,75 @@ class RankedTrainer:
         micro_batch_tokens: int | None = None,
         share_prompts: bool = False,
     ) -> None:
-        self.ranks = ranks
+        self.ranks, self.make = ranks, make
+        self.micro_batch_tokens, self.share_prompts = micro_batch_tokens, share_prompts
         self.code = 0
         self._in_call = False
-        self._doing = _Doing(ranks, make, micro_batch_tokens, share_prompts)
-
-    def start(self, *arguments: Any) -> None:
-        self._all("start", *arguments)
-
-    def step(self, sequences: list[Sequence]) -> dict[str, float]:
-        """Take one update on the sequences of a step; see `Trainer.step`."""
-        return self._all("step", sequences)
-
-    def token_stats(self) -> TokenStats | None:
-        """Return what the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
-        return self._all("token_stats") if self.trainer.record_tokens else None
-
-    def evaluate(self, sequences: list[Sequence]) -> float:
-        """Compute the mean objective per loss token, without an update."""
-        return self._all("evaluate", sequences)
-
-    def fingerprint(self) -> str:
-        return self._all("fingerprint")
-
-    def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Compute each token's log-probability but the first's, given those before, at the trainer's temperature."""
-        return self._all("score", token_ids)
-
-    def save_policy(self, folder: Path) -> None:
-        """Write the model in Hugging Face layout, see `export.save_policy`."""
-        self._all("save_policy", folder)
-
-    def save_part(self, folder: Path) -> None:
-        """Write model and optimiser into `folder`, see `parts.save_part`."""
-        try:
-            self._all("save_part", folder)
-        except OSError:
-            self._in_call = False  # raised on all ranks, which wait for the next call
-            raise
-
-    def load_part(self, folder: Path, version: int) -> None:
-        """Restore what `save_part` wrote, on however many ranks."""
-        self._all("load_part", folder, version)
+        self._trainer: Trainer | None = None
 
     @property
     def trainer(self) -> Trainer:
         """This rank's."""
-        return self._doing._trainer
+        assert self._trainer is not None, "`start` comes first"
+        return self._trainer
 
     @property
     def version(self) -> int:
         return self.trainer.version
+
+    @on_all_ranks
+    def start(self, *arguments: Any) -> None:
+        self._trainer = None  # its memory is that of the next one
+        gc.collect()  # a model in shards holds itself
+        self._trainer = self.make(*arguments)
+
+    @on_all_ranks
+    def step(self, sequences: list[Sequence]) -> dict[str, float]:
+        """Take one update on the sequences of a step; see `Trainer.step`."""
+        return self.trainer.step(self._dealt(sequences))
+
+    @on_all_ranks
+    def token_stats(self) -> TokenStats | None:
+        """Return what the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
+        return self.trainer.token_stats()
+
+    @on_all_ranks
+    def evaluate(self, sequences: list[Sequence]) -> float:
+        """Compute the mean objective per loss token, without an update."""
+        return self.trainer.evaluate(self._dealt(sequences))
+
+    @on_all_ranks
+    def fingerprint(self) -> str:
+        return self.trainer.fingerprint()
+
+    @on_all_ranks
+    def score(self, token_ids: tuple[int, ...]) -> list[float]:
+        """Compute each token's log-probability but the first's, given those before, at the trainer's temperature."""
+        return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
+
+    @on_all_ranks
+    def save_policy(self, folder: Path) -> None:
+        """Write the model in Hugging Face layout, see `export.save_policy`."""
+        save_policy(folder, self.trainer)
+
+    @on_all_ranks
+    def save_part(self, folder: Path) -> None:
+        """Write model and optimiser into `folder`, see `parts.save_part`."""
+        try:
+            save_part(folder, self.trainer)
+        except OSError:  # of any rank, raised on all, which wait for the next call: the first one reports it
+            if self.ranks.first:
+                self._in_call = False
+                raise
+
+    @on_all_ranks
+    def load_part(self, folder: Path, version: int) -> None:
+        """Restore what `save_part` wrote, on however many ranks."""
+        load_part(folder, self.trainer, version)
+
+    def _dealt(self, sequences: list[Sequence]) -> list[PackedBatch]:
+        device = self.trainer.model.device
+        return deal(sequences, self.micro_batch_tokens, device, self.share_prompts, self.ranks)
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
         """Enter `stop.abandonable`; do nothing on several ranks, which may part between micro-batches only."""
@@ -184,30 +167,15 @@ class RankedTrainer:
                     call: Any = self.ranks.agree(None)
                     if isinstance(call, Dismissed):
                         return call.code
-                    assert isinstance(call, _Call)
+                    name, arguments = call
                     with suppress(StepAbandoned):  # raised on all ranks; rank 0 says what comes next
-                        getattr(self._doing, call.name)(*call.arguments)
+                        getattr(type(self), name).__wrapped__(self, *arguments)
             except Dismissed as dismissed:
                 return dismissed.code
             except RuntimeError as error:
                 if is_lost(error):
                     return 1  # the rank where it happened reports it
                 raise
-
-    def _all(self, name: str, *arguments: Any) -> Any:
-        self._in_call = True
-        try:
-            self.ranks.agree(_Call(name, arguments))
-            value = getattr(self._doing, name)(*arguments)
-        except StepAbandoned:  # raised on all ranks
-            self._in_call = False
-            raise
-        except RuntimeError as error:
-            if is_lost(error):
-                raise RankLost("another rank of this run has ended; its last lines are above, or in its log") from error
-            raise
-        self._in_call = False
-        return value
 
     def __enter__(self) -> RankedTrainer:
         assert self.ranks.first

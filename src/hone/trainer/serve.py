@@ -45,8 +45,8 @@ class TrainerLoop:
     ) -> None:
         self.config, self.transport, self.trainer = config, transport, trainer
         self.place, self.say = place, say
-        self._patience = _Patience(transport.path, say)
-        transport.interrupt = self._patience.look
+        self._waits_for("the orchestrator")
+        transport.interrupt = self._look
 
     def serve(self, hello: Hello) -> int:
         """Say hello, and take part in one session after the other; returns the version at the end of the run."""
@@ -54,7 +54,7 @@ class TrainerLoop:
         try:
             self.transport.say_hello(hello)
             while True:
-                self._patience.starts("the orchestrator")
+                self._waits_for("the orchestrator")
                 session = self.transport.session(last)
                 assert session is not None, "it was waited for"
                 self._begin(session)
@@ -64,6 +64,16 @@ class TrainerLoop:
                 last = session.id
         finally:
             self.transport.leave()
+
+    def _waits_for(self, what: str) -> None:
+        self._waits = what, time.monotonic(), SAY_AFTER
+
+    def _look(self) -> None:
+        """Print what is waited for, when that takes long."""
+        what, began, after = self._waits
+        if (waited := time.monotonic() - began) >= after:
+            self.say(f"waiting for {what} at {self.transport.path} ({waited:.0f} s)")
+            self._waits = what, began, 2 * after
 
     def _begin(self, session: Session) -> None:
         """Set the trainer to what the session begins with."""
@@ -81,7 +91,7 @@ class TrainerLoop:
         self._publish(session, {}, {"train": 0.0, "wait": 0.0})
         while True:
             began, step = time.perf_counter(), self.trainer.version
-            self._patience.starts(f"the batch of step {step}")
+            self._waits_for(f"the batch of step {step}")
             order = self.transport.order(step)
             waited = time.perf_counter() - began
             if order is None:
@@ -148,23 +158,6 @@ class TrainerLoop:
             ) from error
         seconds["save"] = time.perf_counter() - began
         return True
-
-
-class _Patience:
-    """Prints what is waited for, when that takes long."""
-
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
-        self.path, self.say = path, say
-        self.starts("the orchestrator")
-
-    def starts(self, what: str) -> None:
-        self.what, self.began, self.after = what, time.monotonic(), SAY_AFTER
-
-    def look(self) -> None:
-        waited = time.monotonic() - self.began
-        if waited >= self.after:
-            self.say(f"waiting for {self.what} at {self.path} ({waited:.0f} s)")
-            self.after *= 2
 
 
 if __name__ == "__main__":

@@ -59,10 +59,9 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
     certificate = summary.certificate_in_words(path)
     again = "" if certificate or not info["exact"] else "; not executed again yet"
     verify = f"none: hone verify {shlex.quote(str(path))} --steps 3 executes random steps again"
-    parts = [f"{name}: {text}" for name, text in info.get("exactness", {}).items()]
     predicted = [" ".join(line.split()) for line in predictions.in_words(info, path)]
     return {
-        "reproducible": [summary.exactness(info) + again, *parts],
+        "reproducible": [summary.exactness(info) + again],
         "audit of the task": summary.audit_in_words(path),
         "alarms": [str(alarm) for alarm in summary.alarms_in(events)] or "none",
         "predictions": predictions.problem(info, path) or predicted,

@@ -1,4 +1,4 @@
-"""The transport through a folder.
+"""What the processes of a run in mode split send each other, through a folder that all of them see. Needs no torch.
 
     TRANSPORT/session.npz                             the session of now; its id names what belongs to it
     TRANSPORT/hello.npz                               the trainer of now
@@ -6,31 +6,38 @@
     TRANSPORT/session-<id>/result_N.npz               from put_result to result, which takes it away
     TRANSPORT/weights/session-<id>/step_N/            Hugging Face layout, as servers take them
 
-Each file has one writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late,
-and a removed file may be seen for a while. So a reader lists the folder before it opens a file in it (which asks the
-server anew), and takes any error of the system for "not yet"; so it does with a damaged file. Nothing is flushed to the
-disk: the folder lives as long as the processes, and a run goes on from checkpoints. What a killed process leaves the
-next session removes.
+Orchestrator and trainer meet nowhere else. Each message is a file in NumPy's `.npz` format, whose members have
+checksums: its arrays, and the other fields as JSON. It has one writer and one reader, and appears whole, by a rename;
+nobody locks. On NFS a rename may be seen late, and a removed file may be seen for a while. So a reader lists the folder
+before it opens a file in it (which asks the server anew), and takes any error of the system for "not yet"; so it does
+with a damaged file. Nothing is flushed to the disk: the folder lives as long as the processes, and a run goes on from
+checkpoints. What a killed process leaves the next session removes.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import shutil
 import socket
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Literal, TypeVar
+
+import numpy as np
 
 from hone.config.shared import transport_weights
 from hone.errors import UserError
 from hone.runs.files import FILE_MODE, NEW_PREFIX
 from hone.runs.signals import explain, is_out_of_memory
-from hone.transport.records import Hello, Order, Record, Result, Session, decode, encode
 
 T = TypeVar("T")
+Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 
 SESSION, HELLO = "session.npz", "hello.npz"
 PREFIX = "session-"
@@ -40,6 +47,79 @@ PATIENCE = 30.0
 """Seconds that weights get to be seen here after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
 """Seconds between two looks: this share of the time waited so far, between shortest and longest."""
+_FACTS = "facts"
+
+
+@dataclass(frozen=True)
+class Session:
+    """One process of the orchestrator, from the opening of the run to its end. A trainer that sees one begins anew.
+
+    `start` is the version that it starts from: that of `checkpoint` (a folder with the trainer's part of it), or 0 for
+    the initial model. `shared` are keys that both roles must have equal, with their values. `temperature` is what
+    rollouts are sampled at; `canary` are the token ids whose logprobs come with every result; `lag` is how many
+    versions rollouts may be behind (`max_async_level`).
+    """
+
+    id: str
+    start: int
+    checkpoint: str | None
+    output_dir: str
+    shared: dict[str, Any]
+    temperature: float
+    canary: tuple[int, ...]
+    lag: int = 0
+
+
+@dataclass(frozen=True)
+class Hello:
+    """One trainer, from its start to its end: what it has before any session.
+
+    `fingerprint` and `parameters` are those of the initial model; `pid` is that of rank 0 on `host`; `settings` is the
+    section `trainer` of its config.
+    """
+
+    id: str
+    fingerprint: str
+    parameters: int
+    ranks: int
+    device: str
+    threads: int
+    host: str
+    pid: int
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the trainer is to do at version `step`: make an update on the batch in `arrays`, or end.
+
+    `save` is a folder, which exists, for the trainer's part of the checkpoint of the version that it has then: `step` +
+    1 after a batch, `step` at the end. `tokens` is what the batch counts as while it waits.
+    """
+
+    step: int
+    kind: Literal["batch", "end"]
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
+    save: str | None = None
+    tokens: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Version `version` of the weights is there. The first of a session is of its `start`, with no metrics.
+
+    `canary` are the logprobs of the session's canary tokens but the first, at its temperature. `seconds` by what they
+    went to: "train", "wait" (idle, before the order came), "publish", "save". `saved`: the order's `save` was done.
+    `arrays` are about the tokens of the step that made it (`TokenStats`), if they were recorded.
+    """
+
+    version: int
+    metrics: dict[str, float]
+    fingerprint: str
+    canary: tuple[float, ...]
+    seconds: dict[str, float]
+    saved: bool = False
+    arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class FileTransport:
@@ -75,10 +155,7 @@ class FileTransport:
                     remove(root / name)
 
     def hello(self, timeout: float | None = None) -> Hello | None:
-        """Return the trainer that is there now; None if none is after `timeout` seconds (None: wait for ever).
-
-        One that was killed on this machine is not there, though its hello is.
-        """
+        """Return the trainer that lives; None if none does after `timeout` seconds (None: wait for ever)."""
 
         def look() -> Hello | None:
             hello = read(self.path / HELLO, Hello)
@@ -113,9 +190,8 @@ class FileTransport:
         return len(self._put), sum(self._put.values())
 
     def result(self, version: int, wait: bool = True) -> Result | None:
-        """Take the trainer's result of `version`; None if it isn't there and not to be waited for.
-
-        The weights of that version are there then. After an order to end comes another one of its version.
+        """Take the trainer's result of `version`, whose weights are there then; None if it isn't there and not to be
+        waited for. After an order to end comes another one of its version.
         """
         path = self._result_file(version)
 
@@ -135,10 +211,10 @@ class FileTransport:
             raise UserError(f"the weights in {folder} are gone: somebody else removed them")
         return folder
 
-    def drop(self, version: int) -> None:
-        """Remove the weights of `version` and of those before it."""
+    def drop(self, version: int, kept: int | None = None) -> None:
+        """Remove the weights of `version` and of those before it, but for those of `kept`."""
         for name in names(self._weights):
-            if name.startswith("step_") and int(name.removeprefix("step_")) <= version:
+            if name.startswith("step_") and kept != int(name.removeprefix("step_")) <= version:
                 remove(self._weights / name)
 
     def close(self) -> None:
@@ -162,7 +238,7 @@ class FileTransport:
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
         """Return the session of now, if its id isn't `other_than`; None if there is none and it is not to be waited
-        for. From here on it is the one that the trainer's other methods are about.
+        for. The trainer's other methods are about it from here on.
         """
 
         def look() -> Session | None:
@@ -190,14 +266,11 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int) -> Iterator[Path]:
-        """Yield a folder to write the weights of `version` to; others see it once the block has ended.
-
-        Errors because the session was ended meanwhile are ignored.
-        """
+        """Yield a folder to write the weights of `version` to; others see it once the block has ended."""
         folder = self._weights / f"step_{version}"
         fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
         try:
-            with self._explaining():
+            with self._explaining(may_be_over=True):
                 remove(fresh)
                 fresh.mkdir(parents=True)
                 yield fresh
@@ -205,21 +278,15 @@ class FileTransport:
                     file.chmod(FILE_MODE)  # safetensors makes files that only their owner can read
                 remove(folder)
                 fresh.rename(folder)
-        except BaseException as error:
+        finally:
             remove(fresh)
-            if not isinstance(error, Exception) or not self._is_over():
-                raise
-        if self._is_over():
-            remove(self._weights)
+            if self._is_over():
+                remove(self._weights)
 
     def put_result(self, result: Result) -> None:
         """Report what became of an order, after its weights were written."""
-        try:
-            with self._explaining():
-                write(self._result_file(result.version), result)
-        except UserError:
-            if not self._is_over():
-                raise
+        with self._explaining(may_be_over=True):
+            write(self._result_file(result.version), result)
 
     def leave(self) -> None:
         """End the trainer: take its hello away."""
@@ -269,7 +336,6 @@ class FileTransport:
         return self._replaced() or not self._folder.exists()
 
     def _check_ours(self) -> None:
-        """Raise UserError if another orchestrator has opened the transport."""
         if self._replaced():
             raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
 
@@ -293,11 +359,13 @@ class FileTransport:
                 folder.rmdir()
 
     @contextmanager
-    def _explaining(self) -> Iterator[None]:
-        """Put into words what the system refuses in this folder."""
+    def _explaining(self, may_be_over: bool = False) -> Iterator[None]:
+        """Put into words what the system refuses in this folder; with `may_be_over` only while the session goes on."""
         try:
             yield
         except Exception as error:
+            if may_be_over and self._is_over():
+                return
             fault = None if is_out_of_memory(error) else explain(error, self.path)
             if fault is None and isinstance(error, OSError):
                 fault = f"{error.strerror} ({error.filename or self.path})", "start the run's processes again"
@@ -352,3 +420,29 @@ def remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
+
+
+def encode(record: Session | Hello | Order | Result) -> bytes:
+    """Return the record as the bytes of a file. Floats are exact, NaN and infinities too."""
+    facts = dict(vars(record))
+    arrays: dict[str, Any] = facts.pop("arrays", {})
+    text = json.dumps(facts, default=lambda value: value.item() if isinstance(value, np.generic) else str(value))
+    buffer = io.BytesIO()
+    np.savez(buffer, **{_FACTS: np.array(text)}, **arrays)
+    return buffer.getvalue()
+
+
+def decode(kind: type[Record], path: Path) -> Record:
+    """Read a record from a file. ValueError if it is damaged; fields that this version doesn't know are left out."""
+    try:
+        with np.load(path) as file:
+            arrays = {name: file[name] for name in file.files}
+        facts = json.loads(str(arrays.pop(_FACTS)))
+        known: dict[str, Any] = {f.name: facts[f.name] for f in fields(kind) if f.name in facts}
+        if "canary" in known:
+            known["canary"] = tuple(known["canary"])
+        if arrays:
+            known["arrays"] = arrays
+        return kind(**known)
+    except (zipfile.BadZipFile, EOFError, KeyError, TypeError) as error:
+        raise ValueError(f"not a {kind.__name__.lower()}: {error}") from None

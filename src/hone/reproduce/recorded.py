@@ -1,0 +1,64 @@
+"""Rollouts that are sampled again as they were recorded, with an environment that answers anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from hone.inference.types import Completion, SamplingParams
+from hone.model.chat import ChatRenderer
+from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.conversations import roll_out
+from hone.orchestrator.groups import GroupSampler
+from hone.orchestrator.types import Request
+from hone.types import Example, Trajectory
+
+
+def retell(
+    sampler: GroupSampler,
+    examples: Sequence[Example],
+    draws: Sequence[int],
+    step: int,
+    recorded: Sequence[Trajectory],
+) -> list[Trajectory]:
+    """Return what `sampler.sample` gives if the policy is version `step` and chooses the tokens of `recorded`.
+
+    If versions may change meanwhile, each token gets its recorded one. Raises ValueError if `recorded` has another
+    number of them.
+    """
+    requests = sampler.maker.requests(examples, draws, step)
+    rollouts = {r.sample_id: t for r, t in zip(requests, recorded, strict=True)}
+    lag = sampler.config.orchestrator.max_async_level
+    policy = RecordedPolicy(rollouts, sampler.maker.renderer, step, lag)
+    return roll_out(sampler.env, policy, sampler.maker, examples, draws, step, sampler.sampling)
+
+
+class RecordedPolicy:
+    """A `Sampler` that repeats what was `recorded`, by sample id, as version `version` of a policy.
+
+    A token gets its recorded version, clipped to the `lag` versions before this one and this one. A turn that was not
+    recorded (the environment answers where it did not before) is answered with an end token alone.
+    """
+
+    def __init__(self, recorded: Mapping[str, Trajectory], renderer: ChatRenderer, version: int, lag: int = 0) -> None:
+        self._recorded, self._renderer, self._version, self._lag = recorded, renderer, version, lag
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer) for r in requests]
+
+    def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
+        """Return the completion that was recorded for the request, and the versions of its tokens."""
+        indices = np.flatnonzero(recorded.sampled_mask)
+        turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
+        if request.turn >= len(turns):
+            return Completion([self._renderer.end_of_turn_id], [0.0], "stop"), [self._version]
+        turn = turns[request.turn]
+        versions = recorded.versions[turn].clip(self._version - self._lag, self._version).tolist()
+        ids, logprobs = recorded.token_ids[turn].tolist(), recorded.logprobs[turn].tolist()
+        reason = recorded.stop_reason
+        if recorded.state is not None and request.turn < len(turns) - 1:
+            reason = "stop"
+        elif recorded.state is not None and reason == "length" and ids[-1] in self._renderer.stop_ids:
+            reason = "stop"  # it was the environment's answer that left no room
+        return Completion(ids, logprobs, reason), versions
