@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from hone.composition import split
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.transport import FileTransport, Hello
 
@@ -25,3 +27,21 @@ def test_a_trainer_that_left_is_missed_at_the_second_look(tmp_path: Path, monkey
     look()
     with pytest.raises(UserError, match=r"the trainer \(process \d+ on .*\) is gone.* --resume"):
         look()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sampled_by"),
+    [
+        ("--inference.batch-invariant", None),
+        ("", "a server without inference.batch_invariant"),
+        (
+            "--inference.batch-invariant --orchestrator.max-async-level 2",
+            "whichever weights are there, up to 2 versions",
+        ),
+        ("--orchestrator.client.base-url http://localhost:8000/v1", "the server at http://localhost:8000/v1"),
+        ("--inference.backend vllm", "vLLM"),
+    ],
+)
+def test_what_may_sample_other_tokens(flags: str, sampled_by: str | None) -> None:
+    found = parse(RLConfig, ["--mode", "split", *flags.split()], "hone rl").sampled_by
+    assert found is None if sampled_by is None else found is not None and found.startswith(sampled_by)

@@ -41,16 +41,6 @@ class Launched:
         """Returns when the run has begun, all roles are there, and their first lines in the run's logs."""
         until(lambda: all(self.starts(role) and "start" in self.log(role) for role in ROLES))
 
-    def again(self, role: str, count: int) -> None:
-        """Returns when a role was started so often, and all of these have said and noted it."""
-        until(lambda: len(self.starts(role)) == self.log(role).count("start") == count)
-
-    def stop(self) -> None:
-        """SIGSTOP to the launcher while it waits: not between two of its looks at who has died."""
-        until(lambda: state(self.process.pid) == "S")
-        self.process.send_signal(signal.SIGSTOP)
-        until(lambda: state(self.process.pid) == "T")
-
     def ended(self) -> tuple[int, str, str]:
         """Exit code, output, errors; nothing is left, once the kernel has ended what was killed."""
         out, err = self.process.communicate(timeout=SECONDS)
@@ -212,24 +202,3 @@ def test_a_launcher_that_is_killed_leaves_nothing(launch):
     assert len(alive(run.folder)) == 4
     os.kill(run.process.pid, signal.SIGKILL)
     until(lambda: not alive(run.folder))
-
-
-@pytest.mark.parametrize("other", ["trainer", "orchestrator"])
-def test_a_server_and_another_that_die_in_the_same_moment_are_one_restart(launch, other):
-    run = launch()
-    run.at_work()
-    (server,), (role,) = run.starts("inference"), run.starts(other)
-    run.stop()
-    for pid in (server["pid"], role["pid"]):
-        os.kill(pid, signal.SIGKILL)
-        until(lambda pid=pid: state(pid) == "Z")
-    run.process.send_signal(signal.SIGCONT)
-    until(lambda: [len(run.starts(name)) for name in ROLES] == [2, 2, 2])
-    run.again("orchestrator", 2)
-    run.process.send_signal(signal.SIGINT)
-    code, out, _ = run.ended()
-    assert code == 130 and "(restart 1 of 3)" in out and "(restart 2 of 3)" not in out
-
-
-def state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

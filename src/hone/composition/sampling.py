@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from hone.config.rl import RLConfig
+from hone.config.rl import SAMPLED_BY, RLConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.engine import Engine
@@ -19,7 +19,6 @@ from hone.inference.vllm.server import check_device, find_vllm
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.exactness import inexact_sampling
 from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Policy
@@ -76,8 +75,7 @@ def sampling(
     if config.sampled_by is None:
         yield own_policy(config, env, trainer, renderer)
         return
-    for cause in inexact_sampling(config):
-        run.mark_inexact(run.start_step, cause)
+    run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:
         spool = Spool(config.output_dir / SPOOL, trainer.model)
         remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)

@@ -22,11 +22,10 @@ from hone.composition import parts
 from hone.composition.machine import configure
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
-from hone.config.rl import RLConfig, TrainerConfig
+from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
 from hone.model.hf import model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
-from hone.orchestrator.exactness import inexact_sampling
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
 from hone.orchestrator.reach import reach
@@ -86,8 +85,8 @@ class SplitRL(RL):
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
         if run.nothing_left:
             return
-        for cause in inexact_sampling(config):
-            run.mark_inexact(run.start_step, cause)
+        if config.sampled_by is not None:
+            run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
         for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
             run.event("restart", run.start_step, **restart)
         ledger = self._restored(run.restored[1] if run.restored else None)

@@ -193,6 +193,10 @@ class InferenceConfig(EngineConfig):
     shared = hoist.SHARED
 
 
+SAMPLED_BY = "completions are sampled by "
+"""Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
+
+
 class GapConfig(BaseConfig):
     """How far sampler and trainer may be apart, in nats a token; by default what suits backend and precision."""
 
@@ -246,19 +250,15 @@ class RLConfig(RunConfig):
 
     @property
     def sampled_by(self) -> str | None:
-        """What samples, in words, if it is not the engine in this process: its completions can't be had again."""
+        """What samples, in words, if it may give other tokens than the engine in one process would."""
         if self.orchestrator.client.base_url is not None:
             return f"the server at {self.orchestrator.client.base_url}"
         if self.inference.backend == "vllm":
             return "vLLM"
-        return "a server of its own" if self.mode == "split" and not self.samples_as_colocated else None
-
-    @property
-    def samples_as_colocated(self) -> bool:
-        """True if the own engine samples the tokens that it would in one process, whichever process it is in."""
-        own = self.inference.backend == "hone" and self.orchestrator.client.base_url is None
-        alone = self.inference.batch_invariant and self.orchestrator.max_async_level == 0
-        return own and (self.mode != "split" or alone)
+        if self.mode == "split" and not self.inference.batch_invariant:
+            return "a server without inference.batch_invariant"
+        lag = self.orchestrator.max_async_level
+        return f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old" if lag else None
 
     @property
     def server_url(self) -> str:

@@ -95,7 +95,8 @@ class Child:
             self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
             self.lines.append(line.decode(errors="replace").rstrip())
             if stream is not None:
-                _show(stream, line)
+                with contextlib.suppress(OSError):  # its reader has left, which ends no run
+                    os.write(stream, line)
 
     @property
     def name(self) -> str:
@@ -141,13 +142,6 @@ class Child:
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
                 os.killpg(self.pid, signal.SIGKILL)
-
-
-def _show(stream: int, text: bytes) -> None:
-    """Write to a stream of this process, without a buffer; nothing where its reader has left, which ends no run."""
-    with contextlib.suppress(OSError):
-        while text:
-            text = text[os.write(stream, text) :]
 
 
 def signal_name(signum: int) -> str:

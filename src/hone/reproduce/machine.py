@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hone.orchestrator.exactness import SAMPLED_BY
+from hone.config.rl import SAMPLED_BY
 from hone.runs import opening as drift
 from hone.runs import provenance
 

@@ -36,7 +36,6 @@ from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.exactness import TOLERANCE
 from hone.orchestrator.groups import GroupSampler
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, first_difference
@@ -52,6 +51,8 @@ from hone.trainer.fingerprint import fingerprint
 from hone.trainer.step import Trainer
 
 OnStep = Callable[[int], None]
+TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
+"""Largest distance of the loss of several ranks from that of one process on the same batches, relative to its terms."""
 
 
 def open_run(name: str) -> Run:

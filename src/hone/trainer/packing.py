@@ -17,7 +17,7 @@ from itertools import groupby
 import numpy as np
 import torch
 
-from hone.trainer.parallel import Ranks
+from hone.trainer.parallel import ALONE, Ranks
 from hone.types import PackedBatch
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -160,9 +160,7 @@ def split_micro_batches(
     counts once, stay together if they fit. Every micro-batch carries the step's `num_loss_tokens`, so the sum of their
     losses is the mean over the step.
     """
-    max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
-    total = sum(sequence.num_loss_tokens for sequence in sequences)
-    return [pack(batch, total, device, share_prompts) for batch in _cut(_runs(sequences, share_prompts), max_tokens)]
+    return deal(sequences, max_tokens, device, share_prompts, ALONE)
 
 
 def deal(
@@ -177,8 +175,6 @@ def deal(
     Each rank gets equally many, as few as `max_tokens` allows, of about as many tokens each. Where there are not enough
     sequences, a rank gets one without loss. Every micro-batch carries the `num_loss_tokens` of all ranks.
     """
-    if ranks.alone:
-        return split_micro_batches(sequences, max_tokens, device, share_prompts)
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
     batches = cut_evenly(sequences, max_tokens, share_prompts, ranks.world)

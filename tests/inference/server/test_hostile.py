@@ -10,9 +10,7 @@ import pytest
 import torch
 from real_server import Served, random_model, serving
 
-from hone.inference.endpoint import Endpoint
 from hone.model.hf import save_model
-from hone.orchestrator import reach
 
 from .test_app import HEAD, ask
 
@@ -182,7 +180,6 @@ def test_an_engine_that_failed_works_again_after_good_weights(tmp_path, capfd: p
             assert status == 500 and "logits are not finite" in answer["error"]["message"]
             code, body = health(served)
             assert (code, body["status"]) == ((200, "ok") if count < 3 else (503, "failing"))
-            assert reach.answers(Endpoint(served.url)), "a run may give it weights"
             assert body["failed_steps"] == count and "logits are not finite" in body["last_failure"]
             assert not served.service.engine.busy
         for about in ({"prompt_logprobs": 0}, {"echo": True, "logprobs": 0}):
