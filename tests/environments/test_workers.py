@@ -38,10 +38,10 @@ def die_first(times):
 def forge():
     """Makes this process answer what is in the file, one after another."""
     frame = sys._getframe()
-    while "kinds" not in frame.f_locals:
+    while "_answers" not in frame.f_globals:
         frame = frame.f_back
     answers = iter(json.loads(open("forged.json").read()))
-    frame.f_locals["kinds"].update(grade=lambda *_: next(answers), respond=lambda *_: next(answers))
+    frame.f_globals["_answers"] = lambda *_: next(answers)
 
 
 def graded(completion, answer, info, state, rng):
@@ -181,17 +181,11 @@ def test_without_determinism_the_clock_decides():
     assert [score.detail for score in grades(env, ["spin", "sleep"])] == [detail] * 2
 
 
-def test_it_is_told_how_far_grading_is_and_what_failed():
-    env, told = load(1), []
-    env.progress = told.append
-    grades(env, ["a", "exit", "raise", "b"])
-    assert told == [
-        "grading: 1 of 4 done",
-        "grading: 2 of 4 done, 1 failed, the latest: the process that was grading ended with 0",
-        "grading: 3 of 4 done, 2 failed, the latest: RuntimeError: no grade",
-        "grading: 4 of 4 done, 2 failed, the latest: RuntimeError: no grade",
-        "",
-    ]
+def test_progress_says_how_far_grading_is():
+    env, words = load(1), []
+    env.progress = words.append
+    grades(env, ["a", "exit"])
+    assert words == ["grading: 1 of 2 done", "grading: 2 of 2 done", ""]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

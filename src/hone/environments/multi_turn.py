@@ -115,13 +115,14 @@ def settled(
 
 def _copied(message: Any) -> Message:
     """Return the message as JSON. Raises ValueError, with the reason, if an environment can't send it."""
-    needed = "messages with a text as role and content"
-    if isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content")):
-        needed = "messages of other roles than the model's"
-        if message["role"] != "assistant":
-            try:
-                # A tool may print half a surrogate pair.
-                return json.loads(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
-            except (TypeError, ValueError):
-                needed = "messages that are JSON"
-    raise ValueError(f"env_response returned {message!r:.200}; it must return {needed}")
+    texts = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
+    if texts and message["role"] != "assistant":
+        try:
+            # A tool may print half a surrogate pair.
+            return json.loads(json.dumps(message, ensure_ascii=False).encode("utf-8", "replace"))
+        except (TypeError, ValueError):
+            pass
+    raise ValueError(
+        f"env_response returned {message!r:.200}; it must return messages that are JSON, with a text as role and "
+        "content, and with other roles than the model's"
+    )

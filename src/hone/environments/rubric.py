@@ -139,18 +139,14 @@ class Rubric:
         started = time.perf_counter()
         components: dict[str, float] = {}
         offer = yield from attempt(_Offer, sample, parser)
-        answer = offer
-        if isinstance(offer, _Offer):
-            answer = yield from attempt(lambda: parser.parse_answer(offer.copies()["completion"]))
+        if isinstance(offer, GraderFailure):
+            return Measured({}, None, offer, time.perf_counter() - started)
+        answer = yield from attempt(lambda: parser.parse_answer(offer.copies()["completion"]))
         if isinstance(answer, GraderFailure):
             return Measured({}, None, answer, time.perf_counter() - started)
-        assert isinstance(offer, _Offer)
         failure = None
         for name, func in self.funcs.items():
-            kwargs = offer.arguments(self._accepts[name])
-            if "rng" in self._accepts[name]:
-                kwargs["rng"] = stream(sample.seed, "grader", sample.example.id, sample.sample_id, name)
-            value = yield from run_reward(func, kwargs)
+            value = yield from run_reward(func, offer.arguments(name, self._accepts[name]))
             if isinstance(value, GraderFailure):
                 failure = value
                 break
@@ -163,7 +159,11 @@ class Rubric:
         """Return reward and outcome of what the functions returned. No code of the task runs here."""
         components = {name: measured.components[name] for name in self.funcs if name in measured.components}
         reward = sum(self.weights[name] * value for name, value in components.items())
-        failure = measured.failure or self._no_reward(reward, components)
+        failure = measured.failure
+        if failure is None and self._any_weight and not any(self.weights[name] for name in components):
+            failure = GraderFailure(Outcome.GRADER_ERROR, "every reward function that has a weight abstained")
+        if failure is None and not math.isfinite(reward):
+            failure = GraderFailure(Outcome.GRADER_ERROR, f"the weighted sum of {components} is not finite")
         if failure is not None:
             because = failure.outcome, failure.detail, measured.seconds, failure.killed
             return Score(math.nan, components, self.weights, *because)
@@ -171,14 +171,6 @@ class Rubric:
         outcome = decide_outcome(components.get(self.correctness), well_formed, sample.stop_reason == "length")
         detail = _explain(sample, parser, measured.answer, components)
         return Score(reward, components, self.weights, outcome, detail, measured.seconds)
-
-    def _no_reward(self, reward: float, components: Mapping[str, float]) -> GraderFailure | None:
-        """Return the failure of a grading whose functions all returned, yet make no reward."""
-        if self._any_weight and not any(self.weights[name] for name in components):
-            return GraderFailure(Outcome.GRADER_ERROR, "every reward function that has a weight abstained")
-        if not math.isfinite(reward):
-            return GraderFailure(Outcome.GRADER_ERROR, f"the weighted sum of {dict(components)} is not finite")
-        return None
 
 
 @inline
@@ -233,27 +225,26 @@ class _Offer:
     """The arguments that reward functions are offered. No function sees the changes of another, but for `state`."""
 
     def __init__(self, sample: Sample, parser: Parser) -> None:
-        example = sample.example
+        example, truncated = sample.example, sample.stop_reason == "length"
         shared = {"prompt": example.prompt, "completion": sample.completion, "info": example.info}
         try:
-            pickled = pickle.dumps(shared)  # far faster to copy from than the value
-            self.copies: Callable[[], dict[str, Any]] = lambda: pickle.loads(pickled)
+            self.copies: Callable[[], dict[str, Any]] = functools.partial(pickle.loads, pickle.dumps(shared))
         except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
-            self.copies = lambda: copy.deepcopy(shared)
-        self._parser, self._state = parser, copy.deepcopy(dict(sample.state or {}))
-        self._facts = {
-            "answer": example.answer,
-            "example_id": example.id,
-            "stop_reason": sample.stop_reason,
-            "is_truncated": sample.stop_reason == "length",
-        }
+            self.copies = functools.partial(copy.deepcopy, shared)  # far slower
+        self._sample, self._parser, self._state = sample, parser, copy.deepcopy(dict(sample.state or {}))
+        self._facts = {"answer": example.answer, "example_id": example.id}
+        self._facts |= {"stop_reason": sample.stop_reason, "is_truncated": truncated}
 
-    def arguments(self, names: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of one function, but for its `rng`."""
-        offered = self.copies() | {"answer": self._facts["answer"], "parser": self._parser, "state": self._state}
+    def arguments(self, func: str, names: Sequence[str]) -> dict[str, Any]:
+        """Return the arguments of the function of this name."""
+        offered = self.copies()
         if "state" in names:
-            self._state |= self._facts | {name: offered[name] for name in ("prompt", "completion", "info")}
-        return {name: offered[name] for name in names if name in offered}
+            self._state |= self._facts | offered
+        offered |= {"answer": self._facts["answer"], "parser": self._parser, "state": self._state}
+        if "rng" in names:
+            sample = self._sample
+            offered["rng"] = stream(sample.seed, "grader", sample.example.id, sample.sample_id, func)
+        return {name: offered[name] for name in names}
 
 
 def _explain(sample: Sample, parser: Parser, answer: str | None, components: Mapping[str, float]) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.errors import UserError
-from hone.grading import GraderFailure, last_line, together
+from hone.grading import GraderFailure, together
 from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool
 from hone.types import Message, Outcome
@@ -78,7 +78,7 @@ class Workers:
     """The processes of one environment, started when they are needed, or by `pool.start`."""
 
     def __init__(self, origin: Origin, limits: Limits, progress: Progress = lambda words: None) -> None:
-        self.limits = limits
+        self.limits, self._progress = limits, progress
         self.pool = Pool(
             Path(__file__),
             [origin.env_id, origin.kwargs, origin.folder, origin.path, origin.sources, limits.timeout],
@@ -87,58 +87,54 @@ class Workers:
             memory_bytes=int(limits.memory_gib * 2**30),
             environment={"PYTHONHASHSEED": str(limits.hash_seed)},
         )
-        self._progress = progress
 
     def grade(self, samples: Sequence[Sample], rubric: Rubric) -> list[Measured]:
         """Run the functions of the rubric on each sample."""
         waits = sum(map(is_async, rubric.funcs.values()))
-        answers = self._ask("grade", [_packed(sample) for sample in samples], waits, "grading")
-        return [_measured(answer, rubric.funcs) for answer in answers]
+        return [_measured(answer, rubric.funcs) for answer in self._ask("grade", samples, waits, "grading")]
 
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
     ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
-        """Return the environment's answer to each conversation, and its state. Raises UserError if that isn't JSON."""
-        for _, state in turns:
-            _check_json(state)
-        answers = self._ask("respond", [list(turn) for turn in turns], int(waits), "answering the model")
-        return [_responded(answer) for answer in answers]
+        """Return the environment's answer to each conversation, and its state."""
+        return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
-    def _ask(self, kind: str, items: list[Any], waits: int, doing: str) -> list[Any]:
+    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
         """Return the answers about the items: one question each, or many in one where functions wait.
 
         Each item of a chunk without an answer is asked about once more by itself, so that only the guilty one fails.
         """
         size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
+        chunks = [items[start : start + size] for start in range(0, len(items), size)]
         answers: list[Any] = []
         again: list[int] = []
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
-        for chunk in self._ask_chunks(kind, chunks, waits, doing):
-            here = min(size, len(items) - len(answers))
-            if isinstance(chunk, GraderFailure) and here > 1:
-                again += range(len(answers), len(answers) + here)
-            answers += [chunk] * here if isinstance(chunk, GraderFailure) else chunk
+        for chunk, answer in zip(chunks, self._ask_chunks(kind, chunks, waits, doing), strict=True):
+            if isinstance(answer, GraderFailure) and len(chunk) > 1:
+                again += range(len(answers), len(answers) + len(chunk))
+            answers += [answer] * len(chunk) if isinstance(answer, GraderFailure) else answer
         alone = self._ask_chunks(kind, [[items[i]] for i in again], waits, doing) if again else []
-        for index, chunk in zip(again, alone, strict=True):
-            answers[index] = chunk if isinstance(chunk, GraderFailure) else chunk[0]
+        for index, answer in zip(again, alone, strict=True):
+            answers[index] = answer if isinstance(answer, GraderFailure) else answer[0]
         return answers
 
-    def _ask_chunks(self, kind: str, chunks: list[list[Any]], waits: int, doing: str) -> list[Any]:
+    def _ask_chunks(self, kind: str, chunks: list[Sequence[Any]], waits: int, doing: str) -> list[Any]:
+        """Return the list of answers about each chunk, or why there is none; a timeout names the setting."""
         cpu, clock = self.limits.seconds(waits)
-        failures: list[str] = []
+        allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
+        questions = [[kind, _packed(chunk)] for chunk in chunks]
 
         def heard(done: int, answer: Any) -> None:
-            items = answer if isinstance(answer, list) else [answer]
-            failures.extend(failure.detail for item in items if (failure := _failure(item)) is not None)
-            words = f"{doing}: {done} of {len(chunks)} done"
-            if failures:
-                words += f", {len(failures)} failed, the latest: {last_line(failures[-1]):.100}"
-            self._progress(words)
+            self._progress(f"{doing}: {done} of {len(chunks)} done")
 
-        answers = self.pool.ask_all([[kind, chunk] for chunk in chunks], cpu, clock, doing, heard)
+        answers = self.pool.ask_all(questions, cpu, clock, doing, heard)
         self._progress("")
-        allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
-        return [_chunk(answer, len(chunk), allowed) for answer, chunk in zip(answers, chunks, strict=True)]
+        for i, (answer, chunk) in enumerate(zip(answers, chunks, strict=True)):
+            if isinstance(answer, GraderFailure):
+                if answer.outcome is Outcome.GRADER_TIMEOUT:
+                    answers[i] = replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})")
+            elif not isinstance(answer, list) or len(answer) != len(chunk):
+                answers[i] = _NO_ANSWER
+        return answers
 
 
 def cores() -> int:
@@ -146,24 +142,14 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _packed(sample: Sample) -> str:
-    """Pickle the sample: `info` may hold what JSON does not (dates, bytes, tuples). Results are JSON."""
+def _packed(items: Sequence[Any]) -> str:
+    """Pickle what a question is about: `info` may hold what JSON does not (dates, bytes, tuples). Answers are JSON."""
     try:
-        return base64.b64encode(pickle.dumps(sample)).decode()
+        return base64.b64encode(pickle.dumps(list(items))).decode()
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
-            f"example {sample.example.id} can't be sent to a grading process ({error}): keep plain values in its info, "
-            "or set grading.workers = 0"
-        ) from None
-
-
-def _check_json(state: dict[str, Any]) -> None:
-    try:
-        json.dumps(state)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(
-            f"the state of a conversation is not JSON, so it can't be sent to the processes that answer ({error}): let "
-            "initial_state keep numbers, texts, lists and tables in it, or set grading.workers = 0"
+            f"a completion can't be sent to a grading process ({error}): keep plain values in info and state, or set "
+            "grading.workers = 0"
         ) from None
 
 
@@ -192,17 +178,9 @@ def _failure(answer: Any) -> GraderFailure | None:
             return answer
         case {"failure": [str(outcome), str(detail), bool(killed)]} if outcome in _FAILURES:
             return GraderFailure(Outcome(outcome), cut(detail, MAX_DETAIL), killed=killed)
-        case {"failure": None} | list():
+        case {"failure": None}:
             return None
     return _NO_ANSWER
-
-
-def _chunk(answer: Any, count: int, allowed: str) -> list[Any] | GraderFailure:
-    """Return the answers about `count` items; a timeout names the setting that allows more."""
-    if isinstance(answer, GraderFailure):
-        late = answer.outcome is Outcome.GRADER_TIMEOUT
-        return replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})") if late else answer
-    return answer if isinstance(answer, list) and len(answer) == count else _NO_ANSWER
 
 
 def start(
@@ -210,12 +188,8 @@ def start(
 ) -> Callable[[list[Any]], list[Any]]:
     """Load the environment in a process of `hone.grading.pool` as hone's process loaded it, without its data.
 
-    Return the function that answers:
-
-    - `["grade", samples]`: of each {"components", "answer", "failure", "seconds"}, a `Measured`;
-    - `["respond", [[messages, state], …]]`: of each [what the environment says, its state then], or {"failure"}.
-
-    "failure" is [outcome, detail, killed], or null. Raises UserError if a task file has changed since hone loaded it.
+    Return the function that answers `["grade" or "respond", items]`, where the items are packed samples or (messages,
+    state). Raises UserError if a task file has changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path
@@ -229,44 +203,39 @@ def start(
                 f"{file} was changed while it is in use, so that completions would be graded in two ways: undo the "
                 "change, or start again"
             )
-    kinds = {"grade": _grade, "respond": _respond}
-    return lambda question: kinds[question[0]](env, question[1], timeout)
+    return lambda question: _answers(env, question[0], question[1], timeout)
 
 
-def _grade(env: Any, items: list[str], timeout: float) -> list[Any]:
-    measured = _together([env.grading(pickle.loads(base64.b64decode(item))) for item in items], timeout)
-    return [
-        {"components": one.components, "answer": one.answer, "seconds": one.seconds} | _failed(one.failure)
-        for one in measured
-    ]
+def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
+    """Return of each item a `Measured` as a dict, [what the environment says, its state then], or its failure.
 
-
-def _respond(env: Any, items: list[list[Any]], timeout: float) -> list[Any]:
-    answers = _together([env.responding(messages, state) for messages, state in items], timeout)
-    return [_failed(answer) if isinstance(answer, GraderFailure) else _as_json(answer) for answer in answers]
-
-
-def _together(works: list[Any], timeout: float) -> list[Any]:
-    """Run `together`; RuntimeError if one held up others past their deadline, so that each is asked about by itself."""
+    Raises RuntimeError if one held up others past their deadline, so that each is asked about by itself.
+    """
+    items = pickle.loads(base64.b64decode(packed))
     late: list[bool] = []
+    works = [env.grading(item) if kind == "grade" else env.responding(*item) for item in items]
     results = together(works, timeout, lambda: late.append(True))
-    if late and len(works) > 1:
+    if late and len(items) > 1:
         raise RuntimeError("a function held up others that it ran beside: await what takes its time")
-    return results
+    return [_as_json(result) for result in results]
 
 
-def _as_json(answer: Any) -> Any:
+def _as_json(result: Any) -> Any:
+    if isinstance(result, Measured):
+        return vars(result) | _failed(result.failure)
+    if isinstance(result, GraderFailure):
+        return _failed(result)
     try:
-        json.dumps(answer)
-        _check_keys(answer)
+        json.dumps(result)
+        _check_keys(result)
     except (TypeError, ValueError, RecursionError) as error:
         detail = f"env_response left what is no JSON in its messages or its state: {error}"
         return _failed(GraderFailure(Outcome.GRADER_ERROR, detail))
-    return answer
+    return result
 
 
 def _check_keys(value: Any) -> None:
-    """Raise TypeError for a key that is no text: JSON would turn it into text, and it would not be found any more."""
+    """Raise TypeError for a key that is not text: JSON would turn it into text, and it would not be found any more."""
     for key in value if isinstance(value, dict) else ():
         if not isinstance(key, str):
             raise TypeError(f"the key {key!r} is no text")
