@@ -320,7 +320,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "there is no data set": task(dataset=None),
         "dataset is a Table: give a path": task(dataset=Table()),
         "dataset is a dict: .* of one split": task(dataset={"train": ROWS}),
-        "dataset holds no rows": task(dataset=[]),
+        "dataset is a list: .* with at least one row": task(dataset=[]),
         "dataset, row 1: Object of type date is not JSON": task(
             dataset=[ROWS[0], {"prompt": __import__("datetime").date.today()}]
         ),

@@ -41,7 +41,7 @@ PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("plan", "tasks"
 WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
 RUN = (ROOT / "README.md", REWARDS, REPRODUCIBILITY)
 """Pages whose commands are run in order. Other tests run those of training.md (tests/split, tests/vllm and
-tests/test_serving_page.py), of `hone init-env` (tests/commands) and of tasks (tests/test_task_examples.py)."""
+tests/test_serving_page.py), of `hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
 PRINTING = (TASKS, REWARDS)
 """Pages whose Python is run where it prints: `print(…)  # what it prints`."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")

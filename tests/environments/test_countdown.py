@@ -80,28 +80,6 @@ def test_hostile_expressions_return_at_once(env):
     assert env.grade(example, f"<answer>{'1+' * 256}1</answer>").outcome is Outcome.UNPARSABLE, "513 characters"
 
 
-REWARDS = {
-    1.0: ["<answer>44+19+35</answer>\n", "<answer>\n44 + 19 + 35\n</answer>", "<answer>44+19+35 = 98</answer>",
-        "<answer>(44 + 19) + 35</answer><|im_end|>", "thoughts</think>\n\n<answer>35+44+19</answer>",
-        "\\boxed{44+19+35}"],
-    0.1: ["<answer>44+19+35 = 97</answer>", "<answer>44+54</answer>", "<answer>44+19</answer>",
-        "<answer>44+19+35+0</answer>", "<answer>44+19+35+19-19</answer>", "<answer>98</answer>",
-        "<answer>44/0+19+35</answer>", "<answer>44+19+35</answer></think><answer>44-19</answer>"],
-    0.0: ["<answer>any garbage</answer>", "<answer></answer>", "44+19+35", "<think><answer>44+19+35</answer>"],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("completion", "reward"), [(given, value) for value, texts in REWARDS.items() for given in texts]
-)
-def test_the_defects_of_tinyzeros_reward(env, completion: str, reward: float):
-    """A newline after the tag or inside it, `= 98`, numbers glued or invented, and garbage in tags."""
-    example = env.example(answer="98", info={"nums": [44, 19, 35], "target": 98})
-    score = env.grade(example, completion)
-    assert score.reward == reward
-    assert score.outcome is {1.0: Outcome.CORRECT, 0.1: Outcome.WRONG, 0.0: Outcome.UNPARSABLE}[reward]
-
-
 def test_each_number_at_most_once_by_option(env):
     some = load_environment("countdown", use_all=False)
     example, text = some.example(nums=[44, 19, 35, 7], target=98), "<answer>44+19+35</answer>"
@@ -134,21 +112,9 @@ def test_solve_brackets_what_needs_them():
     assert solve([3, 8], 3) is None and solve([3, 8], 3, use_all=False) == "3"
 
 
-def write(path: Path, count: int) -> str:
-    path.write_text("".join(json.dumps({"target": 10 + i, "nums": [1 + i, 4, 5]}) + "\n" for i in range(count)))
-    return str(path)
-
-
-def test_rows_of_the_hub_set_with_a_tenth_held_out(tmp_path: Path):
-    env = load_environment("countdown", dataset=write(tmp_path / "rows.jsonl", 40))
-    assert (len(env.split("train")), len(env.split("eval"))) == (36, 4)
-    assert not {e.id for e in env.split("train")} & {e.id for e in env.split("eval")}
-    example = env.split("train")[0]
-    assert env.grade(example, env.reference(example)).reward == 1.0
-
-
 def test_the_first_rows_to_train_and_the_next_to_evaluate(tmp_path: Path):
-    path = write(tmp_path / "rows.jsonl", 40)
+    path = str(tmp_path / "rows.jsonl")
+    Path(path).write_text("".join(json.dumps({"target": 10 + i, "nums": [1 + i, 4, 5]}) + "\n" for i in range(40)))
     env = load_environment("countdown", dataset=path, num_train_examples=20, num_eval_examples=5)
     assert [e.answer for e in env.split("train")] == [str(10 + i) for i in range(20)]
     assert [e.answer for e in env.split("eval")] == [str(30 + i) for i in range(5)]

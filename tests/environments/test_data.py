@@ -8,7 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hone.environments import generated_rows, hold_out, load_rows
+from hone.environments import Rubric, SingleTurnEnv, generated_rows, hold_out, load_rows
+from hone.environments.data import Draws, Overlap, epoch_order, find_overlap
 from hone.errors import UserError
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2", "info": {"k": 3}}]
@@ -129,3 +130,61 @@ def test_a_generated_row_depends_on_seed_id_split_and_index_alone():
     assert rows[7] == rows[7] == row(7, n=8) == rows[-93]
     others = [row(7, seed=1), row(7, env_id="y"), row(7, split="eval"), row(8)]
     assert rows[7] not in others
+
+
+def test_each_epoch_is_a_permutation_and_differs_from_the_next_and_from_other_seeds():
+    first = epoch_order(50, 0, 0).tolist()
+    assert sorted(first) == list(range(50))
+    assert first != list(range(50))
+    assert epoch_order(50, 0, 1).tolist() != first
+    assert epoch_order(50, 1, 0).tolist() != first
+    assert epoch_order(50, 0, 0).tolist() == first
+
+
+def test_the_order_is_fixed_for_ever():
+    """A checkpoint stores the number of draws only: another order would make it resume elsewhere."""
+    assert epoch_order(8, 0, 0).tolist() == [7, 3, 0, 1, 2, 6, 5, 4]
+    assert epoch_order(8, 0, 3).tolist() == [0, 5, 1, 3, 2, 6, 4, 7]
+
+
+def test_draws_visit_each_example_once_per_epoch_in_any_order_of_asking():
+    draws = Draws(7, seed=3)
+    seen = [draws.index(d) for d in range(21)]
+    for epoch in range(3):
+        assert seen[7 * epoch : 7 * epoch + 7] == epoch_order(7, 3, epoch).tolist()
+    assert [Draws(7, seed=3).index(d) for d in (20, 0, 13)] == [seen[20], seen[0], seen[13]]
+    assert isinstance(seen[0], int)
+
+
+def right(completion, answer) -> float:
+    return 1.0
+
+
+def overlap(train: list[dict], held_out: list[dict], indices=None) -> Overlap:
+    env = SingleTurnEnv(rubric=Rubric([right]), dataset=train, eval_dataset=held_out)
+    return find_overlap(
+        env.split("train"), env.split("eval"), range(len(train)) if indices is None else indices, range(len(held_out))
+    )
+
+
+def pairs(*texts: str) -> list[dict]:
+    return [{"question": pair[0], "answer": pair[1:]} for pair in texts]
+
+
+def test_equal_prompts_are_found_whatever_the_answer():
+    found = overlap(pairs("a1", "b2", "c3", "b5", "d4"), pairs("x0", "b2", "d9", "b2"))
+    assert found == Overlap(checked=5, held_out=4, rows=(1, 3, 4), identical=1, pair=(1, 1))
+
+
+def test_no_overlap():
+    assert overlap(pairs("a1", "b2"), pairs("c1", "d2")) == Overlap(2, 2)
+
+
+def test_only_the_named_rows_are_compared_in_any_order():
+    assert overlap(pairs("a1", "b2", "c3"), pairs("a1", "b2", "c3"), [2, 0]).rows == (0, 2)
+
+
+def test_prompts_that_are_all_the_same_tell_nothing():
+    """Of a game that begins with the same words, examples of equal answers are the same."""
+    found = overlap(pairs("g1", "g2", "g3", "g4"), pairs("g3", "g7", "g8"))
+    assert (found.rows, found.identical) == ((2,), 1)

@@ -44,7 +44,11 @@ def test_rows_become_examples():
         {"prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}], "answer": "x"},
         {"prompt": [{"role": "user", "content": "hi"}], "answer": "x", "info": '{"k": 1}'},
     ]
-    split = make(dataset=rows, system_prompt="Think.").split("train")
+    read = []
+    env = make(dataset=lambda: read.append(1) or rows, system_prompt="Think.")
+    assert read == [], "data is read on first use"
+    split = env.split("train")
+    assert env.split("train")[0] == split[0] and read == [1]
     system = {"role": "system", "content": "Think."}
     assert split[0].prompt == [system, {"role": "user", "content": "2 + 2?"}]
     assert (split[0].answer, split[0].info) == ("4", {})
@@ -52,20 +56,6 @@ def test_rows_become_examples():
     assert split[2].prompt == rows[2]["prompt"]
     assert (split[3].prompt, split[3].info) == ([system, {"role": "user", "content": "hi"}], {"k": 1})
     assert len(split) == 4 and split[-1] == split[3] and split[1:3] == [split[1], split[2]]
-
-
-def test_data_is_read_on_first_use_and_once():
-    calls = []
-
-    def rows():
-        calls.append(1)
-        return [{"question": "q", "answer": "a"}]
-
-    env = make(dataset=rows)
-    assert calls == []
-    env.split("train")
-    env.split("train")
-    assert calls == [1]
 
 
 def test_a_missing_column_is_named_with_file_line_and_the_columns_there_are(tmp_path: Path):

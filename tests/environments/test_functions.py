@@ -61,7 +61,8 @@ def test_functions_get_what_they_name():
     assert seen["everything"] == (["6"], columns)
 
 
-def test_functions_of_completions_get_messages_where_prompts_are_messages_and_answers_as_they_are():
+def test_functions_get_messages_where_prompts_are_messages_answers_as_they_are_and_every_column():
+    """Also `question`, `info`, one that is null, and those that a row's own info has."""
     seen = []
 
     def theirs(completions, prompts, answer):
@@ -69,31 +70,19 @@ def test_functions_of_completions_get_messages_where_prompts_are_messages_and_an
         return [1]
 
     env = task([theirs], [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": i} for i in range(3)])
-    example = env.split("train")[0]
     assert components(env, "6") == {"theirs": 1.0}
-    answer = int(example.answer)
-    assert seen == [
-        ([[{"role": "assistant", "content": "6"}]], [[{"role": "user", "content": f"{answer}?"}]], [answer])
-    ]
-
-
-def test_every_column_can_be_named(here):
-    """Also `question`, `info`, one that is null, and those that a row's own info has."""
-    seen = []
+    prompt, answer = env.split("train")[0].prompt, int(env.split("train")[0].answer)
+    assert seen == [([[{"role": "assistant", "content": "6"}]], [prompt], [answer])]
 
     def ours(completion, question, answer, solution):
-        seen.append((question, answer, solution))
-        return 0.0
+        return float((question, answer, solution) == ("2?", 2, None))
 
-    def theirs(completions, question, info, solution):
-        seen.append((question, info[0]["more"], solution))
-        return [0.0]
+    def batched(completions, question, info, solution):
+        return [float((question, info[0]["more"], solution) == (["2?"], 5, [None]))]
 
-    rows = [{"question": "2?", "answer": 2, "solution": None, "info": {"more": i}} for i in range(2)]
-    env = task([ours, theirs], rows)
-    assert components(env) == {"ours": 0.0, "theirs": 0.0}
-    more = env.split("train")[0].info["more"]
-    assert seen == [("2?", 2, None), (["2?"], more, [None])]
+    rows = [{"question": "2?", "answer": 2, "solution": None, "info": {"more": 5}, "id": i} for i in range(2)]
+    env = task([ours, batched], rows)
+    assert env.grade(env.example(**rows[0]), "6").components == {"ours": 1.0, "batched": 1.0}
 
 
 @pytest.mark.parametrize("value", [0.5, [0.5, 0.5], [], "0.5", None, np.ones(2)])
@@ -166,29 +155,27 @@ def test_functions_of_a_file_run_in_workers_and_may_import_what_lies_beside_it(h
 
 
 def test_the_flags_stand_for_the_task(here):
-    task = {"rewards": ["rewards:exact"], "data": "p.jsonl"}
-    config = parse(RLConfig, ["--reward", "rewards:exact", "--data", "p.jsonl"], "rl")
-    assert (config.orchestrator.env.id, config.orchestrator.env.args) == ("functions", task)
-    assert config.reward is None and config.data is None
-    more = [
-        "--reward", "a:b", "c:d", "--data", "p.jsonl", "--orchestrator.env.args.weights", "[1, 0.5]",
-        "--orchestrator.env.template", '{"answer": "{solution}"}',
-    ]  # fmt: skip
-    env = parse(RLConfig, ["@", str(ROOT / "examples/reverse_text/tiny.toml"), *more], "rl").orchestrator.env
-    assert env.args == {"rewards": ["a:b", "c:d"], "data": "p.jsonl", "weights": [1, 0.5]} and env.template
-    assert parse(RLConfig, ["--model", "M", *more[:5]], "rl").model.name == "M"
+    def env(*words):
+        found = parse(RLConfig, list(words), "rl").orchestrator.env
+        return found.id, found.args
+
+    data = ["--reward", "a:b", "c:d", "--data", "p.jsonl"]
+    args = {"rewards": ["a:b", "c:d"], "data": "p.jsonl"}
+    tiny = ["@", str(ROOT / "examples/reverse_text/tiny.toml")]
+    assert env(*data) == env(*tiny, *data) == ("functions", args)
+    weights = ["--orchestrator.env.args.weights", "[1, 0.5]"]
+    assert env(*tiny, *data, *weights) == ("functions", args | {"weights": [1, 0.5]})
     with pytest.raises(UserError, match="leave out one"):
-        parse(RLConfig, [*more[:5], "--orchestrator.env.id", "gsm8k"], "rl")
-    env = parse(RLConfig, ["--data", "p.jsonl"], "rl").orchestrator.env
-    with pytest.raises(UserError, match="nothing is rewarded: add --reward"):
-        load_environment(env.id, **env.args)
-    Path(here / "task.toml").write_text('reward = "a:b"\ndata = "p.jsonl"\n')
-    env = parse(RLConfig, ["@", str(here / "task.toml")], "rl").orchestrator.env
-    assert env.args == {"rewards": ["a:b"], "data": "p.jsonl"}
-    env = parse(RLConfig, ["@", str(here / "task.toml"), "--orchestrator.env.id", "gsm8k"], "rl").orchestrator.env
-    assert (env.id, env.args) == ("gsm8k", {})  # a flag goes before a file
-    with pytest.raises(UserError, match="there is no data set: say which with --data"):
-        load_environment("functions", rewards="rewards:exact")
+        env(*data, "--orchestrator.env.id", "gsm8k")
+    Path("task.toml").write_text('reward = "a:b"\ndata = "p.jsonl"\n')
+    assert env("@", "task.toml") == ("functions", {"rewards": ["a:b"], "data": "p.jsonl"})
+    assert env("@", "task.toml", "--orchestrator.env.id", "gsm8k") == ("gsm8k", {})  # a flag goes before a file
+    for given, why in (
+        ({"data": "p.jsonl"}, "nothing is rewarded: add"),
+        ({"rewards": "a:b"}, "say which with --data"),
+    ):
+        with pytest.raises(UserError, match=why):
+            load_environment("functions", **given)
 
 
 @pytest.mark.parametrize(
@@ -263,12 +250,6 @@ def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matt
         exec(text, {})
     assert why == problem and f"# {problem}\n" in text and "LENGTH = 3\n" in text and "def reads" in text
     assert kept_source([shadows])[1] == ""
-    assert [kept_source([typed(value)])[0] for value in (1.0, 2.0)] != [kept_source([typed(1.0)])[0]] * 2
-
-
-def typed(value):
-    """A function without a source, as one that is typed into a console."""
     names: dict = {}
-    exec(f"def typed(completion):\n    return {value}", {"__name__": __name__}, names)
-    assert kept_source([names["typed"]])[1].startswith("there is no source of typed (its code is ")
-    return names["typed"]
+    exec("def typed(completion):\n    return 1.0", {"__name__": __name__}, names)
+    assert kept_source([names["typed"]])[1] == "there is no source of typed"  # as of one that is typed into a console

@@ -28,26 +28,18 @@ def write(path: Path, text: str | None = None, label: str = "") -> Path:
     return path
 
 
-def test_the_id_is_the_module_name_with_dashes(here: Path):
-    write(here / "environments" / "my_first_task.py", label="x")
+@pytest.mark.parametrize("place", ["my_first_task.py", "my_first_task/__init__.py", "my_first_task/my_first_task.py"])
+def test_the_id_is_the_module_name_with_dashes_of_a_file_or_a_folder(here: Path, place: str):
+    write(here / "environments" / place, label=place)
     env = load_environment("my-first-task", size=2)
-    assert (env.id, env.system_prompt) == ("my-first-task", "x")
+    assert (env.id, env.system_prompt) == ("my-first-task", place)
     assert "my_first_task" in sys.modules
 
 
-@pytest.mark.parametrize("place", ["some_task.py", "some_task/__init__.py", "some_task/some_task.py"])
-def test_a_task_may_be_a_file_or_a_folder(here: Path, place: str):
-    write(here / "environments" / place, label=place)
-    assert load_environment("some-task").system_prompt == place
-
-
 def test_environments_comes_before_the_current_directory_and_both_before_installed_packages(here: Path):
-    write(here / "html5lib_task.py", label="here")
-    assert load_environment("html5lib-task").system_prompt == "here"
-    write(here / "environments" / "html5lib_task.py", label="environments")
-    assert load_environment("html5lib-task").system_prompt == "environments"
-    write(here / "environments" / "reverse_text.py", label="mine")
-    assert load_environment("reverse-text").system_prompt == "mine"
+    for place in ("some_task.py", "environments/some_task.py", "environments/reverse_text.py"):
+        file = write(here / place, label=place)
+        assert load_environment(file.stem).system_prompt == place
 
 
 def test_a_task_file_does_not_stand_in_for_the_package_of_its_name(here: Path):
@@ -108,17 +100,18 @@ def test_ids_that_are_none(here: Path, env_id: str, why: str):
         load_environment(env_id)
 
 
-def test_modules_that_are_no_environment(here: Path):
-    write(here / "environments" / "empty_task.py", "x = 1")
-    with pytest.raises(UserError, match="has no function load_environment"):
-        load_environment("empty-task")
-    write(here / "environments" / "none_task.py", "def load_environment(): return None")
-    with pytest.raises(UserError, match="returned a NoneType"):
-        load_environment("none-task")
-    write(here / "environments" / "needy_task.py", "import not_installed_anywhere")
-    with pytest.raises(UserError, match="'needy-task' could not be imported: No module named 'not_installed_anywhere'"):
-        load_environment("needy-task")
-    assert "needy_task" not in sys.modules
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("x = 1", "has no function load_environment"),
+        ("def load_environment(): return None", "returned a NoneType"),
+        ("import not_installed", "'odd-task' could not be imported: No module named 'not_installed'; install what it"),
+    ],
+)
+def test_modules_that_are_no_environment(here: Path, text: str, why: str):
+    write(here / "environments" / "odd_task.py", text)
+    with pytest.raises(UserError, match=why):
+        load_environment("odd-task")
 
 
 def test_reverse_text_is_importable_by_its_name(here: Path):
@@ -158,9 +151,7 @@ def test_only_a_local_task_file_must_be_that_of_the_run(here: Path, capsys: pyte
 def test_the_digest_of_a_package_covers_the_file_that_its_loader_comes_from(here: Path):
     write(here / "some_task" / "__init__.py", "from some_task.inner import load_environment")
     inner = write(here / "some_task" / "inner.py")
-    env = load_environment("some-task")
-    assert env.module == here / "some_task"
-    recorded = env.digests([])["environment"]
+    recorded = load_environment("some-task").digests([])["environment"]
     refuse_other_task("some-task", {}, recorded, trusted=False)
     write(inner, inner.read_text() + "# edited")
     with pytest.raises(UserError, match="is not the file that the run was made"):

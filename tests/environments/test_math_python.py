@@ -5,10 +5,8 @@ import json
 import pytest
 
 from hone.cli import main
-from hone.config.shared import GradingConfig
 from hone.environments import ToolEnv, load_environment
 from hone.errors import UserError
-from hone.grading import GraderFailure
 from hone.types import Outcome
 
 CALL = '<tool_call>{"name": "python", "arguments": {"code": "print(6 * 7)"}}</tool_call>'
@@ -73,8 +71,8 @@ def test_no_conversation_with_a_wrong_answer_beats_one_with_the_right_one():
 
 def test_a_call_in_the_form_of_another_family_is_no_answer_either(env, example):
     """Llama's calls have no tags in the text; the message says that there is one."""
-    text = r'{"name": "python", "parameters": {"code": "\\boxed{42}"}}'
     function = {"name": "python", "arguments": r'{"code": "\\boxed{42}"}'}
+    text = r'{"name": "python", "parameters": {"code": "\\boxed{42}"}}'
     called = {"role": "assistant", "content": text, "tool_calls": [{"id": "1", "function": function}]}
     assert env.grade(example, [called]).outcome is Outcome.UNPARSABLE
     assert env.grade(example, [called, tool("42"), DONE]).reward == pytest.approx(1.2)
@@ -94,11 +92,9 @@ RUNS = [
     ("x = 6\nx * 7", "42"),
     ("print('a')\n'b'", "a\n'b'"),
     ("x = 1", "(it printed nothing)"),
-    ("None", "(it printed nothing)"),
     ("from __future__ import annotations\nfrom math import factorial\nfactorial(20)", "2432902008176640000"),
     ("import sys; sys.exit(0)", "(it printed nothing)"),
     ("object()", "<object object at 0x…>"),
-    ("len('''\"\"\"\\\\''')", "4"),
     ("raise SystemExit(3)", "error: it ended with exit code 3"),
     ("1/0", 'error: File "code.py", line 1, in <module>\n    1/0\nZeroDivisionError: division by zero'),
     (
@@ -147,20 +143,6 @@ def test_the_conversation_goes_on_until_nothing_is_called(unguarded, example):
     assert answer["content"].startswith('error: the call cannot be read: \'{"name": "python"')
     (answer,) = unguarded.env_response([*example.prompt, says(CALL)], {})
     assert answer == {"role": "tool", "name": "python", "tool_call_id": answer["tool_call_id"], "content": "42"}
-
-
-def test_a_sandbox_that_breaks_fails_the_sample():
-    env = load_environment("math-python")
-
-    class Broken:
-        def run(self, code):
-            raise OSError("cannot fork")
-
-    env.sandbox = Broken()
-    env.use_workers(GradingConfig(workers=0))
-    (failure,) = env.respond_many([([says(CALL)], {})])
-    assert isinstance(failure, GraderFailure) and failure.detail.endswith("OSError: cannot fork")
-    assert env.failed_response([says(CALL)], failure) is None
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,9 @@ def test_the_chosen_examples_are_repeated_and_stay_what_they_were(task):
     split, of_task = env.split("train"), task.split("train")
     assert [split[i] for i in range(5)] == [of_task[i] for i in (7, 0, 7, 0, 7)]
     assert len(split) == 5 and split.where(1) == of_task.where(0)
+    by_id = load_environment("one-shot", task="gsm8k", examples=[of_task[7].id, of_task[0].id], rows=5)
+    assert list(by_id.split("train")) == list(split)
     assert list(env.split("eval"))[:20] == task.split("eval")[:20] and len(env.split("eval")) == 1000
-
-
-def test_examples_by_id(task):
-    ids = [task.split("train")[i].id for i in (12, 3)]
-    env = load_environment("one-shot", task="gsm8k", examples=ids, rows=2)
-    assert [example.id for example in env.split("train")] == ids
 
 
 def test_without_a_choice_the_seed_chooses():

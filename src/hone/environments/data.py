@@ -126,13 +126,12 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
     if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):  # a table of pandas
         rows = dataset.to_dict("records")
-    if not isinstance(rows, Sequence) or not all(isinstance(row, dict) for row in rows):
-        split = ", of one split" if isinstance(dataset, dict) else ""
+    if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, dict) for row in rows):
+        split = " of one split" if isinstance(dataset, dict) else ""
         raise UserError(
-            f"{name} is a {type(dataset).__name__}: give a path, a hub id, a list of dicts or a datasets.Dataset{split}"
+            f"{name} is a {type(dataset).__name__}: give a path, a hub id, or a list of dicts or a datasets.Dataset"
+            f"{split} with at least one row"
         )
-    if not rows:
-        raise UserError(f"{name} holds no rows; give at least one")
     where = f"{name}, row {{}}".format
     return Rows([_as_json(row, where(i)) for i, row in enumerate(rows)], where, ragged=True)
 
@@ -227,16 +226,12 @@ class Draws:
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0
         self.n = n
-        self.seed = seed
-        self._epoch = -1
-        self._order = np.empty(0, dtype=np.int64)
+        self._order = functools.lru_cache(maxsize=1)(functools.partial(epoch_order, n, seed))
 
     def index(self, draw: int) -> int:
         """Return the example of draw 0, 1, 2, …"""
         epoch, position = divmod(draw, self.n)
-        if epoch != self._epoch:
-            self._epoch, self._order = epoch, epoch_order(self.n, self.seed, epoch)
-        return int(self._order[position])
+        return int(self._order(epoch)[position])
 
 
 @functools.cache
@@ -346,21 +341,12 @@ def _read_files(files: list[Path], source: Path) -> Rows:
         return _read_parquet(files, source)
     if any(f.suffix == ".parquet" for f in files):
         raise UserError(f"{source} mixes Parquet and JSON files; keep one format, or name one file")
-    rows: list[Row] = []
-    places: list[str] = []
-    for file in files:
-        for line, row in _json_rows(file):
-            rows.append(row)
-            places.append(_place(file, line))
-    return Rows(rows, places.__getitem__, ragged=True)
+    placed = [pair for file in files for pair in _json_rows(file)]
+    return Rows([row for _, row in placed], lambda i: placed[i][0], ragged=True)
 
 
-def _place(file: Path, number: int) -> str:
-    return f"{file}, {'element' if file.suffix == '.json' else 'line'} {number}"
-
-
-def _json_rows(file: Path) -> list[tuple[int, Row]]:
-    """Return (line number, row) of each line that is not blank; of a `.json` file, (index, element) of its one array.
+def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
+    """Yield the place and the row of each line that is not blank; of a `.json` file, of each element of its one array.
 
     Read here and not through `datasets`, which would give every row the union of all rows' `info` keys.
     """
@@ -368,27 +354,28 @@ def _json_rows(file: Path) -> list[tuple[int, Row]]:
         text = file.read_text(encoding="utf-8-sig")  # with a byte order mark or without
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{file} cannot be read as UTF-8 text: {error}") from None
-    numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
-    rows: list[tuple[int, Any]] = []
-    try:
-        if file.suffix == ".json" and text.lstrip().startswith("["):
-            rows = list(enumerate(json.loads(text)))
-        else:
-            for number, line in numbered:
-                rows.append((number, json.loads(line)))
-    except json.JSONDecodeError as error:
-        line = error.lineno if file.suffix == ".json" else numbered[len(rows)][0]
-        raise UserError(
-            f"{file}, line {line}: not valid JSON ({error.msg}); each line must be one JSON object"
-        ) from None
-    for number, row in rows:
+
+    def parse(text: str, line: int) -> Any:
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            line += error.lineno - 1
+            raise UserError(
+                f"{file}, line {line}: not valid JSON ({error.msg}); each line must be one JSON object"
+            ) from None
+
+    if file.suffix == ".json" and text.lstrip().startswith("["):
+        placed = [(f"{file}, element {i}", row) for i, row in enumerate(parse(text, 1))]
+    else:
+        numbered = [(n, line) for n, line in enumerate(text.split("\n"), start=1) if line.strip()]
+        placed = [(f"{file}, line {n}", parse(line, n)) for n, line in numbered]
+    may_be_half = "\\ud" in text or "\\uD" in text
+    for place, row in placed:
         if not isinstance(row, dict):
-            raise UserError(f"{_place(file, number)}: a {type(row).__name__}, not a JSON object with named columns")
-    if "\\ud" in text or "\\uD" in text:
-        for number, row in rows:
-            if not is_text(row):
-                raise UserError(f"{_place(file, number)}: {HALF_A_PAIR}")
-    return rows
+            raise UserError(f"{place}: a {type(row).__name__}, not a JSON object with named columns")
+        if may_be_half and not is_text(row):
+            raise UserError(f"{place}: {HALF_A_PAIR}")
+        yield place, row
 
 
 def _read_parquet(files: list[Path], source: Path) -> Rows:

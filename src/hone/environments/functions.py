@@ -20,7 +20,7 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,42 +167,40 @@ class _Grader:
 
     def by_sample(self) -> RewardFunc:
         """Return the function as a rubric calls it: for one completion, with what a rubric offers."""
-        func, batched = self.func, self.batched
-        if not batched and not self.others and "answer" not in self.names:
+        func = self.func
+        if not self.batched and not self.others and "answer" not in self.names:
             return func
-        arguments, result = (self._lists, self._only) if batched else (self._values, lambda value: value)
 
         def graded(**offered: Any) -> Any:
-            return result(func(**arguments(offered)))
+            return self._result(func(**self._arguments(offered)))
 
         async def graded_later(**offered: Any) -> Any:
-            return result(await func(**arguments(offered)))  # type: ignore[misc]
+            return self._result(await func(**self._arguments(offered)))  # type: ignore[misc]
 
         made: Any = graded_later if is_async(func) else graded
         made.__name__, made.inline = component_name(func), is_inline(func)
-        wanted = ("completion", "prompt", "info", "state") if batched else (*(self.names & {*OFFERED}), "info")
-        made.__signature__ = inspect.Signature(
-            [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY) for name in dict.fromkeys(wanted)]
-        )
+        wanted = {"completion", "prompt", "info", "state"} if self.batched else (self.names & {*OFFERED}) | {"info"}
+        keyword = inspect.Parameter.KEYWORD_ONLY
+        made.__signature__ = inspect.Signature([inspect.Parameter(name, keyword) for name in sorted(wanted)])
         return made
 
-    def _values(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a function of one completion."""
-        own, info = {name: value for name, value in offered.items() if name in self.names}, offered["info"]
-        found = {name: info[name] for name in self.others if name in info}
-        return own | found | ({"answer": info["answer"]} if "answer" in own and "answer" in info else {})
-
-    def _lists(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of a function of `completions`: lists with one item."""
-        info, prompt, completion = dict(offered["info"]), offered["prompt"], offered["completion"]
+    def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the arguments of the function; of one of `completions` lists with one item."""
+        info = dict(offered["info"])
+        if not self.batched:
+            columns = {name: info[name] for name in {*self.others, "answer"} & self.names & info.keys()}
+            return {name: value for name, value in offered.items() if name in self.names} | columns
+        prompt, completion = offered["prompt"], offered["completion"]
         if info.pop(_IS_TEXT, False):
             prompt, completion = prompt[-1]["content"], completion_text(completion)
         row = {"answer": offered["state"]["answer"]} | info | {"prompts": prompt, "completions": completion}
         row |= {"info": info} if "info" in self.names else {}
         return {name: [value] for name, value in row.items() if self.takes_all or name in self.names}
 
-    def _only(self, values: Any) -> Any:
-        """Return the one value of the list that a function of `completions` makes."""
+    def _result(self, values: Any) -> Any:
+        """Return the reward; of a function of `completions` the one value of its list."""
+        if not self.batched:
+            return values
         values = values.tolist() if hasattr(values, "tolist") else values
         if not isinstance(values, list | tuple) or len(values) != 1:
             raise TypeError(
@@ -296,12 +294,10 @@ def _checked(func: Any) -> RewardFunc:
 
 
 def _numbers(weights: Any) -> list[float]:
-    if isinstance(weights, Mapping | str) or not isinstance(weights, Iterable):
-        raise UserError(f"reward_weights is {weights!r}; it must be a list of numbers, one for each function")
     try:
         return [float(weight) for weight in weights]
     except (TypeError, ValueError):
-        raise UserError(f"reward_weights is {weights!r}; it must be a list of numbers") from None
+        raise UserError(f"reward_weights is {weights!r}; it must be a list of numbers, one for each function") from None
 
 
 def _as_list(value: Any) -> list[Any]:

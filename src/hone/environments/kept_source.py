@@ -8,7 +8,6 @@ each before what uses it.
 from __future__ import annotations
 import __future__
 
-import hashlib
 import inspect
 import math
 import pickle
@@ -17,7 +16,7 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FunctionType, ModuleType, NoneType
+from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
 HEAD = '"""The reward functions of this run and what they use, as they were when it began."""\n'
@@ -72,9 +71,6 @@ class _Writer:
             self._pieces.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
         elif (home := getattr(value, "__module__", None)) == module.get("__name__") and hasattr(value, "__qualname__"):
             self._define_code(name, value, module)
-        elif home == module.get("__name__") and (state := _literal(getattr(value, "__dict__", None) or {})) is not None:
-            self._define(type(value).__name__, type(value), module)
-            self._pieces.append(f"{name} = object.__new__({type(value).__name__})\n{name}.__dict__.update({state})")
         elif home != module.get("__name__") and home and (known := _name_in(sys.modules.get(home), value, name)):
             self._imports.add(f"from {home} import {known}" + (f" as {name}" if known != name else ""))
         elif (source := _literal(value)) is not None:
@@ -92,8 +88,7 @@ class _Writer:
             source = textwrap.dedent(inspect.getsource(value)).strip("\n")
             scope = symtable.symtable(source, name, "exec")
         except (OSError, TypeError, SyntaxError):
-            digest = f" (its code is {_digest(function.__code__)})" if isinstance(function, FunctionType) else ""
-            self._give_up(f"there is no source of {name}{digest}")
+            self._give_up(f"there is no source of {name}")
             return
         if value.__name__ != name:
             self._give_up(f"{name} is not defined by `def {name}` or `class {name}`")
@@ -153,9 +148,3 @@ def _pickled(value: Any) -> bytes | None:
     except Exception:
         return None
     return None if b"__main__" in pickled else pickled
-
-
-def _digest(code: CodeType) -> str:
-    """Return a digest of what a function does, wherever it was defined."""
-    constants = [_digest(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return hashlib.sha256(repr((code.co_code.hex(), code.co_names, constants)).encode()).hexdigest()[:16]

@@ -129,15 +129,10 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
     signature = inspect.signature(build)
     try:
         signature.bind(**kwargs)
-    except TypeError:
+    except TypeError as error:
         accepted = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
-        unknown = [name for name in kwargs if name not in accepted]
-        problem = f"does not take {unknown[0]!r}" if unknown else "lacks an argument it requires"
-        near = difflib.get_close_matches(unknown[0], accepted, n=1) if unknown else []
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise UserError(
-            f"environment {env_id!r} {problem}{hint}; its arguments are {', '.join(accepted) or 'none'}"
-        ) from None
+        names = ", ".join(accepted) or "none"
+        raise UserError(f"environment {env_id!r} {error}; its arguments are {names}") from None
     for name, value in kwargs.items():
         try:
             hints = typing.get_type_hints(getattr(build, "func", build), include_extras=True)

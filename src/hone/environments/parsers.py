@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
 from typing import Any, Generic, TypeVar, cast
 
 from hone.types import Message
@@ -160,19 +159,14 @@ class AnswerParser(Parser, Generic[T]):
     ) -> None:
         assert forms and set(forms) <= _SPANS.keys(), forms
         self.read = read or cast(Callable[[str], T | None], str)
-        self._read_line = read_line
         self.forms, self.expects = tuple(forms), expects
-
-    @cached_property
-    def read_line(self) -> Callable[[str], T | None]:
-        """Read a line after a marker; None for any line if `read` takes prose."""
-        if self._read_line is not None:
-            return self._read_line
-        try:
-            prose = self.read(_PROSE) is not None
-        except Ambiguous:
-            prose = True
-        return (lambda line: None) if prose else self.read
+        if read_line is None:
+            try:
+                takes_prose = self.read(_PROSE) is not None
+            except Ambiguous:
+                takes_prose = True
+            read_line = (lambda line: None) if takes_prose else self.read
+        self.read_line = read_line
 
     def parse(self, text: str) -> str | None:
         """Return the text of the answer, without surrounding whitespace."""
@@ -194,14 +188,12 @@ class AnswerParser(Parser, Generic[T]):
         text = visible_text(text)
         spans = [(span, form) for form in self.forms for span in _SPANS[form](text)]
         spans.sort(key=lambda one: (-one[0][1], one[0][0]))  # the last to end first, and an outer one before its inner
-        firm = [(one, self.read_line if one[1] == "marker" else self.read) for one in spans if one[1] != "sentence"]
-        weak = [
-            one for one in spans if one[1] == "sentence" or (one[1] == "marker" and self.read is not self.read_line)
-        ]
-        fallback = [(one, self.read if one[1] == "marker" else self.read_line) for one in weak]
+        weak = {"sentence": self.read_line} | ({} if self.read is self.read_line else {"marker": self.read})
+        tries = [(*one, self.read_line if one[1] == "marker" else self.read) for one in spans if one[1] != "sentence"]
+        tries += [(*one, weak[one[1]]) for one in spans if one[1] in weak]
         try:
-            for ((start, end), form), read in firm + fallback:
-                line = form in _LINES
+            for (start, end), form, read in tries:
+                line = form in ("marker", "sentence")
                 body = text[start:end].strip() if line or end - start <= MAX_CHARS else ""
                 found = _first(read, _parts(body) if line else [body])
                 if found is not None:
@@ -281,7 +273,6 @@ def _first(read: Callable[[str], T | None], parts: Iterable[str]) -> tuple[str, 
     return None
 
 
-_LINES = ("marker", "sentence")
 _SPANS: dict[str, Callable[[str], Iterator[Span]]] = {
     "tag": _pairs,
     "boxed": _boxes,

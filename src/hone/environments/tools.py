@@ -18,6 +18,7 @@ import inspect
 import json
 import re
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import Annotated, Any, NotRequired, get_type_hints
 
 from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, ValidationError
@@ -288,8 +289,10 @@ def _schema(arguments: Any, parameters: dict[str, inspect.Parameter]) -> dict[st
         for key, value in schema.get("properties", {}).items()
     }
     for key, parameter in parameters.items():
-        if parameter.default is not parameter.empty and _is_json(parameter.default):
-            properties[key]["default"] = parameter.default
+        if parameter.default is not parameter.empty:
+            with suppress(TypeError, ValueError):
+                json.dumps(parameter.default, allow_nan=False)
+                properties[key]["default"] = parameter.default
     rest = {key: schema[key] for key in ("required", "$defs") if key in schema}
     return {"type": "object", "properties": properties, **rest}
 
@@ -297,11 +300,3 @@ def _schema(arguments: Any, parameters: dict[str, inspect.Parameter]) -> dict[st
 class _Untitled(GenerateJsonSchema):
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
