@@ -167,7 +167,7 @@ def test_demonstrations_of_the_calculator() -> None:
     assert shown.count("correct") / 600 == pytest.approx(2 / 3, abs=0.05) and set(shown) == {"correct", "wrong"}
 
 
-@pytest.mark.parametrize("task", ["countdown", "scramble", "calculator"])
+@pytest.mark.parametrize("task", ["countdown", "calculator"])
 def test_tiny_recipes_run(task: str, tmp_path: Path) -> None:
     """A step of each: rewards are recorded, conversations begin with the model, weights carry a template with tools."""
     short = ["--display", "none", "--max-steps", "1", "--no-report"]
@@ -181,8 +181,8 @@ def test_tiny_recipes_run(task: str, tmp_path: Path) -> None:
     rows = run.rollouts(0).to_pylist()
     turns = [json.loads(row["completion"] or "[{}]")[0].get("role") for row in rows]
     assert turns == [("assistant" if task == "calculator" else None)] * 16
-    template = json.loads((tmp_path / "sft/weights/step_1/tokenizer_config.json").read_text()).get("chat_template")
-    assert ("<tool_response>" in (template or "")) == (task == "calculator")
+    config = json.loads((tmp_path / "sft/weights/step_1/tokenizer_config.json").read_text())
+    assert "<tool_response>" in config["chat_template"]
 
 
 def test_the_page_on_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

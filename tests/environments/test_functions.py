@@ -224,7 +224,7 @@ def test_the_text_is_the_same_in_every_process(here):
         subprocess.run(
             [sys.executable, "script.py"], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True, check=True
         ).stdout
-        for seed in "123"
+        for seed in "12"
     }
     assert len(texts) == 1 and b"table = set([" in texts.pop()
 
