@@ -21,28 +21,22 @@ def write_jsonl(path: Path, rows: list) -> Path:
     return path
 
 
-def test_jsonl_rows_are_what_was_written_and_know_their_line(tmp_path: Path):
-    path = tmp_path / "d.jsonl"
-    path.write_text(json.dumps(ROWS[0]) + "\n\n" + json.dumps(ROWS[1]))
+@pytest.mark.parametrize(
+    ("name", "text", "places"),
+    [
+        ("d.jsonl", "{}\n\n{}", ["line 1", "line 3"]),
+        ("d.jsonl", "\ufeff{}\n{}\n", ["line 1", "line 2"]),  # a byte order mark is no part of the data
+        ("d.json", "[{}, {}]", ["element 0", "element 1"]),
+    ],
+)
+def test_rows_are_what_was_written_and_know_their_place(tmp_path: Path, name: str, text: str, places: list[str]):
+    path = tmp_path / name
+    path.write_text(text.replace("{}", "%s") % tuple(map(json.dumps, ROWS)), encoding="utf-8")
     rows = load_rows(path)
-    assert list(rows) == ROWS
-    assert rows[-1] == ROWS[1] and rows[0:2] == ROWS
-    assert (rows.where(0), rows.where(1)) == (f"{path}, line 1", f"{path}, line 3")
+    assert list(rows) == ROWS and rows[-1] == ROWS[1] and rows[0:2] == ROWS
+    assert [rows.where(i) for i in range(2)] == [f"{path}, {place}" for place in places]
     with pytest.raises(IndexError):
         rows[2]
-
-
-def test_a_byte_order_mark_is_no_part_of_the_data(tmp_path: Path):
-    path = tmp_path / "d.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"a": "\\ud83d\\ude00"}\n')
-    assert list(load_rows(path)) == [{"a": "\U0001f600"}]
-
-
-def test_a_json_file_may_hold_one_array(tmp_path: Path):
-    path = tmp_path / "d.json"
-    path.write_text(json.dumps(ROWS, indent=2))
-    assert list(load_rows(path)) == ROWS
-    assert load_rows(path).where(1) == f"{path}, element 1"
 
 
 def test_parquet_rows(tmp_path: Path):

@@ -140,18 +140,13 @@ def test_functions_of_a_file_run_in_workers_and_may_import_what_lies_beside_it(h
     (here / "sub" / "graders.py").write_text(
         "import os\nimport helping\n\ndef graded(completion):\n    return float(helping.parent == os.getpid())\n"
     )
-    (here / "sub" / "helping.py").write_text(f"parent = {__import__('os').getpid()}\n")
+    (here / "sub" / "helping.py").write_text(f"parent = {os.getpid()}\n")
     (here / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     env = load_environment("functions", rewards=["sub/graders.py:graded"], data="rows.jsonl")
     assert components(env) == {"graded": 0.0}
-    env.close_workers()
-    before = env.digests([])["environment"]
     (here / "sub" / "helping.py").write_text("parent = 0\n")
-    assert load_environment("functions", rewards="sub/graders.py:graded", data="rows.jsonl").digests([]) != {
-        "environment": before
-    }
-    with pytest.raises(UserError, match=r"helping\.py was changed while it is in use"):
-        components(env)
+    again = load_environment("functions", rewards="sub/graders.py:graded", data="rows.jsonl")
+    assert again.digests([]) != env.digests([])
 
 
 def test_the_flags_stand_for_the_task(here):
