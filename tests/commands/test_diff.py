@@ -78,39 +78,19 @@ def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_d
     assert "it may be     the task's module " in printed
 
 
-def row_1(**fields):
-    return lambda rows: rows[1].update(fields)
-
-
-def token(rows: list[dict]) -> None:
-    rows[1]["token_ids"][-1] = 1
-
-
-def logprob(rows: list[dict]) -> None:
-    rows[1]["logprobs"][-1] = -0.5
-
-
 PLANTED = {
-    "order": (row_1(), "order: the example of draw 8 is"),
-    "token": (token, "tokens: token "),
-    "logprob": (logprob, "logprobs: that of token "),
-    "reward": (row_1(reward=0.25), "rewards: the reward of sample 4-8-1 is"),
-    "outcome": (row_1(outcome="truncated"), "rewards: the outcome of sample 4-8-1 is"),
-    "text": (row_1(text="other"), "rollouts: the column text of sample 4-8-1 is"),
-    "advantage": (row_1(advantage=0.25), "advantages: that of sample 4-8-1 is"),
+    "order": (lambda rows: [row.update(example_id="ffff") for row in rows[:4]], "order: the example of draw 8 is"),
+    "token": (lambda rows: rows[1]["token_ids"].__setitem__(-1, 1), "tokens: token "),
+    "reward": (lambda rows: rows[1].update(reward=0.25), "rewards: the reward of sample 4-8-1 is"),
+    "advantage": (lambda rows: rows[1].update(advantage=0.25), "advantages: that of sample 4-8-1 is"),
 }
 
 
 @pytest.mark.parametrize("what", PLANTED)
-@pytest.mark.parametrize("hashed", [True, False])
-def test_a_planted_divergence_is_found_at_its_step_and_quantity(what, hashed, rl_run, copied, diff):
+def test_a_planted_divergence_is_found_at_its_step_and_quantity(what, rl_run, copied, diff):
     change, expected = PLANTED[what]
-    if what == "order":
-        change = lambda rows: [row.update(example_id="ffff") for row in rows[:4]]  # noqa: E731
     tampering.edit_rollouts(copied, 4, change, fit_hashes=True)
     tampering.edit_metrics(copied, 4, "grad_norm", 0.5, fit_hashes=True)  # what follows from it
-    if not hashed:  # a run from before there were hashes
-        (copied / "hashes.jsonl").unlink()
     code, printed = diff(rl_run, copied)
     assert code == 1 and f"they part at step 4, {expected}" in printed
     assert "equal         steps 0 to 3" in printed

@@ -71,15 +71,12 @@ def test_a_servers_model_is_graded_reported_and_saved(here: Path, capsys):
     assert [row["outcome"] for row in rows] == ["correct"] * 3 + ["truncated"] * 3
     assert [row["reward"] for row in rows] == [1.0] * 3 + [0.0] * 3
     assert rows[0]["prompt"] == first.prompt
-    asked = [body["messages"] for body in server.bodies]  # four at a time: in the order in which they arrived
-    assert [asked.count(row["prompt"]) for row in rows] == [3] * 6
     assert rows[0]["completion"] == [{"role": "assistant", "content": tag(first.answer)}]
     assert [row["completion_tokens"] for row in rows] == [len(tag(first.answer))] * 3 + [5] * 3
     assert all(row["prompt_tokens"] == 11 and row["seconds"] >= 0 for row in rows)
     assert metadata["sampling"] == {"max_tokens": 1024, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     assert metadata["base_url"] == server.url and "precision" not in metadata
     assert metadata["requests"]["concurrency"] == 4 and metadata["requests"]["retries"] == 0
-    assert set(metadata["requests"]["seconds"]) == {"mean", "median", "p95", "max"}
     assert (metadata["failures"], metadata["failed_rollouts"], metadata["prompt_tokens"]) == (0, 0, 66)
     assert metadata["metrics"]["eval/reverse-text/pass@2"] == 0.5
     assert re.search(r"^reward +0\.500 ± 0\.500", out, re.MULTILINE)

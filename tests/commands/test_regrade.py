@@ -125,14 +125,6 @@ def test_a_parser_that_lost_the_answers_is_told_from_a_model_that_lost_them(drif
     assert "To see what else the recorded grader loses:\n  hone audit early\n" in printed
 
 
-def test_the_runs_own_task_gives_the_recorded_rewards(drifted, capsys):
-    found = regrade(drifted)
-    assert found["check"] == {"completions": 80, "same": 80, "impossible": None}
-    assert found["verdict"]["cause"] == "undecided"
-    printed = capsys.readouterr().out
-    assert "graded by     the same task" in printed and "name another one with --env" in printed
-
-
 def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys):
     tampering.edit_rollouts(drifted, 3, lambda rows: rows[2].update(reward=0.0, outcome="wrong"))
     assert regrade(drifted)["check"]["same"] == 79

@@ -48,14 +48,6 @@ def test_without_model_and_task_it_begins_at_the_first_checkpoint(rl_run, replay
     assert "steps 2 to 5 from checkpoint step_2" in capsys.readouterr().out
 
 
-def test_a_part_of_a_run(rl_run, replay, tmp_path, capsys):
-    out = tmp_path / "out"
-    assert replay(rl_run, "--to-step", "4", "--output-dir", str(out)) == 0
-    assert "replayed      2 steps" in capsys.readouterr().out
-    saved = rl_run / "weights" / "step_4" / "model.safetensors"
-    assert (out / "model.safetensors").read_bytes() == saved.read_bytes()
-
-
 def swap_rewards(rows: list[dict]) -> None:
     rows[0]["reward"], rows[0]["components"] = 1 - rows[0]["reward"], [("parity", 1 - rows[0]["reward"])]
 

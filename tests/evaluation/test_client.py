@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from functools import partial
 
 import pytest
 from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
 
 from hone.errors import UserError
-from hone.evaluation.client import ChatClient, ChatRequest, Failure, gather
+from hone.evaluation.client import ChatClient, Failure
 from hone.inference.endpoint import Endpoint, delay
 from hone.types import Reply
 
 
-def requests(n: int, **body) -> list[ChatRequest]:
-    return [ChatRequest([{"role": "user", "content": str(i)}], body, f"0-{i}-0") for i in range(n)]
-
-
-def ask(url: str, n: int = 1, model: str = "toy", waits: list[float] | None = None, **endpoint):
-    """The answers to n requests, and the client. Waits are noted down, not waited for."""
+def ask(url: str, n: int = 1, model: str = "toy", waits: list[float] | None = None, body=None, **endpoint):
+    """The answers to n requests, one after the other, and the client. Waits are noted down, not waited for."""
 
     async def sleep(seconds: float) -> None:
         if waits is not None:
@@ -28,16 +23,10 @@ def ask(url: str, n: int = 1, model: str = "toy", waits: list[float] | None = No
 
     async def run():
         async with ChatClient(Endpoint(url, **endpoint), sleep) as client:
-            return await complete(client, requests(n), model), client
+            messages = [[{"role": "user", "content": str(i)}] for i in range(n)]
+            return [await client.complete(model, m, body or {}, f"0-{i}-0") for i, m in enumerate(messages)], client
 
     return asyncio.run(run())
-
-
-async def complete(client: ChatClient, asked: list[ChatRequest], model: str = "toy") -> list:
-    found: dict[int, Reply | Failure] = {}
-    jobs = [partial(client.complete, model, request) for request in asked]
-    await gather(client.endpoint.concurrency, jobs, found.__setitem__)
-    return [found[index] for index in range(len(asked))]
 
 
 def in_turn(*answers):
@@ -48,7 +37,7 @@ def in_turn(*answers):
 
 def test_a_completion_comes_with_its_text_counts_and_reason():
     with FakeOpenAI(in_turn(Say("abc"), Say("defgh", "length"), Say(None, "tool_calls", usage=False))) as server:
-        answers, client = ask(server.url, 3, concurrency=1)
+        answers, client = ask(server.url, 3)
     assert [a.messages for a in answers] == [
         [{"role": "user", "content": str(i)}, {"role": "assistant", "content": text}]
         for i, text in enumerate(("abc", "defgh", ""))
@@ -65,14 +54,11 @@ def test_a_completion_comes_with_its_text_counts_and_reason():
 def test_the_body_is_sent_as_it_is_and_the_key_as_a_bearer_token(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "of somebody else")
 
-    async def run(endpoint):
-        async with ChatClient(endpoint) as client:
-            await client.complete("toy", *requests(1, max_tokens=7, top_k=20, seed=5))
-
+    body = {"max_tokens": 7, "top_k": 20, "seed": 5}
     with FakeOpenAI() as server:
-        asyncio.run(run(Endpoint(server.url, "sk-1")))
-        asyncio.run(run(Endpoint(server.url)))
-    sent = {"model": "toy", "messages": [{"role": "user", "content": "0"}], "max_tokens": 7, "top_k": 20, "seed": 5}
+        ask(server.url, body=body, api_key="sk-1")
+        ask(server.url, body=body)
+    sent = {"model": "toy", "messages": [{"role": "user", "content": "0"}]} | body
     assert server.bodies == [sent, sent]
     assert [h["authorization"] for h in server.headers] == ["Bearer sk-1", "Bearer none"]
 
@@ -145,14 +131,14 @@ def test_what_another_try_cannot_mend_is_not_tried_again(answer, reason: str):
 )
 def test_what_is_hopeless_for_every_request_ends_all_at_once(answer: Status, words: str):
     with FakeOpenAI(lambda body: answer) as server, pytest.raises(UserError) as error:
-        ask(server.url, 50, concurrency=2)
+        ask(server.url, 50)
     assert words in str(error.value) and "\n" not in str(error.value)
-    assert len(server.bodies) <= 4
+    assert len(server.bodies) == 1
 
 
 def test_a_refusal_after_a_success_costs_only_its_own_request():
     with FakeOpenAI(in_turn(Say("one"), Status(401, "revoked"), Say("three"))) as server:
-        answers, _ = ask(server.url, 3, concurrency=1)
+        answers, _ = ask(server.url, 3)
     assert answers[1] == Failure("status 401: revoked")
     assert [a.messages[-1]["content"] for a in (answers[0], answers[2])] == ["one", "three"]
 
@@ -175,25 +161,12 @@ def test_a_server_that_went_away_is_not_waited_for_again_with_each_request():
     server = FakeOpenAI(script)
     servers.append(server)
     server.__enter__()
-    answers, _ = ask(server.url, 40, waits=waits, concurrency=1)
+    answers, _ = ask(server.url, 40, waits=waits)
     assert [isinstance(a, Reply) for a in answers] == [True] * 2 + [False] * 38
     assert len(waits) == 6
     assert "nothing answers" in answers[2].reason and "gave up after 7 tries" in answers[2].reason
     assert {a.reason for a in answers[3:]} == {answers[3].reason}
     assert answers[3].reason.startswith("the server no longer answers (nothing answers (")
-
-
-def test_so_many_requests_are_under_way_as_asked_for_and_no_more():
-    gate = threading.Barrier(4)
-
-    def script(body):
-        gate.wait(300)  # passes only if four are here together
-        return Say("fine")
-
-    with FakeOpenAI(script) as server:
-        answers, _ = ask(server.url, 12, concurrency=4)
-    assert server.most_at_once == 4
-    assert [a.sample_id for a in answers] == [f"0-{i}-0" for i in range(12)]
 
 
 def served(url: str, model: str | None = None, **endpoint):
@@ -206,10 +179,10 @@ def served(url: str, model: str | None = None, **endpoint):
 
 def test_the_models_are_listed_or_the_server_says_none():
     with FakeOpenAI(models=("a", "b"), owner="hone") as server:
-        assert [(m.id, m.owner) for m in served(server.url)] == [("a", "hone"), ("b", "hone")]
+        assert served(server.url) == {"a": "hone", "b": "hone"}
     for answer in (Status(404), Status(500), Raw("<html>", "text/html"), Raw("nonsense"), Raw('{"data": null}'), ()):
         with FakeOpenAI(models=answer) as server:
-            assert served(server.url) is None, answer
+            assert served(server.url) == {}, answer
 
 
 def test_where_nothing_answers_one_sentence_says_how_to_start_a_server():
@@ -227,7 +200,7 @@ def test_a_key_that_is_missing_or_wrong_is_said_before_anything_is_sampled():
             served(server.url)
         with pytest.raises(UserError, match=r"does not accept the key \(Incorrect API key provided\.\)"):
             served(server.url, api_key="sk-wrong")
-        assert [m.id for m in served(server.url, api_key="sk-right")] == ["toy"]
+        assert list(served(server.url, api_key="sk-right")) == ["toy"]
 
 
 def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch):
@@ -235,4 +208,4 @@ def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch):
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.delenv("no_proxy", raising=False)
     with FakeOpenAI() as server:
-        assert [m.id for m in served(server.url)] == ["toy"]
+        assert list(served(server.url)) == ["toy"]

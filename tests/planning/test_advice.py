@@ -105,17 +105,6 @@ def test_an_evaluation_has_no_more_examples_than_are_held_out() -> None:
     assert set(asked.surprises) - set(there.surprises) == {text}
 
 
-def test_what_the_model_decides() -> None:
-    texts = found(*EVAL, shape=TINY, device=CPU)
-    assert texts == ["trainer.optim.lr = 1e-06 will hardly move a model of 0.4M parameters: 2e-4 is usual in RL"]
-    assert found(*EVAL, "--trainer.optim.lr", "3e-4", shape=TINY, device=CPU) == []
-
-
-def test_lengths_that_are_only_estimated_accuse_nobody() -> None:
-    line = (*EVAL, "--orchestrator.sampling.max-tokens", "64", "--ckpt.interval", "50")
-    assert found(*line, facts=replace(FACTS, estimated=True)) == []
-
-
 def test_a_full_disk_is_seen_beforehand(tmp_path: Path) -> None:
     config = parse(RLConfig, [*EVAL, "--ckpt.interval", "1", "--output-dir", str(tmp_path / "new")], "rl")
     texts = plan_of(config, DEVICES["h200"], FACTS, here=True, shape=KNOWN["llama-3.1-70b"]).surprises

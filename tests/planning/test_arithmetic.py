@@ -42,15 +42,6 @@ def test_evaluations_are_at_step_0_at_intervals_and_at_the_end(steps: int, inter
     assert Steps.of(config).evaluations == evaluations
 
 
-def test_the_pool_is_what_the_task_has_or_what_is_asked_for() -> None:
-    config = rl("--orchestrator.max-examples 200 --max-steps 50 --orchestrator.batch-size 64")
-    assert Steps.of(config, pool=1000).epochs == 50 * 4 / 200
-    assert Steps.of(config, pool=100).epochs == 50 * 4 / 100
-    assert Steps.of(rl("")).epochs is None and "not known here" in Steps.of(rl("")).words(rl(""))[2]
-    seen = "prompts drawn: 8 of 1,000, each at most once (1 % of them)"
-    assert Steps.of(rl("--max-steps 1"), pool=1000).words(rl(""))[2] == seen
-
-
 @pytest.mark.parametrize(("turns", "sampled"), [(1, 1600), (2, 3200), (9, 16 * 255)])
 def test_several_turns_sample_more_but_not_beyond_the_sequence(turns: int, sampled: int) -> None:
     config = rl("--seq-len 256 --orchestrator.sampling.max-tokens 100 --orchestrator.batch-size 16")

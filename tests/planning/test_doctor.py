@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import socket
 import subprocess
 import venv
@@ -59,15 +58,12 @@ def test_a_check_that_fails_is_a_warning_and_an_old_python_is_all_that_is_report
 @pytest.mark.parametrize(
     ("torch", "words"),
     [
-        ("raise ImportError('libcudart.so.12 is missing')", "ImportError: libcudart.so.12 is missing"),
         ("import os\nos._exit(7)", "it ends the interpreter"),
-        ("import time\ntime.sleep(600)", "no answer within 5 s"),
     ],
 )
 def test_a_torch_that_breaks(torch: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch.py").write_text(torch)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(doctor, "SECONDS", 5.0 if "sleep" in torch else 600.0)
     found = examined("device")["torch"]
     assert found.status == "error" and words in found.text and "torch>=2.11" in found.fix
 
@@ -78,7 +74,6 @@ GPU = ["A100", 80 * 2**30, 80 * 2**30]
 @pytest.mark.parametrize(
     ("build", "gpus", "hidden", "name", "status", "words"),
     [
-        ("13.0", [GPU], None, "GPU 0", "ok", "80.0 GiB free"),
         ("13.0", [GPU, ["A100", 71 * 2**30, 80 * 2**30]], None, "GPU 1", "warning", "9.0 GiB are taken"),
         ("13.0", [], "", "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all"),
         ("13.0", [], None, "GPU", "error", "(CUDA 13.0) can't use it"),
@@ -86,7 +81,7 @@ GPU = ["A100", 80 * 2**30, 80 * 2**30]
     ],
 )
 def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "run_apart", lambda programs: {"torch": (json.dumps(["2.13", build, gpus]), "")})
+    monkeypatch.setattr(doctor, "run_apart", lambda program: (json.dumps(["2.13", build, gpus]), ""))
     monkeypatch.setattr(doctor, "has_gpu_driver", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
@@ -99,14 +94,6 @@ def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.Monk
 def test_threads(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", value)
     assert examined("threads")["OMP_NUM_THREADS"].status == status
-
-
-def test_where_the_hub_keeps_its_files() -> None:
-    from huggingface_hub import constants
-
-    assert str(doctor.hub_cache(os.environ)) == constants.HF_HUB_CACHE
-    assert doctor.hub_cache({"XDG_CACHE_HOME": "/x"}) == Path("/x/huggingface/hub")
-    assert doctor.hub_cache({"HF_HOME": "/y", "HF_HUB_CACHE": "/z"}) == Path("/z")
 
 
 def test_packages_that_are_too_old_or_can_not_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,12 +148,6 @@ def test_folders_that_can_not_be_used(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]
 
 
-def test_few_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda what: (128, 4096))
-    found = examined("system")["open files"]
-    assert found.status == "warning" and found.fix == "ulimit -n 4096"
-
-
 def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     found = examined("sandbox")["bubblewrap"]
@@ -180,7 +161,6 @@ def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
-        monkeypatch.setattr(doctor, "NETWORK_SECONDS", 600.0)
         assert "Connection refused" in examined("hub", Subject())["access"].text
     for name, value in (("WANDB_API_KEY", ""), ("WANDB_MODE", "online"), ("NETRC", str(tmp_path / "netrc"))):
         monkeypatch.setenv(name, value)

@@ -90,7 +90,7 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> N
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = token_hidden(model, batch, loss_indices(batch))
     shape = Shape.of(config)
-    passing = activation_bytes(Shape(**{**shape.__dict__, "layers": 0}), precision, CPU, tokens, slots)
+    passing = activation_bytes(Shape(**{**shape.__dict__, "num_layers": 0}), precision, CPU, tokens, slots)
     planned = activation_bytes(shape, precision, CPU, tokens, slots) - passing
     assert planned == pytest.approx(sum(saved.values()), rel=0.05)
     del hidden
@@ -122,16 +122,8 @@ def test_parts_of_a_run_by_hand() -> None:
     assert with_kl["reference model"] == parts["weights"] + parts["engine copies"]
 
 
-def test_a_cache_holds_no_more_than_it_may() -> None:
-    shape = KNOWN["qwen3-0.6b"]
-    config = rl("--seq-len", "2048", "--orchestrator.batch-size", "1024", "--inference.kv-gib", "2")
-    assert memory(config, shape, DEVICES["h100"]).parts["kv cache"] <= 2 * GIB
-
-
-def test_a_background_checkpoint_is_copied_on_a_cpu_and_beside_a_gpu() -> None:
-    shape = KNOWN["qwen2.5-0.5b"]
-    config = rl("--ckpt.interval", "10")
-    on_cpu, on_gpu = memory(config, shape, CPU), memory(config, shape, DEVICES["h100"])
-    assert on_cpu.parts["checkpoint copy"] == on_gpu.host == 12 * shape.parameters
-    assert "checkpoint copy" not in on_gpu.parts and on_cpu.host == 0
-    assert "checkpoint copy" not in memory(rl("--ckpt.interval", "10", "--no-ckpt.background"), shape, CPU).parts
+def test_a_background_checkpoint_is_copied_on_a_cpu() -> None:
+    shape, flags = KNOWN["qwen2.5-0.5b"], ["--ckpt.interval", "10"]
+    assert memory(rl(*flags), shape, CPU).parts["checkpoint copy"] == 12 * shape.parameters
+    assert "checkpoint copy" not in memory(rl(*flags), shape, DEVICES["h100"]).parts
+    assert "checkpoint copy" not in memory(rl(*flags, "--no-ckpt.background"), shape, CPU).parts

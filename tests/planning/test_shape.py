@@ -62,6 +62,6 @@ def test_what_follows_from_a_shape_by_hand() -> None:
     assert shape.kv_bytes_per_token == 2 * 28 * 8 * 128 * 4
     matrices = 1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072
     assert shape.layer_matrices == matrices
-    assert shape.matrix_flops_per_token == 2 * 28 * matrices and shape.head_flops_per_token == 2 * 151936 * 1024
+    assert shape.matrices == 28 * matrices and shape.embedding == 151936 * 1024
     # Scores and the sum over values, 2 FLOPs each, for 16 heads of 128 and 1000 tokens, in 28 layers.
     assert shape.attention_flops_per_token(1000) == 28 * 2 * 2 * 16 * 128 * 1000

@@ -27,7 +27,7 @@ def test_a_step_on_an_h100() -> None:
     weights = 28 * SHAPE.layer_matrices * 2 + SHAPE.embedding * 4
     cached = 128 * (8 / 128 * 128 + 128) * SHAPE.kv_bytes_per_token
     decode = (weights + cached) / (H100.bandwidth * 0.5) + 28 * 300e-6
-    prefill = 8 * 128 * SHAPE.matrix_flops_per_token / (989e12 * 0.25)
+    prefill = 8 * 128 * 2 * SHAPE.matrices / (989e12 * 0.25)
     assert planned.sample == pytest.approx(prefill + 256 * decode)
     assert planned.step == pytest.approx(planned.sample + planned.grade + planned.train + planned.other)
     assert planned.total == planned.start + 100 * planned.step

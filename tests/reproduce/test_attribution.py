@@ -56,16 +56,6 @@ def test_marks_are_the_correctness_function_or_all_if_it_has_no_weight() -> None
     )
 
 
-def test_marks_of_a_grader_that_is_gone_are_found_in_what_it_said() -> None:
-    """The correctness function is the one that gave 1 to the correct completions and less to the others."""
-    right = scored(TWO_PART, Outcome.CORRECT, format=1.0, correctness=1.0)
-    wrong = scored(TWO_PART, format=1.0, correctness=0.0)
-    assert MainPart.from_scores([right, wrong]) == MainPart(("correctness",), 0.9)
-    exact = scored(SIMILAR, Outcome.CORRECT, similarity=1.0, correctness=1.0)
-    close = scored(SIMILAR, similarity=1.0, correctness=0.0)
-    assert MainPart.from_scores([exact, close]) == MainPart(("similarity", "correctness"), 1.0)
-
-
 def test_a_format_point_goes_by_the_other_grader_if_it_has_one_and_stays_as_recorded_if_not() -> None:
     lost = scored(TWO_PART, Outcome.UNPARSABLE, format=0.0, correctness=0.0)
     paid = scored(TWO_PART, format=1.0, correctness=0.0)

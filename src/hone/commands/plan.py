@@ -17,7 +17,7 @@ from hone.planning.advice import missing
 from hone.planning.calibration import DoesNotFit, calibrate
 from hone.planning.data import look_at
 from hone.planning.devices import device_named, this_device
-from hone.planning.report import plan_of, words
+from hone.planning.report import measured_words, plan_of, words
 
 
 def run(config: PlanConfig) -> int:
@@ -35,10 +35,10 @@ def run(config: PlanConfig) -> int:
             _print(heading, lines)
     fits = plan.fits
     if config.calibrate:
-        print("calibrating: three steps of the run", file=sys.stderr, flush=True)
+        print("calibrating: two steps of the run", file=sys.stderr, flush=True)
         try:
             found = calibrate(plan)
-            fits = found.memory_worst <= plan.room
+            fits = found.fits
         except DoesNotFit as problem:
             fits, failed = False, str(problem)
     absent = [*missing(settings).values()]
@@ -49,7 +49,8 @@ def run(config: PlanConfig) -> int:
         print(json.dumps(record, indent=2))
         return 0 if fits else 1
     if found is not None:
-        _print(*found.words(plan))
+        for heading, lines in measured_words(plan, found):
+            _print(heading, lines)
     following = f"Start it: `hone {'rl' if isinstance(settings, RLConfig) else 'sft'}` with the same files and flags."
     if not fits:
         following = "It does not fit: change a setting, and plan again."

@@ -14,7 +14,8 @@ from hone.composition.parts import card
 from hone.config.reproduce import ReplayConfig
 from hone.errors import UserError
 from hone.reproduce import machine
-from hone.reproduce.rebuild import Rebuilt, open_run, read_config, rebuild
+from hone.reproduce.execution import Rebuilt
+from hone.reproduce.rebuild import open_run, read_config, rebuild
 from hone.reproduce.replay import Replayed, replay
 from hone.runs import Run, provenance
 from hone.runs.files import is_complete, new_dir
@@ -58,7 +59,7 @@ def run(config: ReplayConfig) -> int:
     code = report(recorded, rebuilt, result)
     if folder is not None:
         with new_dir(folder) as fresh:
-            model = rebuilt.execution.trainer.model
+            model = rebuilt.trainer.model
             export_weights(fresh, model, rebuilt.renderer, card(rebuilt.config, result.reached))
         print_labelled("weights", f"version {result.reached}, as replayed: {folder}")
     if code == 1:
@@ -95,7 +96,7 @@ def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
         equal = "equal: every update's metrics and weights are those of the run; fingerprint"
         print_labelled("verdict", f"{equal} {result.fingerprint}")
     if result.same:
-        print_labelled("close to" if limit else "equal to", *filter(None, [", ".join(result.matched)]))
+        print_labelled("equal to", *filter(None, [", ".join(result.matched)]))
         return 0
     what, step = f"{result.missed} is not what the recorded rollouts lead to", result.reached - 1
     if result.difference is not None:

@@ -22,7 +22,7 @@ from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
-from hone.planning.data import Counter, Facts, facts_of_task
+from hone.planning.data import Facts, facts_of_task
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
 from hone.planning.shape import Shape
@@ -214,7 +214,7 @@ def forecast(
     try:
         facts = Facts()
         if isinstance(config, RLConfig) and env is not None:
-            facts = facts_of_task(config, env, Counter(renderer), EXAMPLES)
+            facts = facts_of_task(config, env, renderer, EXAMPLES)
         plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=Shape.of(decoder))
         yield from short(plan if alone else replace(plan, memory=None))
     except Exception as error:

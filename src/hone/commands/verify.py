@@ -12,7 +12,8 @@ from hone.commands.status import Status, print_labelled
 from hone.config.reproduce import VerifyConfig
 from hone.errors import UserError
 from hone.reproduce import integrity, machine
-from hone.reproduce.rebuild import Rebuilt, exported_parameters, open_run, read_precision, rebuild, why_not_resampled
+from hone.reproduce.execution import Rebuilt, why_not_resampled
+from hone.reproduce.rebuild import exported_parameters, open_run, read_precision, rebuild
 from hone.reproduce.verify import (
     EXIT_CODES,
     WITH_EVALUATION,
@@ -80,7 +81,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     taken = sorted({*rebuilt.records.updates, *unhashed} - {rebuilt.records.last_evaluation})
     verification.candidates = candidates = [step for step in taken if rebuilt.nearest(step) is not None]
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
-    verification.resampled = rebuilt.execution.resamples
+    verification.resampled = rebuilt.resamples
     verification.limit = rebuilt.limit
     where = f"{rebuilt.missing_model}; say where it is by --model"
     if rebuilt.first:
@@ -133,10 +134,10 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
     """Return the version whose evaluation ends the run, if it has one, or should have, and it can be reached."""
     updates = rebuilt.records.updates
-    if not rebuilt.execution.resamples:
+    if not rebuilt.resamples:
         return None
     version = rebuilt.records.last_evaluation
-    if version is None and recorded.info["status"] in WITH_EVALUATION and rebuilt.execution.evaluates and updates:
+    if version is None and recorded.info["status"] in WITH_EVALUATION and rebuilt.evaluates and updates:
         version = updates[-1] + 1
     return version if version is not None and rebuilt.nearest(version) is not None else None
 

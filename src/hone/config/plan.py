@@ -45,7 +45,7 @@ class PlanConfig(_AboutRun):
     on: str | None = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
     calibrate: bool = False
-    """Take three real steps in a scratch folder, and scale the plan to their memory and time."""
+    """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: float | None = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour; by default that of `budget`, else of a table."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))

@@ -1,7 +1,7 @@
 """Completions from any server that speaks OpenAI's chat protocol, with patience for servers that fail now and then.
 
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
-        reply = await client.complete(model, ChatRequest(messages, {"max_tokens": 100}, sample_id))
+        reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
 What may pass is tried again, as `hone.inference.endpoint` says. What is refused otherwise, or once too often, is a
 `Failure`. A key that is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A
@@ -13,9 +13,9 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hone.errors import UserError
@@ -25,32 +25,12 @@ from hone.types import Message, Reply
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
-T = TypeVar("T")
-_HOPELESS = (401, 403, 404)
-
-
-@dataclass(frozen=True)
-class ChatRequest:
-    """One completion to ask for. `body` holds everything but model and messages: `max_tokens`, `temperature`, …"""
-
-    messages: list[Message]
-    body: dict[str, Any]
-    sample_id: str
-
 
 @dataclass(frozen=True)
 class Failure:
     """A request that came to nothing, and why."""
 
     reason: str
-
-
-@dataclass(frozen=True)
-class Served:
-    """A model that the server lists."""
-
-    id: str
-    owner: str
 
 
 class ChatClient:
@@ -80,39 +60,60 @@ class ChatClient:
     async def __aexit__(self, *_: object) -> None:
         await self._openai.close()
 
-    async def served(self, model: str | None) -> list[Served] | None:
-        """List the models of the server; None if it has no list. Raises UserError if none answers or it wants a key."""
+    async def served(self, model: str | None) -> dict[str, str]:
+        """Return the owners of the models that the server lists, by their ids; empty if it has no list.
+
+        Raises UserError if none answers or it wants a key.
+        """
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
         try:
             page = await self._openai.models.list(timeout=10.0)
-            return [Served(entry.id, entry.owned_by or "") for entry in page.data] or None
+            return {entry.id: entry.owned_by or "" for entry in page.data}
         except APIConnectionError as error:
             if _refused(error) or not isinstance(error, APITimeoutError):
-                raise UserError(self._nothing_answers(model, error)) from None
+                port = urlsplit(self.endpoint.url).port
+                words = f"inference --model.name {model or 'MODEL'}{f' --port {port}' if port and port != 8000 else ''}"
+                raise UserError(
+                    f"nothing answers at {self.endpoint.url} ({_cause(error)}): start a server with `{words}` in "
+                    "another terminal, or give the URL of one that runs with -b"
+                ) from None
         except APIStatusError as error:
             if error.status_code in (401, 403):
                 raise UserError(self._wants_key(error)) from None
         except (OpenAIError, ValueError, TypeError, AttributeError):
             pass  # answers, but has no list of models that could be read: the requests will show what it can do
-        return None
+        return {}
 
-    async def complete(self, model: str, request: ChatRequest) -> Reply | Failure:
-        """Return the completion, after as many tries as it takes. UserError: see the top of this module."""
-        from openai import APIConnectionError, APIStatusError, OpenAIError
+    async def complete(
+        self, model: str, messages: list[Message], body: dict[str, Any], sample_id: str
+    ) -> Reply | Failure:
+        """Return the completion, after as many tries as it takes. UserError: see the top of this module.
 
-        before, reason = self.succeeded, ""
+        `body` holds everything but model and messages: `max_tokens`, `temperature`, …
+        """
+        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
+
+        before, reason, timeout = self.succeeded, "", self.endpoint.timeout
         for attempt in range(self.endpoint.max_retries + 1):
             if self._gone:
                 return Failure(self._gone)
+            wait = None
             try:
-                reply = await self._once(model, request)
+                reply = await self._once(model, messages, body, sample_id)
             except APIConnectionError as error:
-                reason, wait = _lost(error, self.endpoint.timeout), None
+                reason = f"the connection was lost ({_cause(error)})"
+                if _refused(error):
+                    reason = f"nothing answers ({_cause(error)})"
+                elif isinstance(error, APITimeoutError):
+                    reason = f"no answer within {timeout:g} s"
             except APIStatusError as error:
+                reason = f"status {error.status_code}: {_reason(error)}"
                 if error.code == "insufficient_quota" or not may_pass(error.status_code):
-                    return await self._refusal(model, error)
-                reason, wait = f"status {error.status_code}: {_reason(error)}", retry_after(error.response.headers)
+                    if not self.succeeded:
+                        await self._refuse_hopeless(model, error)
+                    return Failure(reason)
+                wait = retry_after(error.response.headers)
             except (OpenAIError, ValueError, TypeError) as error:
                 return Failure(f"the answer is no chat completion ({one_line(str(error))})")
             else:
@@ -120,15 +121,14 @@ class ChatClient:
                 return reply
             if attempt < self.endpoint.max_retries:
                 self.retries += 1
-                await self._sleep(delay(attempt, wait, request.sample_id))
+                await self._sleep(delay(attempt, wait, sample_id))
         if self.succeeded == before and not await self._answers():
             self._gone = f"the server no longer answers ({reason})"
         return Failure(f"{reason}; gave up after {self.endpoint.max_retries + 1} tries")
 
-    async def _once(self, model: str, request: ChatRequest) -> Reply | Failure:
-        messages: Any = request.messages
+    async def _once(self, model: str, messages: Any, body: dict[str, Any], sample_id: str) -> Reply | Failure:
         began = time.perf_counter()
-        answer = await self._openai.chat.completions.create(model=model, messages=messages, extra_body=request.body)
+        answer = await self._openai.chat.completions.create(model=model, messages=messages, extra_body=body)
         seconds = time.perf_counter() - began
         choices = getattr(answer, "choices", None)
         if not choices or choices[0].message is None:
@@ -142,37 +142,29 @@ class ChatClient:
         extra = message.model_extra or {}
         turn |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
         return Reply(
-            messages=[*request.messages, turn],
+            messages=[*messages, turn],
             stop_reason="length" if reason == "length" else "stop",
-            sample_id=request.sample_id,
+            sample_id=sample_id,
             prompt_tokens=usage.prompt_tokens if usage else None,
             completion_tokens=usage.completion_tokens if usage else None,
             seconds=seconds,
         )
 
-    async def _refusal(self, model: str, error: Any) -> Failure:
-        """Return the failure of this one request; UserError if all are hopeless."""
-        hopeless = error.status_code in _HOPELESS or error.code == "insufficient_quota"
-        if not hopeless or self.succeeded:
-            return Failure(f"status {error.status_code}: {_reason(error)}")
+    async def _refuse_hopeless(self, model: str, error: Any) -> None:
+        """Raise UserError if all requests will be refused like this first one."""
+        url, reason = self.endpoint.url, _reason(error)
         if error.status_code in (401, 403):
             raise UserError(self._wants_key(error))
+        if error.code == "insufficient_quota":
+            raise UserError(f"{url} refuses the account: {reason}")
         if error.status_code != 404:
-            raise UserError(f"{self.endpoint.url} refuses the account: {_reason(error)}")
-        names = [entry.id for entry in await self.served(model) or []]
+            return
+        names = list(await self.served(model))
         if names and model not in names:
-            raise UserError(f"{self.endpoint.url} has no model {model!r}: say -m with one of {', '.join(names[:20])}")
+            raise UserError(f"{url} has no model {model!r}: say -m with one of {', '.join(names[:20])}")
         raise UserError(
-            f"{self.endpoint.url} answers 404 ({_reason(error)}): check that -b ends where `/chat/completions` is to "
-            "follow (mostly in /v1), and the name after -m"
-        )
-
-    def _nothing_answers(self, model: str | None, error: Any) -> str:
-        port = urlsplit(self.endpoint.url).port
-        words = f"inference --model.name {model or 'MODEL'}{f' --port {port}' if port and port != 8000 else ''}"
-        return (
-            f"nothing answers at {self.endpoint.url} ({_cause(error)}): start a server with `{words}` in another "
-            "terminal, or give the URL of one that runs with -b"
+            f"{url} answers 404 ({reason}): check that -b ends where `/chat/completions` is to follow (mostly in /v1), "
+            "and the name after -m"
         )
 
     def _wants_key(self, error: Any) -> str:
@@ -195,50 +187,17 @@ class ChatClient:
         return True
 
 
-async def gather(concurrency: int, jobs: Sequence[Callable[[], Awaitable[T]]], note: Callable[[int, T], None]) -> None:
-    """Call `note(index, what the job gives)` after each job, `concurrency` at a time; they begin in their order.
-
-    An exception ends all.
-    """
-    waiting = iter(enumerate(jobs))
-
-    async def work() -> None:
-        for index, job in waiting:
-            note(index, await job())
-
-    workers = [asyncio.ensure_future(work()) for _ in range(min(concurrency, len(jobs)))]
-    try:
-        await asyncio.gather(*workers)
-    finally:
-        for worker in workers:
-            worker.cancel()
-        await asyncio.gather(*workers, return_exceptions=True)
-
-
 def _call(call: dict[str, Any]) -> dict[str, Any]:
     """Return a tool call as OpenAI has it; some servers give the arguments as an object, or leave them out."""
     function = call.get("function") or {}
     arguments = function.get("arguments")
     text = arguments if isinstance(arguments, str) else json.dumps(arguments or {}, ensure_ascii=False)
-    return {
-        "id": call.get("id"),
-        "type": "function",
-        "function": {"name": function.get("name") or "", "arguments": text},
-    }
+    named = {"name": function.get("name") or "", "arguments": text}
+    return {"id": call.get("id"), "type": "function", "function": named}
 
 
 def _refused(error: Any) -> bool:
     return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def _lost(error: Any, timeout: float) -> str:
-    from openai import APITimeoutError
-
-    if _refused(error):
-        return f"nothing answers ({_cause(error)})"
-    if isinstance(error, APITimeoutError):
-        return f"no answer within {timeout:g} s"
-    return f"the connection was lost ({_cause(error)})"
 
 
 def _cause(error: Any) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import Answer, settled
-from hone.evaluation.client import ChatClient, ChatRequest, Failure
+from hone.evaluation.client import ChatClient, Failure
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
 from hone.types import Example, Message, Reply
 
@@ -41,7 +41,7 @@ class Dialogues:
         replies: list[Reply] = []
         failure, stop_reason = None, "stop"
         while True:
-            reply = await self._complete(ChatRequest(list(sent), body(len(replies)), sample_id))
+            reply = await self._complete(list(sent), body(len(replies)), sample_id)
             if isinstance(reply, Failure):
                 outgrown = reply.reason.startswith("status 4") and "context" in reply.reason
                 if not replies or not outgrown:
@@ -74,15 +74,15 @@ class Dialogues:
             failure=failure,
         )
 
-    async def _complete(self, request: ChatRequest) -> Reply | Failure:
-        """Complete it. A server that offers tools but reads no calls (vLLM without a parser) is asked not to."""
-        before = self._tools
-        reply = await self.client.complete(self.model, replace(request, body=before | request.body))
+    async def _complete(self, messages: list[Message], body: dict[str, Any], sample_id: str) -> Reply | Failure:
+        """Complete them. A server that offers tools but reads no calls (vLLM without a parser) is asked not to."""
+        tools = self._tools
+        reply = await self.client.complete(self.model, messages, tools | body, sample_id)
         refused = isinstance(reply, Failure) and "tool-choice" in reply.reason.replace(" ", "-").lower()
-        if not refused or "tools" not in before or "tool_choice" in before:
+        if not refused or "tools" not in tools or "tool_choice" in tools:
             return reply
-        self._tools = before | {"tool_choice": "none"}
-        return await self._complete(request)
+        self._tools = tools | {"tool_choice": "none"}
+        return await self._complete(messages, body, sample_id)
 
     def _with_calls(self, message: Message) -> Message:
         """Return the message with the calls in its text, if the server has not read them."""
@@ -100,26 +100,21 @@ class Responder:
     def __init__(self, env: MultiTurnEnv) -> None:
         self._env = env
         self._waiting: list[tuple[tuple[list[Message], dict[str, Any]], asyncio.Future[Answer]]] = []
-        self._task: asyncio.Task[None] | None = None
+        self._busy = asyncio.Lock()
 
     async def answer(self, messages: list[Message], state: dict[str, Any]) -> Answer:
         """Return the environment's answer to a conversation; raises what `respond_many` raises."""
         future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._waiting.append(((messages, state), future))
-        if self._task is None or self._task.done():
-            self._task = asyncio.create_task(self._work())
-        return await future
-
-    async def _work(self) -> None:
-        while self._waiting:
+        async with self._busy:
             batch, self._waiting = self._waiting, []
-            try:
-                answers = await asyncio.to_thread(self._env.respond_many, [turn for turn, _ in batch])
-            except Exception as error:
-                for _, future in batch:
-                    if not future.done():
-                        future.set_exception(error)
-                continue
-            for (_, future), answer in zip(batch, answers, strict=True):
-                if not future.done():  # cancelled by Ctrl-C
-                    future.set_result(answer)
+            if batch:  # else an earlier call had this one with it
+                try:
+                    answers = await asyncio.to_thread(self._env.respond_many, [turn for turn, _ in batch])
+                except Exception as error:
+                    for _, waiting in batch:
+                        waiting.set_exception(error)
+                else:
+                    for (_, waiting), answer in zip(batch, answers, strict=True):
+                        waiting.set_result(answer)
+        return await future

@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from hone import rng
 from hone.environments import Environment
 from hone.errors import UserError
-from hone.evaluation.client import ChatClient, Failure, gather
+from hone.evaluation.client import ChatClient, Failure
 from hone.evaluation.dialogues import Dialogues
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
 from hone.inference.endpoint import HONE, Endpoint
-from hone.types import Example, Reply
+from hone.types import Reply
 
 RESERVED = {
     "model": "say it with -m",
@@ -55,43 +55,48 @@ def evaluate_url(
     split = env.split("eval")
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
-    answers: dict[int, Reply | Failure] = {}
-
-    def note(number: int, answer: Reply | Failure) -> None:
-        answers[number] = answer
-        progress(len(answers), len(places))
+    answers: dict[tuple[int, int], Reply | Failure] = {}
 
     async def sample() -> int:
         """Fill `answers`, and return how many tries came after a first one. Ctrl-C ends it, once anything has come."""
         async with ChatClient(endpoint) as client:
-            dialogues = Dialogues(client, model, env)
+            dialogues, waiting = Dialogues(client, model, env), iter(places)
 
-            def hold(index: int, rollout: int) -> Awaitable[Reply | Failure]:
-                environments = rng.key(seed, "eval", 0, index, rollout, "environment")
-                body_of = partial(request_body, body, seed, index, rollout, exact_keys)
-                return dialogues.hold(examples[index], environments, f"0-{index}-{rollout}", body_of)
+            async def work() -> None:
+                for index, rollout in waiting:
+                    key = rng.key(seed, "eval", 0, index, rollout, "environment")
+                    body_of = partial(request_body, body, seed, index, rollout, exact_keys)
+                    answer = await dialogues.hold(examples[index], key, f"0-{index}-{rollout}", body_of)
+                    answers[index, rollout] = answer
+                    progress(len(answers), len(places))
 
+            workers = [asyncio.ensure_future(work()) for _ in range(min(endpoint.concurrency, len(places)))]
             try:
-                await gather(endpoint.concurrency, [partial(hold, *place) for place in places], note)
+                await asyncio.gather(*workers)
             except asyncio.CancelledError:
                 if not client.succeeded:
                     raise
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
             return client.retries
 
     began = time.perf_counter()
     retries = asyncio.run(sample())
     sampled = time.perf_counter()
-    stopped = Failure("stopped by Ctrl-C before an answer came")
     failed: list[FailedRollout] = []
-    delivered: list[tuple[int, int, Example, Reply]] = []
-    for number, (index, rollout) in enumerate(places):
-        answer = answers.get(number, stopped)
+    delivered: list[tuple[int, int, Reply]] = []
+    for index, rollout in places:
+        answer = answers.get((index, rollout), Failure("stopped by Ctrl-C before an answer came"))
         if isinstance(answer, Failure):
             failed.append(FailedRollout(index, rollout, examples[index], answer.reason))
         else:
-            delivered.append((index, rollout, examples[index], answer))
-    scores = env.grade_many([(example, reply) for *_, example, reply in delivered], seed)
-    samples = [EvalSample(*rollout, score) for rollout, score in zip(delivered, scores, strict=True)]
+            delivered.append((index, rollout, answer))
+    scores = env.grade_many([(examples[index], reply) for index, _, reply in delivered], seed)
+    samples = [
+        EvalSample(i, r, examples[i], reply, score) for (i, r, reply), score in zip(delivered, scores, strict=True)
+    ]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
     requests = RequestStats([reply.seconds for *_, reply in delivered], retries, endpoint.concurrency)
     return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges)
@@ -103,19 +108,19 @@ def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
     Without a name it is the only one that the server lists.
     """
 
-    async def ask() -> tuple[str, bool]:
+    async def ask() -> dict[str, str]:
         async with ChatClient(endpoint) as client:
-            served = await client.served(model) or []
-        if model is not None:
-            return model, any(entry.id == model and entry.owner == HONE for entry in served)
-        if len(served) == 1:
-            return served[0].id, served[0].owner == HONE
-        names = ", ".join(entry.id for entry in served[:20])
-        if not names and not endpoint.url.rstrip("/").endswith("/v1"):
-            raise UserError(f"{endpoint.url} lists no models: did you mean {endpoint.url.rstrip('/')}/v1?")
-        raise UserError(f"{endpoint.url} serves {names or 'models that it does not list'}: name one with -m")
+            return await client.served(model)
 
-    return asyncio.run(ask())
+    served = asyncio.run(ask())
+    if model is None and len(served) == 1:
+        model = next(iter(served))
+    if model is not None:
+        return model, served.get(model) == HONE
+    if not served and not endpoint.url.rstrip("/").endswith("/v1"):
+        raise UserError(f"{endpoint.url} lists no models: did you mean {endpoint.url.rstrip('/')}/v1?")
+    names = ", ".join(list(served)[:20]) or "models that it does not list"
+    raise UserError(f"{endpoint.url} serves {names}: name one with -m")
 
 
 def check_body(body: dict[str, Any]) -> None:

@@ -20,29 +20,28 @@ from hone.types import Message, Outcome
 
 _LONGEST = 2000
 """Characters of a message that are shown; `results.jsonl` has all."""
-_FIRST_MESSAGES, _LAST_MESSAGES = 8, 8
-"""Messages of a conversation that are shown."""
+_MESSAGES = 8
+"""First and last messages of a conversation that are shown."""
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
     """Show one completion with its prompt, and how its reward came about."""
     _title(console, f"One completion (example {sample.index})")
-    messages = sample.trajectory.messages
-    left = len(messages) - _FIRST_MESSAGES - _LAST_MESSAGES
-    for index, message in enumerate(messages):
-        if left <= 0 or not _FIRST_MESSAGES <= index < _FIRST_MESSAGES + left:
+    messages, score = sample.trajectory.messages, sample.score
+    left = len(messages) - 2 * _MESSAGES
+    for message in messages if left <= 0 else messages[:_MESSAGES]:
+        console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+    if left > 0:
+        console.print(Text(f"  … {left} more messages", "dim"))
+        for message in messages[-_MESSAGES:]:
             console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
-        elif index == _FIRST_MESSAGES:
-            console.print(Text(f"  … {left} more messages", "dim"))
-    score = sample.score
-    if score.outcome.is_failure:
-        line = Text("  reward: none")
-    else:
-        parts = [f"{name} {value:.3g} x {score.weights[name]:g}" for name, value in score.components.items()]
-        line = Text(f"  reward {score.reward:.3f} = {' + '.join(parts)}")
-    console.print(line.append(", ").append(str(score.outcome), OUTCOME_STYLES[score.outcome]))
-    if not score.outcome.is_failure:  # why grading failed is shown once, below the result
-        console.print(Text(f"  {printable(score.detail)}", "dim"))
+    outcome = Text(str(score.outcome), OUTCOME_STYLES[score.outcome])
+    if score.outcome.is_failure:  # why grading failed is shown once, below the result
+        console.print(Text("  reward: none, ").append(outcome))
+        return
+    parts = " + ".join(f"{name} {value:.3g} x {score.weights[name]:g}" for name, value in score.components.items())
+    console.print(Text(f"  reward {score.reward:.3f} = {parts}, ").append(outcome))
+    console.print(Text(f"  {printable(score.detail)}", "dim"))
 
 
 def show_result(console: Console, result: EvalResult) -> None:
@@ -56,32 +55,24 @@ def show_result(console: Console, result: EvalResult) -> None:
     if result.correct is not None:
         rows.append(("correct", f"{result.correct:.3f}", _interval(result.correct_interval)))
     rows += [(f"pass@{k}", f"{value:.3f}", "") for k, value in result.pass_at.items() if k > 1]
-    if not result.samples:
-        _show_failures(console, result)
-        return
     if len(rewards):
         _table(console, ("", "mean ± std", "95 % interval of the mean"), rows)
         _table(console, ("component", "weight", "mean", "std", "completions"), _component_rows(result))
-    _table(console, ("outcome", "completions", "share"), _outcome_rows(result))
-    _show_cost(console, result)
-    for failure in result.failures[:1]:
+    if result.samples:
+        _table(console, ("outcome", "completions", "share"), _outcome_rows(result))
+        _show_cost(console, result)
+    if result.failures:
         text = f"{len(result.failures)} completions could not be graded and are in no average. The first:"
         console.print(Text(text, "bold red"))
-        console.print(Text(printable(failure.score.detail)))
-    _show_failures(console, result)
-
-
-def _show_failures(console: Console, result: EvalResult) -> None:
-    """Show the rollouts that the server did not deliver, by their reasons, the most frequent first."""
-    if not result.failed:
-        return
-    total = len(result.samples) + len(result.failed)
-    console.print(Text(f"{len(result.failed)} of {total} rollouts failed and are in no average:", "bold red"))
-    reasons = Counter(failure.reason for failure in result.failed).most_common()
-    for reason, count in reasons[:5]:
-        console.print(Text(f"  {count} x {reason}"), soft_wrap=True)
-    if len(reasons) > 5:
-        console.print(Text(f"  … and {len(reasons) - 5} other reasons"))
+        console.print(Text(printable(result.failures[0].score.detail)))
+    if result.failed:
+        total = len(result.samples) + len(result.failed)
+        console.print(Text(f"{len(result.failed)} of {total} rollouts failed and are in no average:", "bold red"))
+        reasons = Counter(failure.reason for failure in result.failed).most_common()
+        for reason, count in reasons[:5]:
+            console.print(Text(f"  {count} x {reason}"), soft_wrap=True)
+        if len(reasons) > 5:
+            console.print(Text(f"  … and {len(reasons) - 5} other reasons"))
 
 
 def _message(message: Message) -> Text:

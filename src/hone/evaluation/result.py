@@ -44,8 +44,7 @@ class EvalSample:
     def row(self) -> dict[str, Any]:
         """Return its line in `results.jsonl`. The reward is None if grading failed."""
         trajectory, score = self.trajectory, self.score
-        return {
-            **_identity(self, trajectory.messages[len(self.example.prompt) :]),
+        row = _row(self, trajectory.messages[len(self.example.prompt) :]) | {
             "reward": score.reward if self.graded else None,
             "components": score.components,
             "outcome": str(score.outcome),
@@ -53,9 +52,12 @@ class EvalSample:
             "stop_reason": trajectory.stop_reason,
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
-            **({} if trajectory.state is None else {"turns": trajectory.turns}),
-            **({"seconds": round(trajectory.seconds, 4)} if isinstance(trajectory, Reply) else {}),
         }
+        if trajectory.state is not None:
+            row["turns"] = trajectory.turns
+        if isinstance(trajectory, Reply):
+            row["seconds"] = round(trajectory.seconds, 4)
+        return row
 
 
 @dataclass(frozen=True)
@@ -69,27 +71,26 @@ class FailedRollout:
 
     def row(self) -> dict[str, Any]:
         """Return its line in `results.jsonl`: the keys of `EvalSample.row`, empty where there is nothing."""
-        nothing = dict.fromkeys(("stop_reason", "prompt_tokens", "completion_tokens", "seconds"))
-        return {
-            **_identity(self, []),
-            "reward": None,
-            "components": {},
-            "outcome": "rollout_failed",
-            "detail": self.reason,
-            **nothing,
-        }
+        return _row(self, []) | {"outcome": "rollout_failed", "detail": self.reason, "seconds": None}
 
 
-def _identity(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str, Any]:
-    example = one.example
+def _row(one: EvalSample | FailedRollout, completion: list[Message]) -> dict[str, Any]:
+    """Return the keys of every line, in their order."""
     return {
         "example": one.index,
         "rollout": one.rollout,
-        "example_id": example.id,
-        "prompt": example.prompt,
+        "example_id": one.example.id,
+        "prompt": one.example.prompt,
         "completion": completion,
-        "answer": example.answer,
-        "info": example.info,
+        "answer": one.example.answer,
+        "info": one.example.info,
+        "reward": None,
+        "components": {},
+        "outcome": "",
+        "detail": "",
+        "stop_reason": None,
+        "prompt_tokens": None,
+        "completion_tokens": None,
     }
 
 

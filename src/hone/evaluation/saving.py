@@ -43,8 +43,7 @@ def make_folder(folder: Path) -> list[Path]:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise UserError(
             f"{folder} cannot be written ({error.strerror}): choose another --output-dir, or --no-save"
@@ -64,18 +63,13 @@ def save_results(
         (folder / name).unlink(missing_ok=True)
     write_file(folder / RESULTS, "".join(to_lines(result.rows())))
     write_file(folder / "config.toml", to_toml(config))
-    write_json(folder / "metadata.json", plain(_metadata(config, result)))
-    write_json(folder / "run.json", _run_info(config, command) | {"sources": sources})
-
-
-def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
-    prompts, completions = result.tokens() or (None, None)
+    tokens = result.tokens()
     source: dict[str, Any] = {"precision": config.precision}
     if (requests := result.requests) is not None:
         seconds = {name: round(value, 4) for name, value in requests.summary().items()}
         counts = {"concurrency": requests.concurrency, "retries": requests.retries, "seconds": seconds}
         source = {"base_url": config.base_url, "requests": counts}
-    return {
+    metadata: dict[str, Any] = {
         "env": config.env,
         "env_args": config.env_args,
         **({} if config.template is None else {"template": config.template}),
@@ -87,15 +81,13 @@ def _metadata(config: EvalConfig, result: EvalResult) -> dict[str, Any]:
         "metrics": result.metrics(),
         "failures": len(result.failures),
         "failed_rollouts": len(result.failed),
-        "prompt_tokens": None if prompts is None else sum(prompts),
-        "completion_tokens": None if completions is None else sum(completions),
+        "prompt_tokens": tokens and sum(tokens[0]),
+        "completion_tokens": tokens and sum(tokens[1]),
         "seconds": {phase: round(value, 4) for phase, value in result.seconds.items()},
         "date": provenance.now(),
     }
-
-
-def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
-    return {
+    write_json(folder / "metadata.json", plain(metadata))
+    info = {
         "format": FORMAT,
         "id": provenance.new_id(),
         "kind": "eval",
@@ -108,4 +100,6 @@ def _run_info(config: EvalConfig, command: list[str]) -> dict[str, Any]:
         "versions": provenance.versions(),
         "hardware": provenance.hardware(),
         "threads": provenance.threads(),
+        "sources": sources,
     }
+    write_json(folder / "run.json", info)

@@ -42,12 +42,57 @@ CUSTOMARY = {
 """Learning rates (from, to, what is usual) of full training: from 0.4B parameters on, below, and under 20M."""
 
 
-def surprises(plan: Plan) -> list[str]:
-    """Return all of them, the gravest kinds first."""
-    config = plan.config
-    rl = config if isinstance(config, RLConfig) else None
-    first = _rollouts(rl, plan.steps, plan.facts) if rl else ()
-    return [*first, *_training(config, plan.shape), *_intervals(config), *_checkpoints(plan), *_budget(plan)]
+def surprises(plan: Plan) -> Iterator[str]:
+    """Yield all of them, the gravest kinds first."""
+    config, shape, times = plan.config, plan.shape, plan.usual
+    if isinstance(config, RLConfig):
+        yield from _rollouts(config, plan.steps, plan.facts)
+        kind, section, prefix, key, longest = "RL", config.trainer, "trainer.", "seq_len", config.seq_len
+        intervals: dict[str, Any] = {"orchestrator.eval": config.orchestrator.eval}
+    else:
+        kind, section, prefix, key, longest = "SFT", config, "", "data.seq_len", config.data.seq_len
+        intervals = {"val": config.val}
+    steps, warmup, lr = config.max_steps, section.scheduler.warmup_steps, section.optim.lr
+    if warmup > steps / 2:
+        yield (
+            f"scheduler.warmup_steps = {warmup} is more than half of the run's {steps} steps, so the learning rate "
+            f"hardly comes to its peak: set it to {max(1, steps // 20)}"
+        )
+    if shape is not None:
+        if longest > (context := shape.max_position_embeddings):
+            yield f"{key} = {longest} exceeds the model's context of {context} tokens: lower it to that"
+        count = shape.parameters
+        low, high, usual = CUSTOMARY[kind, "large" if count >= 4e8 else "small" if count >= 2e7 else "tiny"]
+        if not low <= lr <= high:
+            what = "will hardly move" if lr < low else "tends to destroy"
+            named = f"{count / 1e6:,.{0 if count > 1e7 else 1}f}M"
+            yield f"{prefix}optim.lr = {lr:g} {what} a model of {named} parameters: {usual} is usual in {kind}"
+    for name, section in (intervals | {"ckpt": config.ckpt}).items():
+        if section is not None and (section.interval or 0) > steps:
+            yield (
+                f"{name}.interval = {section.interval} is beyond max_steps = {steps}: nothing comes before the end; "
+                f"set it to {max(1, steps // 5)}"
+            )
+    if config.ckpt is None and times is not None and times.total > LONG:
+        yield (
+            f"no checkpoints in a run of about {times.total / 3600:,.0f} hours: add --ckpt.interval "
+            f"{max(1, int(1800 / times.step))} (every half hour)"
+        )
+    if config.ckpt is not None and shape is not None and plan.here:
+        size, free = disk_needed(config, shape), free_disk(config.output_dir)
+        if size > free:
+            keep = "" if config.ckpt.keep_last else ", for all are kept: add --ckpt.keep-last 2"
+            yield f"checkpoints will take {size / GIB:,.0f} GiB, and the disk has {free / GIB:,.0f} GiB free{keep}"
+    if config.budget is not None and times is not None:
+        tokens = plan.steps.total * plan.lengths.sequence
+        for name, need in {"hours": times.total / 3600, "usd": times.usd, "tokens": tokens}.items():
+            limit = getattr(config.budget, name)
+            if limit and need is not None and need > 1.1 * limit:
+                yield (
+                    f"budget.{name} = {limit:,g} ends the run after about {int(steps * limit / need):,} of {steps:,} "
+                    f"steps, for all of which it needs {need:,.3g}: lower max_steps, so that schedule and evaluations "
+                    "fit"
+                )
 
 
 def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
@@ -83,70 +128,16 @@ def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
         kind = "hardly explores" if temperature < 0.5 else "samples much noise"
         yield f"orchestrator.sampling.temperature = {temperature:g} {kind}: 1 is usual in training, 0.6 to 1.2 works"
     if evals is None:
-        yield (
-            "no evaluation: the reward on training prompts will be the only sign; add --orchestrator.eval.num-examples "
-            "128"
-        )
+        text = "no evaluation: the reward on training prompts will be the only sign"
+        yield f"{text}; add --orchestrator.eval.num-examples 128"
     elif facts.held_out is not None and evals.num_examples > facts.held_out:
         yield f"orchestrator.eval.num_examples = {evals.num_examples}, but only {facts.held_out} examples are held out"
-
-
-def _intervals(config: RLConfig | SFTConfig) -> Iterator[str]:
-    """Yield intervals that the run never comes to."""
-    evals = {"orchestrator.eval": config.orchestrator.eval} if isinstance(config, RLConfig) else {"val": config.val}
-    for name, section in (evals | {"ckpt": config.ckpt}).items():
-        if section is not None and (section.interval or 0) > config.max_steps:
-            yield (
-                f"{name}.interval = {section.interval} is beyond max_steps = {config.max_steps}: nothing comes before "
-                f"the end; set it to {max(1, config.max_steps // 5)}"
-            )
 
 
 def _rounded(tokens: int) -> int:
     """Return a little more, as people write such numbers."""
     step = max(8, 1 << (int(tokens).bit_length() - 3))
     return -(-int(tokens) // step) * step
-
-
-def _training(config: RLConfig | SFTConfig, shape: Shape | None) -> Iterator[str]:
-    """Yield what is odd about the length of sequences, the schedule and the learning rate."""
-    if isinstance(config, RLConfig):
-        kind, section, prefix, longest, key = "RL", config.trainer, "trainer.", config.seq_len, "seq_len"
-    else:
-        kind, section, prefix, longest, key = "SFT", config, "", config.data.seq_len, "data.seq_len"
-    steps, warmup, lr = config.max_steps, section.scheduler.warmup_steps, section.optim.lr
-    if warmup > steps / 2:
-        yield (
-            f"scheduler.warmup_steps = {warmup} is more than half of the run's {steps} steps, so the learning rate "
-            f"hardly comes to its peak: set it to {max(1, steps // 20)}"
-        )
-    if shape is None:
-        return
-    if longest > shape.context:
-        yield f"{key} = {longest} exceeds the model's context of {shape.context} tokens: lower it to that"
-    count = shape.parameters
-    low, high, usual = CUSTOMARY[kind, "large" if count >= 4e8 else "small" if count >= 2e7 else "tiny"]
-    if not low <= lr <= high:
-        what = "will hardly move" if lr < low else "tends to destroy"
-        named = f"{count / 1e6:,.{0 if count > 1e7 else 1}f}M"
-        yield f"{prefix}optim.lr = {lr:g} {what} a model of {named} parameters: {usual} is usual in {kind}"
-
-
-def _checkpoints(plan: Plan) -> Iterator[str]:
-    config, ckpt, times = plan.config, plan.config.ckpt, plan.usual
-    if ckpt is None:
-        if times is not None and times.total > LONG:
-            yield (
-                f"no checkpoints in a run of about {times.total / 3600:,.0f} hours: add --ckpt.interval "
-                f"{max(1, int(1800 / times.step))} (every half hour)"
-            )
-        return
-    if plan.shape is None or not plan.here:
-        return
-    size, free = disk_needed(config, plan.shape), free_disk(config.output_dir)
-    if size > free:
-        keep = "" if ckpt.keep_last else ", for all are kept: add --ckpt.keep-last 2"
-        yield f"checkpoints will take {size / GIB:,.0f} GiB, and the disk has {free / GIB:,.0f} GiB free{keep}"
 
 
 def disk_needed(config: RLConfig | SFTConfig, shape: Shape) -> int:
@@ -161,58 +152,42 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
 
 
-def _budget(plan: Plan) -> Iterator[str]:
-    """Yield a budget that ends the run early."""
-    config, limits, times = plan.config, plan.config.budget, plan.usual
-    if limits is None or times is None:
-        return
-    tokens = plan.steps.total * plan.lengths.sequence
-    for name, need in {"hours": times.total / 3600, "usd": times.usd, "tokens": tokens}.items():
-        limit = getattr(limits, name)
-        if limit and need is not None and need > 1.1 * limit:
-            yield (
-                f"budget.{name} = {limit:,g} ends the run after about {int(config.max_steps * limit / need):,} of "
-                f"{config.max_steps:,} steps, for all of which it needs {need:,.3g}: lower max_steps, so that "
-                "schedule and evaluations fit"
-            )
-
-
-def remedies(plan: Plan) -> list[str]:
-    """Return a line for each setting that helps alone, those that make it fit first; then the smallest card."""
+def remedies(plan: Plan) -> Iterator[str]:
+    """Yield a line for each setting that helps alone, those that make it fit first; then the smallest card."""
     config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
     assert shape is not None
 
     def total(changed: RLConfig | SFTConfig, device: Device = device) -> int:
         return memory(changed, shape, device, lengths).total
 
-    rl, changes = config if isinstance(config, RLConfig) else None, []
+    section = "trainer" if isinstance(config, RLConfig) else "data"
+    changes: dict[str, Any] = {}
     if config.precision != "bf16":
-        changes.append(("--precision bf16", _with(config, precision="bf16")))
+        changes["--precision bf16"] = _with(config, precision="bf16")
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
-        changes.append(("--no-ckpt.background", _with(config, ckpt={"background": False})))
-    if rl and rl.trainer.loss.kl_coef > 0:
-        changes.append(("--trainer.loss.kl-coef 0 (no reference model)", _with(rl, trainer={"loss": {"kl_coef": 0.0}})))
+        changes["--no-ckpt.background"] = _with(config, ckpt={"background": False})
     # A number is halved until the run fits, or it is as low as it may be.
-    limit, least = micro_batch_limit(config, device), max(256, lengths.longest)
-    lowered: list[tuple[str, str, str, float, float]] = []
-    lowered.append(("trainer" if rl else "data", "micro_batch_tokens", "", limit, least))
-    if rl:
-        lowered.append(("inference", "kv_gib", " (sampling in more waves)", rl.inference.kv_gib or KV_GIB, 0.25))
-    for section, key, note, value, least in lowered:
-        changed = config
-        while value > least and total(changed) > plan.room:
-            value = max(least, value // 2 if key != "kv_gib" else value / 2)
-            changed = _with(config, **{section: {key: value}})
-        changes.append((f"--{section}.{key.replace('_', '-')} {value:.9g}{note}", changed))
-    lines = []
-    for size, flag in sorted((total(changed), flag) for flag, changed in changes):
+    value, least, changed = micro_batch_limit(config, device), max(256, lengths.longest), config
+    while value > least and total(changed) > plan.room:
+        value = max(least, value // 2)
+        changed = _with(config, **{section: {"micro_batch_tokens": value}})
+    changes[f"--{section}.micro-batch-tokens {value}"] = changed
+    if isinstance(config, RLConfig):
+        if config.trainer.loss.kl_coef > 0:
+            without = _with(config, trainer={"loss": {"kl_coef": 0.0}})
+            changes["--trainer.loss.kl-coef 0 (no reference model)"] = without
+        cache, changed = float(config.inference.kv_gib or KV_GIB), config
+        while cache > 0.25 and total(changed) > plan.room:
+            cache = max(0.25, cache / 2)
+            changed = _with(config, inference={"kv_gib": cache})
+        changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = changed
+    for size, flag in sorted((total(changed), flag) for flag, changed in changes.items()):
         if size < 0.98 * total(config):
             fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"
-            lines.append(f"{flag}: {size / GIB:.1f} GiB, {fits}")
+            yield f"{flag}: {size / GIB:.1f} GiB, {fits}"
     if larger := [card for card in DEVICES.values() if total(config, card) <= card.memory]:
         card = min(larger, key=lambda card: (card.memory, card.usd_per_hour or 0))
-        lines.append(f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits as it is")
-    return lines
+        yield f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits as it is"
 
 
 def _with(config: Any, **changes: Any) -> Any:

@@ -96,9 +96,7 @@ class Steps:
         if self.epochs is None:
             seen = f"prompts drawn: {self.draws:,} (how many the task has is not known here)"
         elif self.epochs < 1:
-            seen = (
-                f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once ({100 * self.epochs:.0f} % of them)"
-            )
+            seen = f"prompts drawn: {self.draws:,} of {self.pool:,}, each at most once"
         else:
             often = "once" if self.epochs == 1 else often.replace(".0 ", " ")
             seen = f"prompts drawn: {self.draws:,}; each of the {self.pool:,} is seen {often}"

@@ -1,15 +1,15 @@
-"""A calibration: three real steps of the run, in this process, and the plan scaled to what they took.
+"""A calibration: two real steps of the run, in this process, and the plan scaled to what they took.
 
-The run is the one that `rl` or `sft` would start, in a temporary folder beside the output directory. Seconds and bytes
-at other lengths than those of the steps are in proportion to the plan's.
+The run is the one that `rl` or `sft` would start, in a temporary folder beside the output directory. The first step
+makes kernels, so seconds are those of the second. At other lengths than its own, seconds and bytes are in proportion
+to the plan's.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
-import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -19,59 +19,22 @@ from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.planning.arithmetic import Lengths
 from hone.planning.devices import memory_fields
-from hone.planning.doctor import size
-from hone.planning.memory import memory
-from hone.planning.report import Plan, times_words
+from hone.planning.memory import Memory, memory
+from hone.planning.report import Plan
 from hone.planning.time import Times, times
 from hone.runs.budget import process_seconds
 from hone.runs.files import TMP_PREFIX, read_lines
-from hone.runs.progress import short_seconds
 from hone.runs.signals import is_out_of_memory
 
-STEPS = 3
+STEPS = 2
 
 
 class DoesNotFit(Exception):
     """Memory ran out; names the settings to lower, in one sentence."""
 
 
-@dataclass(frozen=True)
-class Calibration:
-    """What `steps` took: completions had these `lengths`, and the process, or torch on the GPU, `memory` bytes at most.
-
-    `usual` are the times of the whole run as its completions are now; `worst` and `memory_worst` if all run to their
-    limit. If no step `trained`, training is as the plan says. `seconds` are those of the calibration.
-    """
-
-    steps: int
-    seconds: float
-    lengths: Lengths
-    memory: int
-    memory_worst: int
-    usual: Times
-    worst: Times
-    trained: bool
-
-    def record(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
-        return asdict(self) | {"usual": self.usual.record(), "worst": self.worst.record()}
-
-    def words(self, plan: Plan) -> tuple[str, list[str]]:
-        """Return the heading and the lines of it, beside the plan that it checks."""
-        planned = f" (the plan above says {size(plan.memory.total)})" if plan.memory else ""
-        worst = f"with all {'completions' if isinstance(plan.config, RLConfig) else 'examples'} at their limit"
-        lines = [
-            f"memory: {size(self.memory)} at most, {size(self.memory_worst)} {worst}{planned}",
-            f"lengths as they are now ({self.lengths.completion:,.0f} tokens): {times_words(self.usual)}",
-            f"{worst} ({plan.lengths.longest_completion:,} tokens): {times_words(self.worst)}",
-        ]
-        if not self.trained:
-            lines.append("no step trained, for all rewards of each prompt were equal: training is as the plan says")
-        return f"Measured here in {short_seconds(self.seconds)}, over {self.steps} step{'s' * (self.steps > 1)}", lines
-
-
-def calibrate(plan: Plan) -> Calibration:
-    """Take the steps, and scale the plan.
+def calibrate(plan: Plan) -> Plan:
+    """Return the plan with the memory, at worst, and the times of the steps. If none trained, training is as planned.
 
     Raises UserError if the run itself would, and if it would not be one process that samples by itself; DoesNotFit if
     memory runs out.
@@ -85,7 +48,6 @@ def calibrate(plan: Plan) -> Calibration:
             f"--calibrate measures a run of one process and hone's own engine, and this one samples from "
             f"{config.sampled_by or 'another process'}: add --mode colocated, or leave out --calibrate"
         )
-    began = time.perf_counter()
     place = next(path for path in config.output_dir.absolute().parents if path.is_dir())
     with tempfile.TemporaryDirectory(prefix=f"{TMP_PREFIX}plan-", dir=place, ignore_cleanup_errors=True) as folder:
         run = Path(folder) / "run"
@@ -104,33 +66,30 @@ def calibrate(plan: Plan) -> Calibration:
             ) from None
         lines = [line for line in read_lines(run / "timings.jsonl") if "time/train" in line]
         metrics = read_lines(run / "metrics.jsonl")
-    steady = lines[1:] or lines  # the first one makes kernels
-    trained = [line for line in steady if metrics[line["step"]].get("groups/trained", 1)]
-    taken = {name: mean(line.get(f"time/{name}", 0.0) for line in steady) for name in ("sample", "grade", "train")}
-    step = mean(line["time/step"] for line in steady)
-    start += max(0.0, lines[0]["time/step"] - step)
-    taken["other"] = max(0.0, step - sum(taken.values()))
+    trained = [line for line in lines if metrics[line["step"]].get("groups/trained", 1)]
+    taken = {name: lines[-1].get(f"time/{name}", 0.0) for name in ("sample", "grade", "train", "step")}
+    other = max(0.0, taken["step"] - taken["sample"] - taken["grade"] - taken["train"])
+    start += max(0.0, lines[0]["time/step"] - taken["step"])
     planned = times(plan.evaluated, shape, plan.device, lengths, plan.worst.usd_per_hour, plan.facts.pool)
-    taken["train"] = mean(line["time/train"] for line in trained) if trained else planned.train
+    train = trained[-1]["time/train"] / planned.train if trained else 1.0
+    sample = taken["sample"] / planned.sample if planned.sample else 1.0
 
     def scaled(estimate: Times) -> Times:
         """Return an estimate of the plan in proportion to what it says of the lengths that were measured."""
-        ratio = {name: taken[name] / getattr(planned, name) for name in ("sample", "train") if getattr(planned, name)}
-        seconds = {name: getattr(estimate, name) * factor for name, factor in ratio.items()}
-        seconds["evaluate"] = estimate.evaluate * ratio["sample" if rl else "train"]
-        return replace(estimate, **seconds, grade=taken["grade"], other=taken["other"], start=start)
+        seconds = {"sample": estimate.sample * sample, "train": estimate.train * train, "grade": taken["grade"]}
+        return replace(
+            estimate, **seconds, evaluate=estimate.evaluate * (sample if rl else train), other=other, start=start
+        )
 
-    peak = _peak_bytes()
-    worst = peak + max(0, plan.memory.total - memory(plan.evaluated, shape, plan.device, lengths).total)
-    return Calibration(
-        steps=len(lines),
-        seconds=time.perf_counter() - began,
-        lengths=lengths,
-        memory=peak,
-        memory_worst=worst if trained else max(worst, plan.memory.total),
+    grown = max(0, plan.memory.total - memory(plan.evaluated, shape, plan.device, lengths).total)
+    worst = max(_peak_bytes() + grown, 0 if trained else plan.memory.total)
+    return replace(
+        plan,
+        lengths=replace(lengths, longest_completion=plan.lengths.longest_completion),
+        memory=Memory({"process": worst}),
         usual=scaled(planned),
         worst=scaled(plan.worst),
-        trained=bool(trained),
+        notes=[] if trained else ["no step trained, for all rewards of each prompt were equal: training is as planned"],
     )
 
 
@@ -142,29 +101,28 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     off: dict[str, Any] = dict.fromkeys(("resume", "budget", "wandb", "trackio", "ckpt"))
     off |= {"display": "none", "predict": [], "report": False, "detach": False, "alarms": AlarmsConfig(action="off")}
     off |= {"output_dir": folder, "max_steps": min(STEPS, config.max_steps)}
-    if isinstance(config, RLConfig):
-        trajectories = []
-        off["orchestrator"] = config.orchestrator.model_copy(update={"eval": None})
-        with RL(config.model_copy(update=off)) as run:
-            start = process_seconds()
-            while not run.done:
-                groups = run.sample()
-                trajectories += [trajectory for group in groups for trajectory in group.trajectories]
-                run.update(groups)
-        prompts = [t.prompt_length for t in trajectories]
-        new = [len(t.token_ids) - t.prompt_length for t in trajectories]
-        lengths = Lengths(mean(prompts), mean(new), max(prompts), max(new), "measured", max(new))
-    else:
-        metrics, lengths = {}, Lengths.of(config)
-        with SFT(config.model_copy(update=off | {"val": None})) as run:
-            start = process_seconds()
-            while not run.done:
+    rl = isinstance(config, RLConfig)
+    off |= {"orchestrator": config.orchestrator.model_copy(update={"eval": None})} if rl else {"val": None}
+    trajectories, metrics = [], {}
+    with (RL if rl else SFT)(config.model_copy(update=off)) as run:
+        start = process_seconds()
+        while not run.done:
+            if isinstance(run, SFT):
                 metrics = run.step()
-        if not config.data.pack:
-            completion = metrics["tokens/total"] / metrics["examples/total"]
-            lengths = replace(lengths, completion=completion, measured="measured")
+                continue
+            groups = run.sample()
+            trajectories += [trajectory for group in groups for trajectory in group.trajectories]
+            run.update(groups)
     if run.exit_code:  # a signal stopped the steps
         raise KeyboardInterrupt if run.exit_code == 130 else SystemExit(run.exit_code)
+    if rl:
+        prompts = [t.prompt_length for t in trajectories]
+        new = [len(t.token_ids) - t.prompt_length for t in trajectories]
+        return start, Lengths(mean(prompts), mean(new), max(prompts), max(new), "measured", max(new))
+    lengths = Lengths.of(config)
+    if not config.data.pack:
+        completion = metrics["tokens/total"] / metrics["examples/total"]
+        lengths = replace(lengths, completion=completion, measured="measured")
     return start, lengths
 
 

@@ -5,8 +5,8 @@ Only what is here is looked at: files, generated tasks, the hub's cache. Nothing
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 from unittest import mock
 
 import numpy as np
@@ -48,84 +48,91 @@ class Facts:
 
     def lengths(self, config: RLConfig | SFTConfig) -> Lengths:
         """Return the lengths as measured, or as guessed by the config. A completion is as long as a reference."""
-        guessed = Lengths.of(config, self.turns)
+        guessed, mean = Lengths.of(config, self.turns), float(np.mean(self.references or [0]))
         if isinstance(config, SFTConfig):
             if config.data.pack or not self.references:
                 return guessed
-            mean = min(float(np.mean(self.references)), guessed.longest_completion)
-            return Lengths(0, mean, 0, guessed.longest_completion, "demonstrations")
+            return replace(guessed, completion=min(mean, guessed.longest_completion), measured="demonstrations")
         if not self.prompts:
             return guessed
-        prompt = min(max(self.prompts), config.seq_len - 1)
-        new = min(config.seq_len - prompt, self.turns * (config.orchestrator.sampling.max_tokens or config.seq_len))
-        mean, measured, reached = new / 2, "", 0
-        if self.references and np.mean(self.references) * THOUGHT > new:
-            mean, measured = min(float(np.mean(self.references)), new), "the task's reference answers"
-            reached = min(max(self.references), new)
-        return Lengths(float(np.mean(self.prompts)), mean, prompt, new, measured, reached)
+        longest = min(max(self.prompts), config.seq_len - 1)
+        new = min(config.seq_len - longest, self.turns * (config.orchestrator.sampling.max_tokens or config.seq_len))
+        found = Lengths(float(np.mean(self.prompts)), new / 2, longest, new)
+        if not self.references or mean * THOUGHT <= new:
+            return found
+        reached = min(max(self.references), new)
+        return replace(found, completion=min(mean, new), measured="the task's reference answers", reached=reached)
 
 
 def look_at(config: RLConfig | SFTConfig) -> Facts:
     """Return what can be known of the config's data here."""
     import datasets.config
 
-    renderer, notes = _renderer(config)
+    renderer = _renderer(config)
     with mock.patch.object(datasets.config, "HF_HUB_OFFLINE", True):
         try:
-            facts = _facts(config, Counter(renderer))
+            facts = _facts(config, renderer)
         except UserError as error:
             facts = Facts(notes=[_not_seen("data", error)])
-    facts.notes[:0] = notes
+    if renderer is None:
+        note = f"tokens are estimated from characters: the tokenizer of {config.model.name} is not here"
+        facts.notes.insert(0, note)
     return facts
 
 
-def _facts(config: RLConfig | SFTConfig, count: Counter) -> Facts:
+def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts:
     if isinstance(config, RLConfig):
         task = config.orchestrator.env
-        return facts_of_task(config, configured(task.id, task.args, task.template, "orchestrator.env.template"), count)
+        env = configured(task.id, task.args, task.template, "orchestrator.env.template")
+        return facts_of_task(config, env, renderer)
     data = config.data
     if data.env is not None:
         env = configured(data.env.id, data.env.args, data.env.template, "data.env.template")
-        rows = len(env.split("train"))
-        prompts, references = _measure(env, rows, EXAMPLES, count)
+        prompts, references = _measure(env, len(env.split("train")), EXAMPLES, renderer)
         whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
-        return Facts(prompts=prompts, references=whole, estimated=count.estimates)
+        return Facts(prompts=prompts, references=whole, estimated=renderer is None)
     from hone.environments.data import load_rows
 
     rows = load_rows(data.path or data.name or "", data.split)
-    lengths = tuple(count.text(str(rows[i])) for i in _spread(len(rows), EXAMPLES))
+    lengths = tuple(_count(str(rows[i]), renderer) for i in _spread(len(rows), EXAMPLES))
     return Facts(references=lengths, estimated=True, pool=len(rows), tokens=int(np.mean(lengths) * len(rows)))
 
 
-def facts_of_task(config: RLConfig, env: Environment, count: Counter, most: int = EXAMPLES) -> Facts:
+def facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | None, most: int = EXAMPLES) -> Facts:
     """Return what a task shows; `most` of its examples are looked at."""
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
     try:
         rows = len(env.split("train"))
     except UserError as error:
         return Facts(turns=turns, notes=[_not_seen("training data", error)])
-    prompts, references = _measure(env, min(rows, config.orchestrator.max_examples or rows), most, count)
+    prompts, references = _measure(env, min(rows, config.orchestrator.max_examples or rows), most, renderer)
     held_out, notes = None, []
     if config.orchestrator.eval:
         try:
             held_out = len(env.split("eval"))
         except UserError as error:
             notes.append(_not_seen("held-out data", error))
-    return Facts(rows, held_out, turns, prompts, references, count.estimates, notes=notes)
+    return Facts(rows, held_out, turns, prompts, references, renderer is None, notes=notes)
 
 
-def _measure(env: Environment, available: int, most: int, count: Counter) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens of prompts, and of those references that there are."""
+def _measure(
+    env: Environment, available: int, most: int, renderer: ChatRenderer | None
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of prompts, and of those references that there are; without a renderer by characters."""
     prompts, references, train = [], [], env.split("train")
     for index in _spread(available, most):
         example = train[index]
-        prompts.append(count.prompt(example.prompt, env.tool_schemas))
+        if renderer is not None:
+            prompts.append(len(renderer.prompt_ids(example.prompt, env.tool_schemas)))
+        else:
+            text = "".join(str(message.get("content")) for message in example.prompt)
+            prompts.append(_count(text, None) + 8 * len(example.prompt) + 4)
         try:
             reference = env.reference(example)
         except UserError:  # the task declares none
             continue
         texts = [reference] if isinstance(reference, str) else [str(message.get("content")) for message in reference]
-        references.append(sum(count.text(text) for text in texts) + 1)
+        references.append(sum(_count(text, renderer) for text in texts) + 1)
     return tuple(prompts), tuple(references)
 
 
@@ -134,29 +141,14 @@ def _spread(total: int, most: int) -> list[int]:
     return np.unique(np.linspace(0, total - 1, min(total, most)).astype(int)).tolist()
 
 
-class Counter:
-    """Counts tokens by a model's own renderer, or, without one, by characters."""
-
-    def __init__(self, renderer: ChatRenderer | None) -> None:
-        self._renderer = renderer
-
-    @property
-    def estimates(self) -> bool:
-        return self._renderer is None
-
-    def prompt(self, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> int:
-        if self._renderer is not None:
-            return len(self._renderer.prompt_ids(messages, tools))
-        return self.text("".join(str(message.get("content")) for message in messages)) + 8 * len(messages) + 4
-
-    def text(self, text: str) -> int:
-        if self._renderer is not None:
-            return len(self._renderer.tokenizer.encode(text, add_special_tokens=False).ids)
+def _count(text: str, renderer: ChatRenderer | None) -> int:
+    if renderer is None:
         return max(1, round(len(text) / CHARACTERS))
+    return len(renderer.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _renderer(config: RLConfig | SFTConfig) -> tuple[ChatRenderer | None, list[str]]:
-    """Return the model's renderer, or None with a note that it is not here."""
+def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
+    """Return the model's renderer, if it is here."""
     from hone.model.chat import TOKENIZER_FILES, load_renderer
     from hone.model.files import is_hub_id
 
@@ -166,9 +158,9 @@ def _renderer(config: RLConfig | SFTConfig) -> tuple[ChatRenderer | None, list[s
             from huggingface_hub import snapshot_download
 
             name = snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), local_files_only=True)
-        return load_renderer(name, config.model.chat_template), []
+        return load_renderer(name, config.model.chat_template)
     except Exception:  # not here, or half of it: an estimate will do
-        return None, [f"tokens are estimated from characters: the tokenizer of {config.model.name} is not here"]
+        return None
 
 
 def _not_seen(what: str, error: Exception) -> str:

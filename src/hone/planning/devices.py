@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
+import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
@@ -97,33 +97,26 @@ def this_device(name: str = "auto", measured: bool = True) -> Device:
     free, total = torch.cuda.mem_get_info(index)
     free += torch.cuda.memory_reserved(index)
     words = properties.name.lower().replace(" ", "")  # such as nvidiah100pcie
-    alike = {key: device for key, device in DEVICES.items() if key.split("-")[0] in words}
-    if alike:
+    # A guess, if it is not in the table: one multiprocessor of recent cards does about 2 TFLOP/s in bf16.
+    count = properties.multi_processor_count
+    known = Device("", "cuda", total, {"bf16": 2e12 * count, "fp32": 0.25e12 * count}, 1e12)
+    if alike := [key for key in DEVICES if key.split("-")[0] in words]:
         # The longest name (l40s, not l4), of the same bus, of the nearest memory.
-        longest = max(len(key.split("-")[0]) for key in alike)
-        alike = {key: device for key, device in alike.items() if len(key.split("-")[0]) == longest}
-        same_bus = [device for key, device in alike.items() if ("pcie" in key) == ("pcie" in words)]
-        known = min(same_bus or alike.values(), key=lambda device: abs(device.memory - total))
-    else:
-        # A guess: one multiprocessor of recent cards does about 2 TFLOP/s in bf16.
-        count = properties.multi_processor_count
-        known = Device("", "cuda", total, {"bf16": 2e12 * count, "fp32": 0.25e12 * count}, 1e12)
+        same_bus = {key: ("pcie" in key) == ("pcie" in words) for key in alike}
+        away = {key: abs(DEVICES[key].memory - total) for key in alike}
+        known = DEVICES[max(alike, key=lambda key: (len(key.split("-")[0]), same_bus[key], -away[key]))]
     return replace(known, name=properties.name, memory=total, free=free)
 
 
 @cache
 def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
-    """Measure (FLOP/s by dtype, bytes/s of a copy) with so many threads, for 0.1 s each."""
+    """Measure (FLOP/s by dtype, bytes/s of a copy) with so many threads."""
     import torch
 
     def best(action: Callable[[], object]) -> float:
         """Return the shortest time of a call, after one that doesn't count."""
         action()
-        shortest, end = float("inf"), time.perf_counter() + 0.1
-        while (begun := time.perf_counter()) < end:
-            action()
-            shortest = min(shortest, time.perf_counter() - begun)
-        return shortest
+        return min(timeit.repeat(action, number=1, repeat=5))
 
     before = torch.get_num_threads()
     torch.set_num_threads(threads)

@@ -1,7 +1,7 @@
 """`hone doctor`: looks at the machine for what breaks or slows runs, and names the command that mends it.
 
-A check yields (name, status, text) or (name, status, text, fix): what was looked at, `ok`, `warning` or `error`, how it
-is, and the command that mends it. This module needs the standard library only, for packages may be missing; they are
+A check yields (name, status, text, fix): what was looked at, `ok`, `warning` or `error`, how it is, and the command
+that mends it, "" without one. This module needs the standard library only, for packages may be missing; they are
 imported in processes of their own, for a broken one may crash or hang.
 """
 
@@ -20,12 +20,14 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import hone
 
@@ -35,10 +37,8 @@ if TYPE_CHECKING:
 
 OLDEST = (3, 11)
 """Version of Python."""
-SECONDS = 40.0
-"""The most that an import may take: torch from a slow disk, say."""
-NETWORK_SECONDS = 5.0
-"""The most that a question to another machine may take."""
+SECONDS, NETWORK_SECONDS = 40.0, 5.0
+"""The most that an import may take (torch from a slow disk, say), and a question to another machine."""
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
 IMPORTED = ("numpy", "pyarrow", "tokenizers", "safetensors", "transformers", "datasets", "scipy", "pydantic", "rich")
 """Packages with parts that are compiled, which break when versions are mixed; torch has a check of its own."""
@@ -48,14 +48,9 @@ count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 gpus = [[torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)] for i in range(count)]
 print(json.dumps([torch.__version__, torch.version.cuda or torch.version.hip, gpus]))
 """
-HUB = """
-import contextlib, urllib.error, urllib.request
-with contextlib.suppress(urllib.error.HTTPError):  # it answers
-    urllib.request.urlopen({!r})
-"""
 MIB, GIB = 2**20, 2**30
 
-Rows = Iterator[tuple[str, ...]]
+Row = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
@@ -115,20 +110,22 @@ def lines(findings: Iterable[Finding], width: int) -> Iterator[tuple[str, str]]:
                 yield "fix", f"{indent}{'mend it' if f.status != 'ok' else 'if wanted'}: {f.fix}"
 
 
-def python(subject: Subject) -> Rows:
+def judge(name: str, text: str, problem: str = "", fix: str = "", status: str = "warning") -> Row:
+    """Return `text` as ok, or if there is a problem as `status`, with the problem and what mends it."""
+    return (name, status, f"{text}: {problem}" if text else problem, fix) if problem else (name, "ok", text, "")
+
+
+def check_python(subject: Subject) -> Iterator[Row]:
     version = platform.python_version()
-    if sys.version_info < OLDEST:
-        yield "version", "error", f"{version}; hone needs 3.11 or newer", "python3.11 -m venv .venv"
-    else:
-        yield "version", "ok", f"{version}, {sys.executable}"
+    old = "hone needs 3.11 or newer" if sys.version_info < OLDEST else ""
+    yield judge("version", f"{version}, {sys.executable}", old, "python3.11 -m venv .venv", "error")
     own = sys.prefix != sys.base_prefix or os.environ.get("CONDA_PREFIX") == sys.prefix
-    problem = "others use and change these packages"
-    fix = "make install   # makes .venv in a checkout of hone"
-    yield _judge("environment", own, sys.prefix, problem, fix)
-    yield "hone", "ok", f"{hone.__version__}, from {Path(hone.__file__).parent}"
+    shared = "" if own else "others use and change these packages"
+    yield judge("environment", sys.prefix, shared, "make install   # makes .venv in a checkout of hone")
+    yield judge("hone", f"{hone.__version__}, from {Path(hone.__file__).parent}")
 
 
-def packages(subject: Subject) -> Rows:
+def check_packages(subject: Subject) -> Iterator[Row]:
     """Look at what hone requires: whether it is there, new enough, and can be imported."""
     try:
         required = [text for text in metadata.requires("hone-rl") or [] if "extra ==" not in text]
@@ -150,12 +147,14 @@ def packages(subject: Subject) -> Rows:
         text = f"{len(wrong)} of {len(required)} are missing or of a wrong version: {', '.join(wrong.values())}"
         yield "required", "error", text, install_command(*wrong)
     else:
-        yield "required", "ok", f"all {len(required)} are there, in versions that hone takes"
-    there = {name: f"import {name}" for name in IMPORTED if util.find_spec(name) is not None}
-    for name, (_out, problem) in run_apart(there).items():
+        yield judge("required", f"all {len(required)} are there, in versions that hone takes")
+    there = [name for name in IMPORTED if util.find_spec(name) is not None]
+    with ThreadPoolExecutor() as pool:
+        tried = pool.map(run_apart, [f"import {name}" for name in there])
+    for name, (_, problem) in zip(there, tried, strict=True):
         if problem:
             again = install_command("--force-reinstall", "--no-deps", name)
-            yield name, "error", f"is installed, but can't be imported: {problem}", again
+            yield judge(name, "is installed, but can't be imported", problem, again, "error")
 
 
 def installed_version(package: str) -> str | None:
@@ -174,90 +173,82 @@ def install_command(*packages: str) -> str:
     return shlex.join([*program, *pins, *packages])
 
 
+def run_apart(program: str) -> tuple[str, str]:
+    """Run a program in a Python of its own; return what it printed, and what went wrong or ""."""
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", program]
+    try:
+        done = subprocess.run(command, input="", capture_output=True, text=True, env=env, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return "", f"no answer within {SECONDS:.0f} s"
+    errors = done.stderr.strip().splitlines() or ["it ends the interpreter"]
+    return done.stdout, errors[-1] if done.returncode else ""
+
+
+def check_device(subject: Subject) -> Iterator[Row]:
+    """Look at torch, and at the GPUs that it finds or doesn't."""
+    out, problem = run_apart(TORCH)
+    if problem:
+        yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
+        return
+    version, build, gpus = json.loads(out.splitlines()[-1])
+    yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
+    for index, (name, free, total) in enumerate(gpus):
+        taken = f"{size(total - free)} are taken by others" if total - free > GIB else ""
+        fix = "CUDA_VISIBLE_DEVICES=…   # another one; or end the process that nvidia-smi names"
+        yield judge(f"GPU {index}", f"{name}, {size(total)}, {size(free)} free", taken, fix)
+    if gpus:
+        return
+    if not has_gpu_driver():
+        yield judge("GPU", f"none that hone uses: it runs on the CPU ({platform.machine()})")
+    elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
+    else:
+        problem = f"this torch (CUDA {build}) can't use it" if build else "this torch is a build for CPUs"
+        fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"
+        fix = fix if build else install_command("--force-reinstall", "torch>=2.11")
+        yield judge("GPU", "there is one", problem, fix, "error")
+
+
 def has_gpu_driver() -> bool:
     """Return True if a driver of NVIDIA's is loaded."""
     return any(Path(path).exists() for path in ("/proc/driver/nvidia/version", "/dev/nvidia0", "/dev/nvidiactl"))
 
 
-def run_apart(programs: Mapping[str, str], seconds: float | None = None) -> dict[str, tuple[str, str]]:
-    """Run each program in a Python of its own, side by side; return what each printed, and what went wrong or ""."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    children = {
-        name: subprocess.Popen([sys.executable, "-c", code], **pipes, text=True, env=env)
-        for name, code in programs.items()
-    }
-    results, seconds = {}, seconds or SECONDS
-    deadline = time.monotonic() + seconds
-    for name, child in children.items():
-        try:
-            out, errors = child.communicate(timeout=max(0.1, deadline - time.monotonic()))
-            problem = "" if child.returncode == 0 else (errors.strip().splitlines() or ["it ends the interpreter"])[-1]
-        except subprocess.TimeoutExpired:
-            child.kill()
-            out, problem = "", f"no answer within {seconds:.0f} s"
-        results[name] = out, problem
-    return results
-
-
-def device(subject: Subject) -> Rows:
-    """Look at torch, and at the GPUs that it finds or doesn't."""
-    out, problem = run_apart({"torch": TORCH})["torch"]
-    if problem:
-        yield "torch", "error", f"can't be imported: {problem}", install_command("torch>=2.11")
-        return
-    version, build, gpus = json.loads(out.splitlines()[-1])
-    yield "torch", "ok", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}"
-    for index, (name, free, total) in enumerate(gpus):
-        text = f"{name}, {size(total)}, {size(free)} free"
-        fix = "CUDA_VISIBLE_DEVICES=…   # another one; or end the process that nvidia-smi names"
-        yield _judge(f"GPU {index}", total - free <= GIB, text, f"{size(total - free)} are taken by others", fix)
-    if gpus:
-        return
-    if not has_gpu_driver():
-        yield "GPU", "ok", f"none that hone uses: it runs on the CPU ({platform.machine()})"
-    elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
-    elif not build:
-        text = "there is one, but this torch is a build for CPUs: runs would leave it unused"
-        yield "GPU", "error", text, install_command("--force-reinstall", "torch>=2.11")
-    else:
-        fix = "nvidia-smi   # does the driver answer, and is it new enough? In a container: docker run --gpus all"
-        yield "GPU", "error", f"there is one, but this torch (CUDA {build}) can't use it", fix
-
-
-def threads(subject: Subject) -> Rows:
+def check_threads(subject: Subject) -> Iterator[Row]:
     """Look at cores and OMP_NUM_THREADS."""
-    cores = os.cpu_count() or 1
-    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    own = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota, _, period = _text(Path("/sys/fs/cgroup/cpu.max")).partition(" ")
     share = max(1, int(quota) // int(period)) if quota.isdigit() else own
-    text = f"{own} for this process" + (f", of {cores} of the machine" if own < cores else "")
     problem = f"the container may use {share}, and with a thread on each they wait for each other"
-    yield _judge("cores", share >= own, text, problem, f"--threads {share}")
+    yield judge("cores", f"{own} for this process", problem if share < own else "", f"--threads {share}")
     named = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
     fits = not named or (named.isdigit() and 0 < int(named) <= own)
     text = named or "not set: hone chooses (1 for a model under 10M parameters)"
-    yield _judge("OMP_NUM_THREADS", fits, text, f"this process has {own} cores", f"export OMP_NUM_THREADS={own}")
+    problem = "" if fits else f"this process has {own} cores"
+    yield judge("OMP_NUM_THREADS", text, problem, f"export OMP_NUM_THREADS={own}")
 
 
-def memory(subject: Subject) -> Rows:
+def check_memory(subject: Subject) -> Iterator[Row]:
     from hone.planning.devices import ram
 
     total, free = ram()
-    problem = "the quickstart takes 0.8 GiB, a model of 0.6B parameters about 12"
-    fix = "ps aux --sort=-rss | head   # who has it?"
-    yield _judge("RAM", free >= 2 * GIB, f"{size(free)} free of {size(total)}", problem, fix)
+    little = "the quickstart takes 0.8 GiB, a model of 0.6B parameters about 12" if free < 2 * GIB else ""
+    yield judge("RAM", f"{size(free)} free of {size(total)}", little, "ps aux --sort=-rss | head   # who has it?")
 
 
-def disk(subject: Subject) -> Rows:
+def check_disk(subject: Subject) -> Iterator[Row]:
     """Look at where runs, models and temporary files go: rights and room."""
     output = subject.config.output_dir if subject.config else Path("outputs")
     for name, folder, elsewhere in (
         ("output", output, f"--output-dir ELSEWHERE   # {output} can't be used"),
-        ("hub cache", hub_cache(os.environ), "export HF_HOME=/somewhere/with/room"),
         ("temporary", Path(tempfile.gettempdir()), "export TMPDIR=/somewhere/with/room"),
+        ("hub cache", None, "export HF_HOME=/somewhere/with/room"),
     ):
+        if folder is None:
+            from huggingface_hub.constants import HF_HUB_CACHE
+
+            folder = Path(HF_HUB_CACHE)
         there = folder.absolute()
         there = next(path for path in (there, *there.parents) if os.path.lexists(path))
         if not there.is_dir():
@@ -268,20 +259,18 @@ def disk(subject: Subject) -> Rows:
         try:
             tempfile.TemporaryFile(dir=there).close()
         except OSError as error:
-            yield name, "error", f"{text}: can't be written ({error.strerror})", elsewhere
+            yield judge(name, text, f"can't be written ({error.strerror})", elsewhere, "error")
             continue
-        yield _judge(name, usage.free >= 5 * GIB, text, "enough for tiny models only", elsewhere)
+        yield judge(name, text, "enough for tiny models only" if usage.free < 5 * GIB else "", elsewhere)
 
 
-def system(subject: Subject) -> Rows:
+def check_system(subject: Subject) -> Iterator[Row]:
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    unlimited, value = resource.RLIM_INFINITY, 65536 if most == resource.RLIM_INFINITY else min(most, 65536)
-    text = "no limit" if now == unlimited else f"{now:,}"
-    problem = "a run with workers and a server needs more"
-    yield _judge("open files", now == unlimited or now >= 1024, text, problem, f"ulimit -n {value}")
+    few = "a run with workers and a server needs more" if 0 <= now < 1024 else ""  # -1: no limit
+    yield judge("open files", f"{now:,}", few, f"ulimit -n {65536 if most < 0 else min(most, 65536)}")
 
 
-def ports(subject: Subject) -> Rows:
+def check_ports(subject: Subject) -> Iterator[Row]:
     """Look at the port of the server."""
     inference = getattr(subject.config, "inference", None)
     if subject.config is not None and inference is None:  # SFT has no server
@@ -292,71 +281,70 @@ def ports(subject: Subject) -> Rows:
         free.bind(("127.0.0.1", 0))
         try:
             probe.bind(("127.0.0.1", port))
-            yield "server", "ok", f"{port} is free"
+            yield judge("server", f"{port} is free")
         except OSError as error:
             yield "server", "warning", f"{port} can't be used ({error.strerror})", f"{flag} {free.getsockname()[1]}"
 
 
-def sandbox(subject: Subject) -> Rows:
+def check_sandbox(subject: Subject) -> Iterator[Row]:
     """Make a sandbox once."""
     from hone.errors import UserError
     from hone.grading.sandbox import Sandbox
 
-    problem, fix = "", "sudo apt-get install bubblewrap   # or: sudo dnf install bubblewrap"
+    problem = ""
     try:
         ran = Sandbox().run("print(6 * 7)")
-        problem = "" if ran.output == "42\n" else f"it ran, but printed {ran.output!r} ({ran.status})"
+        if ran.output != "42\n":
+            problem = f"it printed {ran.output!r} ({ran.status})"
     except UserError as error:
-        problem, _, remedy = str(error).partition(" Remedy: ")
-        problem, fix = problem.partition("; isolation")[0], remedy.partition(". isolation")[0] or fix
-    text = problem or "works: code of a model can be run apart"
-    yield _judge("bubblewrap", not problem, text, "only tasks that run code need it", fix)
+        problem = str(error).partition("; isolation")[0].partition(" Remedy: ")[0]
+    text = "only tasks that run code need it" if problem else "works: code of a model can be run apart"
+    yield judge("bubblewrap", text, problem, "sudo apt-get install bubblewrap   # or: sudo dnf install bubblewrap")
 
 
-def hub(subject: Subject) -> Rows:
+def check_hub(subject: Subject) -> Iterator[Row]:
     """Look at whether the Hugging Face hub answers."""
     url = os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
     if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "TRUE", "YES", "ON"):
         yield "access", "ok", "HF_HUB_OFFLINE is set: only what is in the cache can be used", "unset HF_HUB_OFFLINE"
     elif subject.offline:
-        yield "access", "ok", "not asked (--offline)"
-    elif problem := run_apart({"hub": HUB.format(url)}, NETWORK_SECONDS)["hub"][1]:
-        text = f"{url} can't be reached ({problem}): tasks that are made here, and models in folders, work without it"
-        fix = "export HTTPS_PROXY=http://PROXY:PORT   # without a network: export HF_HUB_OFFLINE=1"
-        yield "access", "warning", text, fix
+        yield judge("access", "not asked (--offline)")
     else:
-        yield "access", "ok", f"{url} answers"
+        problem = ""
+        try:
+            urllib.request.urlopen(url, timeout=NETWORK_SECONDS).close()
+        except urllib.error.HTTPError:
+            pass  # it answers
+        except OSError as error:
+            problem = f"can't be reached ({error}); tasks that are made here, and models in folders, work without it"
+        fix = "export HTTPS_PROXY=http://PROXY:PORT   # without a network: export HF_HUB_OFFLINE=1"
+        yield judge("access", url, problem, fix)
 
 
-def hub_cache(env: Mapping[str, str]) -> Path:
-    """Return where the hub's models and data are."""
-    home = env.get("HF_HOME") or Path(env.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    return Path(env.get("HF_HUB_CACHE") or Path(home) / "hub").expanduser()
-
-
-def wandb(subject: Subject) -> Rows:
+def check_wandb(subject: Subject) -> Iterator[Row]:
     """Look at whether a run that asks for W&B would be logged in."""
     wanted = subject.config.wandb if subject.config else None
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
+    netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    bad, asks = ("error", "the run asks for it") if wanted else ("ok", "only --wandb needs it")
     if installed_version("wandb") is None:
-        if wanted:
-            text = "the run asks for it (wandb), but the package is not installed"
-            yield "login", "error", text, install_command("wandb")
+        yield "login", bad, f"wandb is not installed; {asks}", install_command("wandb")
     elif mode in ("offline", "disabled", "dryrun"):
-        yield "login", "ok", f"not needed: mode {mode}"
-    elif os.environ.get("WANDB_API_KEY") or "wandb" in _text(Path(os.environ.get("NETRC") or "~/.netrc").expanduser()):
-        yield "login", "ok", "a key is there"
+        yield judge("login", f"not needed: mode {mode}")
+    elif os.environ.get("WANDB_API_KEY") or "wandb" in _text(netrc):
+        yield judge("login", "a key is there")
     else:
-        text = "the run asks for it, and nobody is logged in" if wanted else "nobody is logged in; needed for --wandb"
-        yield "login", "error" if wanted else "ok", text, "wandb login   # or --wandb.mode offline"
+        yield "login", bad, f"nobody is logged in; {asks}", "wandb login   # or --wandb.mode offline"
 
 
-def run(subject: Subject) -> Rows:
+def check_run(subject: Subject) -> Iterator[Row]:
     """Look at what the config's run needs: its model, its task or data, room for what it writes. Asks no hub."""
     config = subject.config
     if config is None:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
+    from huggingface_hub.constants import HF_HUB_CACHE
+
     from hone.config.rl import RLConfig
     from hone.environments.loading import configured
     from hone.errors import UserError
@@ -366,31 +354,25 @@ def run(subject: Subject) -> Rows:
 
     name, absent = config.model.name, missing(config)
     for what, text in absent.items():
-        yield what, "error", text
-    cached = hub_cache(os.environ) / f"models--{name.replace('/', '--')}"
+        yield what, "error", text, ""
+    cached = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
     if is_hub_id(name) and not any(cached.glob("snapshots/*/*.safetensors")):
         yield "model", "warning", f"{name} is not in the hub's cache: the run fetches it", f"hf download {name}"
     with contextlib.suppress(UserError):  # without a model there is nothing to measure
         shape = Shape.of(name, config.model.init)
-        yield "model", "ok", f"{name}: {shape.parameters / 1e6:,.1f}M parameters"
+        yield judge("model", f"{name}: {shape.parameters / 1e6:,.1f}M parameters")
         needs, free = disk_needed(config, shape), free_disk(config.output_dir)
-        text = f"{size(needs)} for what it saves; {size(free)} are free"
-        yield _judge(
-            "disk", needs <= free, text, "that is too little", "--ckpt.keep-last 2   # or another --output-dir"
-        )
+        text, little = f"{size(needs)} for what it saves; {size(free)} are free", "that is too little"
+        fix = "--ckpt.keep-last 2   # or another --output-dir"
+        yield judge("disk", text, little if needs > free else "", fix)
     task = config.orchestrator.env if isinstance(config, RLConfig) else config.data.env
     if task is not None and "task" not in absent:
         try:
             env = configured(task.id, task.args, task.template, "env.template")
-            yield "task", "ok", f"{task.id}: {len(env.split('train')):,} training examples"
+            yield judge("task", f"{task.id}: {len(env.split('train')):,} training examples")
         except UserError as error:
             text = f"{task.id} loads, but its data are not here ({error})"
             yield "task", "warning", text, f"hone audit {task.id}   # fetches them"
-
-
-def _judge(name: str, good: bool, text: str, problem: str, fix: str) -> tuple[str, ...]:
-    """Return `text` as ok, or as a warning with what is wrong and what mends it."""
-    return (name, "ok", text) if good else (name, "warning", f"{text}: {problem}", fix)
 
 
 def size(count: float) -> str:
@@ -407,7 +389,11 @@ def _text(path: Path) -> str:
         return ""
 
 
-CHECKS: dict[str, Callable[[Subject], Rows]] = {
-    check.__name__: check
-    for check in (python, packages, device, threads, memory, disk, system, ports, sandbox, hub, wandb, run)
+CHECKS: dict[str, Callable[[Subject], Iterator[Row]]] = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
+        *(check_python, check_packages, check_device, check_threads, check_memory, check_disk),
+        *(check_system, check_ports, check_sandbox, check_hub, check_wandb, check_run),
+    )
 }
+"""By area."""

@@ -38,10 +38,9 @@ PHASES = {
 
 @dataclass(frozen=True)
 class Memory:
-    """`parts` in bytes; `host` is what a run on a GPU takes of the machine's own memory besides."""
+    """`parts` in bytes."""
 
     parts: dict[str, int]
-    host: int = 0
 
     def of(self, phase: str) -> dict[str, int]:
         """Return the parts of a phase."""
@@ -69,18 +68,15 @@ def memory(config: RLConfig | SFTConfig, shape: Shape, device: Device, lengths: 
     rl = config if isinstance(config, RLConfig) else None
     if rl is not None or not lengths.measured:
         lengths = lengths.worst  # of many measured examples, the mean is what a batch has
-    precision, host = config.precision, 0
+    precision = config.precision
     parts = {"process": CUDA_CONTEXT if device.kind == "cuda" else PROCESS["rl" if rl else "sft"]}
     parts |= _training(config, shape, device, lengths)
     if rl is not None:
         parts |= _sampling(rl, shape, lengths)
     parts["engine copies"] = engine_copies(shape, precision, device, rl is not None)
-    if config.ckpt is not None and config.ckpt.background:
-        if device.kind == "cpu":
-            parts["checkpoint copy"] = checkpoint_bytes(shape, precision)
-        else:
-            host = checkpoint_bytes(shape, precision)
-    return Memory({name: size for name, size in parts.items() if size}, host)
+    if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
+        parts["checkpoint copy"] = checkpoint_bytes(shape, precision)
+    return Memory({name: size for name, size in parts.items() if size})
 
 
 def weight_bytes(shape: Shape, precision: str) -> int:
@@ -103,15 +99,15 @@ def engine_copies(shape: Shape, precision: str, device: Device, samples: bool = 
     These are the bf16 casts of the layers' matrices that `bf16_linear` keeps, and, where a CPU `samples`, the layout
     that its kernels read, of the layers' matrices and of the head.
     """
-    matrices = shape.layers * shape.layer_matrices
+    matrices = shape.matrices
     kept = 2 * matrices if precision == "bf16_linear" else 0
     if device.kind != "cpu" or not samples or weight_bytes(shape, precision) > MAX_PACKED_BYTES:
         return kept
     packed = 2 * matrices
     if precision == "fp32":
-        sizes = [shape.hidden * (shape.q_size + 2 * shape.kv_size), shape.q_size * shape.hidden]
-        sizes += [2 * shape.hidden * shape.intermediate, shape.hidden * shape.intermediate]
-        packed = 4 * shape.layers * sum(size for size in sizes if size >= MIN_FP32_PACKED)
+        sizes = [shape.hidden_size * (shape.q_size + 2 * shape.kv_size), shape.q_size * shape.hidden_size]
+        sizes += [2 * shape.hidden_size * shape.intermediate_size, shape.hidden_size * shape.intermediate_size]
+        packed = 4 * shape.num_layers * sum(size for size in sizes if size >= MIN_FP32_PACKED)
     head = shape.embedding * (2 if precision == "bf16" else 4)
     return kept + packed + (head if precision == "bf16" or shape.embedding >= MIN_FP32_PACKED else 0)
 
@@ -152,7 +148,7 @@ def _training(config: RLConfig | SFTConfig, shape: Shape, device: Device, length
     reference = 0
     if isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0:
         reference = weight_bytes(shape, precision) + engine_copies(shape, precision, device, False)
-    rows = max(1, MAX_LOGITS // shape.vocab)
+    rows = max(1, MAX_LOGITS // shape.vocab_size)
     return {
         "weights": weight_bytes(shape, precision),
         "optimiser": optimiser_bytes(shape, precision),
@@ -160,7 +156,7 @@ def _training(config: RLConfig | SFTConfig, shape: Shape, device: Device, length
         "gradients": gradients,
         "activations": activation_bytes(shape, precision, device, tokens, slots),
         # Logits, their logprobs, the probabilities of the entropy, the gradient.
-        "logits": 4 * 4 * min(rows, loss_tokens) * shape.vocab,
+        "logits": 4 * 4 * min(rows, loss_tokens) * shape.vocab_size,
     }
 
 
@@ -169,7 +165,7 @@ def activation_bytes(shape: Shape, precision: str, device: Device, tokens: int, 
 
     Inputs of products are kept in bf16 unless the precision is fp32.
     """
-    hidden, inner, q, kv = shape.hidden, shape.intermediate, shape.q_size, shape.kv_size
+    hidden, inner, q, kv = shape.hidden_size, shape.intermediate_size, shape.q_size, shape.kv_size
     low = 4 if precision == "fp32" else 2
     norms = 2 * 4 * hidden + (4 * (q + kv) if shape.qk_norm else 0)  # their inputs, normalised, in fp32
     inputs = low * (2 * hidden + q)  # of qkv, o, gate_up
@@ -180,7 +176,7 @@ def activation_bytes(shape: Shape, precision: str, device: Device, tokens: int, 
     if device.kind == "cpu" and precision == "bf16_linear":  # rows of zeros are appended, as in `hone.model.packed`
         granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 16)
         rows = -(-tokens // granule) * granule
-    kept = shape.layers * (tokens * norms + rows * (inputs + mlp) + slots * attention)
+    kept = shape.num_layers * (tokens * norms + rows * (inputs + mlp) + slots * attention)
     # In the backward pass of one layer: the gradients of gate_up, of the activation and of the residual stream.
     passing = tokens * (low * 5 * inner + 4 * 4 * hidden) + slots * wide * 2 * (q + kv)
     return kept + passing
@@ -190,11 +186,11 @@ def _sampling(config: RLConfig, shape: Shape, lengths: Lengths) -> dict[str, int
     """Return the parts of an engine whose completions all run to their limit."""
     rows, _, group = sampled_at_once(config, shape, lengths)
     prompts = -(-rows // group) * lengths.longest_prompt
-    scores = rows * shape.heads * lengths.longest * 4
+    scores = rows * shape.num_heads * lengths.longest * 4
     return {
         "kv cache": (prompts + rows * lengths.longest_completion) * shape.kv_bytes_per_token,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
-        "sampling logits": 4 * rows * shape.vocab * 4 + 3 * scores,
+        "sampling logits": 4 * rows * shape.vocab_size * 4 + 3 * scores,
         # Keys and values as the prefill made them, and end to end, before the cache has its own copy.
         "prefill": prompts * shape.kv_bytes_per_token,
     }

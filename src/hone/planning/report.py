@@ -16,7 +16,7 @@ from hone.planning.devices import PRICES_OF, Device
 from hone.planning.doctor import size
 from hone.planning.memory import KV_GIB, PHASES, Memory, checkpoint_bytes, memory, sampled_at_once, weight_bytes
 from hone.planning.shape import Shape
-from hone.planning.time import EFFICIENCY, Times, times
+from hone.planning.time import SOURCE, Times, times
 from hone.runs.progress import duration, short_seconds
 
 
@@ -144,37 +144,18 @@ def _checkpoint_words(plan: Plan) -> str:
     return text
 
 
-WHAT = {
-    "process": "Python and its libraries",
-    "weights": "parameters",
-    "optimiser": "AdamW's moments",
-    "engine copies": "what products read: bf16 casts, packed layouts",
-    "reference model": "the initial policy, for loss.kl_coef",
-    "kv cache": "keys and values in fp32, all completions at their limit",
-    "prefill": "keys and values of the prompts before the cache has them",
-    "sampling logits": "logits and scores of one decode step",
-    "gradients": "of all parameters",
-    "activations": "of the largest micro-batch",
-    "logits": "of one chunk, with its gradient",
-    "checkpoint copy": "while a thread writes it",
-}
-
-
 def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
-    what = dict(WHAT)
+    notes = {name: f"only while {phase}" for phase, names in PHASES.items() for name in names}
     if isinstance(plan.evaluated, RLConfig) and plan.shape:
         at_once, rows, _ = sampled_at_once(plan.evaluated, plan.shape, plan.lengths)
         if at_once < rows:
             limit = f"inference.kv_gib = {plan.evaluated.inference.kv_gib or KV_GIB:g}"
-            what["kv cache"] = f"keys and values in fp32, {limit}: {at_once:,} of {rows:,} completions at once"
+            notes["kv cache"] += f", {at_once:,} of {rows:,} completions at once: {limit}"
     for name, taken in sorted(needs.parts.items(), key=lambda pair: -pair[1]):
-        phase = "".join(f" ({phase})" for phase, names in PHASES.items() if name in names)
-        yield f"{name:<16}{size(taken):>10}  {what[name]}{phase}"
+        yield f"{name:<16}{size(taken):>10}  {notes.get(name, '')}".rstrip()
     verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
     free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
     yield f"{'peak':<16}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
-    if needs.host:
-        yield f"{'':<16}{size(needs.host):>10}  of the machine's own memory: what a checkpoint is written from"
 
 
 def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
@@ -190,7 +171,15 @@ def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
         from_table = not own and usual.usd_per_hour == plan.device.usd_per_hour
         source = f" (a table's, {PRICES_OF})" if from_table else ""
         yield f"price: ${usual.usd_per_hour:.2f} an hour{source}; set another with --usd-per-hour"
-    yield f"an estimate from {EFFICIENCY[plan.device.kind].source}; --calibrate measures it"
+    yield f"an estimate from {SOURCE[plan.device.kind]}; --calibrate measures it"
+
+
+def measured_words(plan: Plan, measured: Plan) -> Iterator[tuple[str, list[str]]]:
+    """Yield the heading and lines of a calibration, beside the plan that it checks."""
+    if plan.memory and measured.memory and measured.usual and measured.worst:
+        compared = f"{size(measured.memory.total)} at worst (the plan above says {size(plan.memory.total)})"
+        times = list(_time_words(measured, measured.usual, measured.worst))[:-1]
+        yield "Measured here", [f"memory: {compared}", *times, *measured.notes]
 
 
 def times_words(times: Times) -> str:

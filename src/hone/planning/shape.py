@@ -17,68 +17,41 @@ from hone.model.files import TINY, is_hub_id, read_json
 
 
 @dataclass(frozen=True)
-class Shape:
-    """Sizes of a decoder: `bias` is that of q, k and v; `tied` is True if embedding and head are one matrix."""
-
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    tied: bool = False
-    qk_norm: bool = False
-    bias: bool = False
-    o_bias: bool = False
-    mlp_bias: bool = False
-    context: int = 32768
-
-    @property
-    def q_size(self) -> int:
-        return self.heads * self.head_dim
-
-    @property
-    def kv_size(self) -> int:
-        return self.kv_heads * self.head_dim
+class Shape(DecoderConfig):
+    """The architecture of a decoder, with the sizes that follow from it."""
 
     @property
     def layer_matrices(self) -> int:
         """Scalars of one layer's matrices."""
-        return self.hidden * (2 * self.q_size + 2 * self.kv_size) + 3 * self.hidden * self.intermediate
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def matrices(self) -> int:
+        """Scalars of all layers' matrices."""
+        return self.num_layers * self.layer_matrices
 
     @property
     def embedding(self) -> int:
         """Scalars of the embedding `[V, D]`, and so of the head."""
-        return self.vocab * self.hidden
+        return self.vocab_size * self.hidden_size
 
     @property
     def parameters(self) -> int:
         """All scalars, a tied head counted once."""
-        norms = 2 * self.hidden + 2 * self.head_dim * self.qk_norm
-        biases = self.bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden
-        biases += self.mlp_bias * (2 * self.intermediate + self.hidden)
-        embeddings = self.embedding * (1 if self.tied else 2)
-        return embeddings + self.layers * (self.layer_matrices + norms + biases) + self.hidden
+        others = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm  # norms, and biases
+        others += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden_size
+        others += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        embeddings = self.embedding * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.matrices + self.num_layers * others + self.hidden_size
 
     @property
     def kv_bytes_per_token(self) -> int:
         """Bytes of one token's keys and values in all layers; hone's own engine keeps them in fp32."""
-        return 2 * self.layers * self.kv_size * 4
-
-    @property
-    def matrix_flops_per_token(self) -> int:
-        """FLOPs of a forward pass's products with the layers' matrices."""
-        return 2 * self.layers * self.layer_matrices
-
-    @property
-    def head_flops_per_token(self) -> int:
-        """FLOPs of one row of logits."""
-        return 2 * self.embedding
+        return 2 * self.num_layers * self.kv_size * 4
 
     def attention_flops_per_token(self, context: float) -> float:
         """Return the FLOPs of attending to `context` tokens in all layers: scores and their products with values."""
-        return 4 * self.layers * self.q_size * context
+        return 4 * self.num_layers * self.q_size * context
 
     @classmethod
     def of(cls, model: DecoderConfig | str | Path, init: InitConfig | None = None) -> Shape:
@@ -87,21 +60,7 @@ class Shape:
         Raises UserError if there is no such model, or its config can't be read.
         """
         if isinstance(model, DecoderConfig):
-            return cls(
-                layers=model.num_layers,
-                hidden=model.hidden_size,
-                heads=model.num_heads,
-                kv_heads=model.num_kv_heads,
-                head_dim=model.head_dim,
-                intermediate=model.intermediate_size,
-                vocab=model.vocab_size,
-                tied=model.tie_word_embeddings,
-                qk_norm=model.qk_norm,
-                bias=model.qkv_bias,
-                o_bias=model.o_bias,
-                mlp_bias=model.mlp_bias,
-                context=model.max_position_embeddings,
-            )
+            return cls(**vars(model))
         name, folder = str(model), Path(model)
         if name == TINY:
             from hone.model.presets import tiny_config
@@ -128,26 +87,37 @@ def known(name: str) -> Shape | None:
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
 
 
-_QWEN2: dict[str, Any] = {"bias": True}
-_QWEN3: dict[str, Any] = {"qk_norm": True, "context": 40960}
-_LLAMA: dict[str, Any] = {"context": 131_072}
-_SMOL: dict[str, Any] = {"context": 8192}
-
+_SIZES = ("num_layers", "hidden_size", "num_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size")
+_FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen2.5": {"family": "qwen2", "qkv_bias": True, "max_position_embeddings": 32768},
+    "qwen3": {"family": "qwen3", "qk_norm": True, "max_position_embeddings": 40960},
+    "llama": {"family": "llama", "max_position_embeddings": 131_072},
+    "smollm2": {"family": "llama", "max_position_embeddings": 8192},
+}
+_UNTIED = ("qwen2.5-7b", "qwen3-8b", "llama-3.1-8b", "llama-3.1-70b")
+_TABLE = {
+    "qwen2.5-0.5b": (24, 896, 14, 2, 64, 4864, 151936),
+    "qwen2.5-1.5b": (28, 1536, 12, 2, 128, 8960, 151936),
+    "qwen2.5-3b": (36, 2048, 16, 2, 128, 11008, 151936),
+    "qwen2.5-7b": (28, 3584, 28, 4, 128, 18944, 152064),
+    "qwen3-0.6b": (28, 1024, 16, 8, 128, 3072, 151936),
+    "qwen3-1.7b": (28, 2048, 16, 8, 128, 6144, 151936),
+    "qwen3-4b": (36, 2560, 32, 8, 128, 9728, 151936),
+    "qwen3-8b": (36, 4096, 32, 8, 128, 12288, 151936),
+    "llama-3.2-1b": (16, 2048, 32, 8, 64, 8192, 128256),
+    "llama-3.2-3b": (28, 3072, 24, 8, 128, 8192, 128256),
+    "llama-3.1-8b": (32, 4096, 32, 8, 128, 14336, 128256),
+    "llama-3.1-70b": (80, 8192, 64, 8, 128, 28672, 128256),
+    "smollm2-135m": (30, 576, 9, 3, 64, 1536, 49152),
+    "smollm2-360m": (32, 960, 15, 5, 64, 2560, 49152),
+    "smollm2-1.7b": (24, 2048, 32, 32, 64, 8192, 49152),
+}
 KNOWN = {
-    "qwen2.5-0.5b": Shape(24, 896, 14, 2, 64, 4864, 151936, True, **_QWEN2),
-    "qwen2.5-1.5b": Shape(28, 1536, 12, 2, 128, 8960, 151936, True, **_QWEN2),
-    "qwen2.5-3b": Shape(36, 2048, 16, 2, 128, 11008, 151936, True, **_QWEN2),
-    "qwen2.5-7b": Shape(28, 3584, 28, 4, 128, 18944, 152064, **_QWEN2),
-    "qwen3-0.6b": Shape(28, 1024, 16, 8, 128, 3072, 151936, True, **_QWEN3),
-    "qwen3-1.7b": Shape(28, 2048, 16, 8, 128, 6144, 151936, True, **_QWEN3),
-    "qwen3-4b": Shape(36, 2560, 32, 8, 128, 9728, 151936, True, **_QWEN3),
-    "qwen3-8b": Shape(36, 4096, 32, 8, 128, 12288, 151936, **_QWEN3),
-    "llama-3.2-1b": Shape(16, 2048, 32, 8, 64, 8192, 128256, True, **_LLAMA),
-    "llama-3.2-3b": Shape(28, 3072, 24, 8, 128, 8192, 128256, True, **_LLAMA),
-    "llama-3.1-8b": Shape(32, 4096, 32, 8, 128, 14336, 128256, **_LLAMA),
-    "llama-3.1-70b": Shape(80, 8192, 64, 8, 128, 28672, 128256, **_LLAMA),
-    "smollm2-135m": Shape(30, 576, 9, 3, 64, 1536, 49152, True, **_SMOL),
-    "smollm2-360m": Shape(32, 960, 15, 5, 64, 2560, 49152, True, **_SMOL),
-    "smollm2-1.7b": Shape(24, 2048, 32, 32, 64, 8192, 49152, True, **_SMOL),
+    name: Shape(
+        **dict(zip(_SIZES, sizes, strict=True)),
+        **_FAMILIES[name.split("-")[0]],
+        tie_word_embeddings=name not in _UNTIED,
+    )
+    for name, sizes in _TABLE.items()
 }
 """By the name of the base model, without its owner, in lower case."""

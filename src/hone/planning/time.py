@@ -8,7 +8,6 @@ until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs f
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from typing import NamedTuple
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -19,28 +18,16 @@ from hone.planning.shape import Shape
 
 SMALL_MODEL = 10_000_000
 """As `hone.composition.machine`."""
-
-
-class Efficiency(NamedTuple):
-    """Shares of the peak that are reached: `train` and `prefill` of the FLOP/s, `bandwidth` of the bytes/s.
-
-    `overhead` are the seconds in which a layer's kernels are launched, forward once; `source` says where from.
-    """
-
-    train: float
-    prefill: float
-    bandwidth: float
-    overhead: float
-    source: str
-
-
-H100 = "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak"
-TINY = "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json"
-EFFICIENCY = {
-    "cuda": Efficiency(0.11, 0.25, 0.5, 300e-6, H100),
-    "cpu": Efficiency(0.25, 0.25, 0.5, 150e-6, TINY),
+TRAIN = {"cuda": 0.11, "cpu": 0.25}
+"""Shares of the peak FLOP/s that training reaches, by kind of device."""
+PREFILL, BANDWIDTH = 0.25, 0.5
+"""Shares of the peak FLOP/s that sampling reaches, and of the peak bytes/s."""
+LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
+"""Seconds in which a layer's kernels are launched, forward once."""
+SOURCE = {
+    "cuda": "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak",
+    "cpu": "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json",
 }
-"""By kind of device."""
 
 
 @dataclass(frozen=True)
@@ -132,31 +119,29 @@ def times(
 
 def train_seconds(config: RLConfig | SFTConfig, shape: Shape, device: Device, tokens: float, context: float) -> float:
     """Return the seconds of forward, backward and update on `tokens` that see `context` others each on the average."""
-    efficiency = EFFICIENCY[device.kind]
-    rate, exact = (flops * efficiency.train for flops in _flops(config, device))
+    rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
-    seconds = 3 * tokens * shape.matrix_flops_per_token / rate
-    seconds += 3 * tokens * (shape.head_flops_per_token + shape.attention_flops_per_token(context)) / exact
+    seconds = 3 * tokens * 2 * shape.matrices / rate
+    seconds += 3 * tokens * (2 * shape.embedding + shape.attention_flops_per_token(context)) / exact
     if isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0:
         seconds *= 4 / 3
-    update = shape.parameters * 28 / (device.bandwidth * efficiency.bandwidth)
+    update = shape.parameters * 28 / (device.bandwidth * BANDWIDTH)
     passes = max(1.0, tokens / micro_batch_limit(config, device))
-    return seconds + update + 3 * passes * shape.layers * efficiency.overhead
+    return seconds + update + 3 * passes * shape.num_layers * LAUNCH[device.kind]
 
 
 def sample_seconds(config: RLConfig, shape: Shape, device: Device, rows: int, prompts: int, lengths: Lengths) -> float:
     """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache holds fewer."""
-    efficiency = EFFICIENCY[device.kind]
-    rate, exact = (flops * efficiency.prefill for flops in _flops(config, device))
-    prefill = prompts * lengths.prompt * shape.matrix_flops_per_token / rate
+    rate, exact = (flops * PREFILL for flops in _flops(config, device))
+    prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
     at_once = wave(config, shape, rows, lengths)
-    weights = shape.layers * shape.layer_matrices * (4 if config.precision == "fp32" else 2)
+    weights = shape.matrices * (4 if config.precision == "fp32" else 2)
     weights += shape.embedding * (2 if config.precision == "bf16" else 4)
     cached = (prompts / rows * lengths.prompt + lengths.completion / 2) * shape.kv_bytes_per_token
-    reading = (weights + at_once * cached) / (device.bandwidth * efficiency.bandwidth)
-    computing = at_once * (shape.matrix_flops_per_token / rate + shape.head_flops_per_token / exact)
-    decode = max(reading, computing) + shape.layers * efficiency.overhead
+    reading = (weights + at_once * cached) / (device.bandwidth * BANDWIDTH)
+    computing = at_once * (2 * shape.matrices / rate + 2 * shape.embedding / exact)
+    decode = max(reading, computing) + shape.num_layers * LAUNCH[device.kind]
     return prefill + -(-rows // at_once) * lengths.decoded * decode
 
 

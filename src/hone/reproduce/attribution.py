@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from hone.environments import Rubric
-from hone.types import Outcome, Score
+from hone.types import Score
 
 WINDOWS = 10
 """Parts that the steps of a run are cut into."""
@@ -69,19 +69,6 @@ class MainPart:
             return cls((rubric.correctness,), weights[rubric.correctness])
         best = {name: ranges[name].right if name in ranges else (0.0, 1.0) for name in weights}
         return cls(tuple(weights), sum(max(weights[name] * value for value in best[name]) for name in weights))
-
-    @classmethod
-    def from_scores(cls, scores: Sequence[Score]) -> MainPart:
-        """Infer the main part when the grader is gone: its correctness function gave 1 to correct answers alone.
-
-        None of the scores is a failure.
-        """
-        weights = scores[0].weights
-        for name, weight in weights.items():
-            gave_one = [score.components.get(name, 0.0) >= 1 for score in scores]
-            if weight and gave_one == [score.outcome is Outcome.CORRECT for score in scores]:
-                return cls((name,), weight)
-        return cls(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
 
 
 def parts_seen(old: Score, new: Score, old_main: MainPart, new_main: MainPart) -> tuple[float, float]:
@@ -274,11 +261,9 @@ def _judge_parser(windows: Sequence[Window], total: float, skill: float) -> tupl
         return "parser", "The recorded grader had paid for what the other one does not see."
     if before < -max(0.05, noise(windows[0], windows[1])):
         return "parser", "Your parser lost it, if the other grader is right: it was more lenient from the start."
-    worse = skill > SMALL
-    return (
-        "parser",
-        f"Your parser lost {'most of ' * worse}it: the model {'got a little' if worse else 'did not get'} worse.",
-    )
+    if skill > SMALL:
+        return "parser", "Your parser lost most of it: the model got a little worse."
+    return "parser", "Your parser lost it: the model did not get worse."
 
 
 def signed(value: float) -> str:

@@ -1,18 +1,10 @@
-"""Taking the steps of a run again, one after the other.
-
-`begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already. `replay`
-takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step anew, with the
-evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the end of a run.
-Without `resamples` nothing can be sampled: `repeat` grades the recorded completions, and measures no version.
-`evaluates`: the run measured versions, and so ended with measuring the last one.
-"""
+"""Taking the steps of a run again, one after the other, in this process."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
@@ -21,27 +13,48 @@ from typing import Any
 import numpy as np
 
 from hone.algorithms.advantages import group_advantages
+from hone.algorithms.losses import sft_objective
+from hone.composition.parts import make_evaluate, make_trainer, model_digests, task_digests, task_of
 from hone.composition.rl import Steps
-from hone.composition.sft import Progress, SFTSteps
+from hone.composition.sampling import own_policy
+from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import AdvantageConfig, RLConfig
 from hone.config.sft import SFTConfig
+from hone.environments import Environment
 from hone.errors import UserError
+from hone.model.chat import ChatRenderer
+from hone.model.decoder import Decoder
+from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
 from hone.orchestrator.colocated import LocalTrainer
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, group_state, rewards, valid
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.types import Evaluate, Publish
-from hone.reproduce.compare import Row, StepRecord
+from hone.reproduce import machine
+from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
 from hone.reproduce.recorded import retell
-from hone.reproduce.records import Records, plain_rows
+from hone.reproduce.records import (
+    CANARY,
+    EVALUATIONS,
+    SENT_BACK,
+    Records,
+    example_of,
+    messages_of,
+    plain_rows,
+    score_of,
+)
+from hone.runs import Run, provenance
+from hone.runs.provenance import most_ranks
 from hone.runs.rollouts import as_read, group_rows, rollouts_file
-from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
-from hone.trainer.sft_data import Source
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Group, Trajectory
+
+OnStep = Callable[[int], None]
+TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
+"""Largest distance of the loss of several ranks from that of one process on the same batches, relative to its terms."""
 
 
 class Memory:
@@ -76,27 +89,140 @@ class Memory:
         self.evals = as_read(rows)
 
 
-class RLExecution:
-    """An RL run. Without a `sampler` it can replay, not repeat; without `evaluate` and `publish` not sample anew.
+class Rebuilt:
+    """A recorded run that can be executed again, from the checkpoints that are `intact` or from the initial model.
 
-    `memory` is where `evaluate` leaves its samples.
+    `missing_model` says why the initial model could not be loaded, "" if it was. `sources` are digests of what the run
+    reads, as in run.json. Versions before `first` are left out: their steps were taken with other settings. `limit` is
+    how far values of training may be apart, relative to their size: 0, but for a run of several ranks.
+
+    `begin` goes on from the loop's state in a checkpoint (None: from the beginning); the trainer is set already.
+    `retrain` takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step
+    anew, with the evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the
+    end of a run that `evaluates`. Without `resamples` nothing can be sampled: `repeat` grades the recorded completions,
+    and measures no version.
     """
+
+    trainer: Trainer
+    build: Callable[[Decoder, bool], None]
+    begin: Callable[[Mapping[str, Any] | None], None]
+    retrain: Callable[[int], StepRecord]
+    repeat: Callable[[int], StepRecord]
+    evaluation: Callable[[], StepRecord]
 
     def __init__(
         self,
-        config: RLConfig,
-        trainer: Trainer,
+        config: Any,
+        model: Decoder,
+        renderer: ChatRenderer,
         records: Records,
-        curriculum: Curriculum,
-        sampler: GroupSampler | None = None,
-        evaluate: Evaluate | None = None,
-        publish: Publish | None = None,
-        memory: Memory | None = None,
+        intact: Sequence[int],
+        missing_model: str,
+        replay_only: bool,
     ) -> None:
-        self.config, self.trainer, self.records, self.curriculum = config, trainer, records, curriculum
-        self.sampler, self.evaluate, self.publish = sampler, evaluate, publish
-        self.memory: Any = memory or Memory()
+        self.config, self.renderer, self.records, self.missing_model = config, renderer, records, missing_model
+        self.sources = model_digests(model, renderer)
+        # a resume with --allow-drift changed config.toml for the steps from there on
+        self.first = max((entry["step"] for entry in records.run.info.get("drift", [])), default=0)
+        self.limit = TOLERANCE[config.precision] if most_ranks(records.run.info) > 1 else 0.0
+        self.intact = [version for version in intact if version >= self.first]
+        self.loadable = self.intact if missing_model or self.first else sorted({0, *self.intact})
+        self.loaded = -1
+        """The version that was loaded last."""
+        self.resamples = self.evaluates = True
+        self.memory: Any = Memory()
+        self.build(model, replay_only)
         self.begin(None)
+
+    @property
+    def machine(self) -> dict[str, Any]:
+        """The facts about this process that run.json holds about the run's."""
+        return machine.this_machine() | {"sources": {"code": provenance.code()} | self.sources}
+
+    def nearest(self, version: int) -> int | None:
+        """Return the newest that can be loaded and is not after `version`; None if there is none."""
+        return max((loadable for loadable in self.loadable if loadable <= version), default=None)
+
+    def name(self, version: int) -> str:
+        """Say where a loadable version comes from."""
+        return f"checkpoint step_{version}" if version in self.intact else "the initial model"
+
+    def approach(self, version: int) -> None:
+        """Load the nearest version, unless the current one is nearer still."""
+        nearest = self.nearest(version)
+        assert nearest is not None, f"no version up to {version} can be loaded"
+        if self.loaded < 0 or not nearest < self.trainer.version <= version:
+            self.load(nearest)
+
+    def load(self, version: int) -> None:
+        """Put the execution where the run was before step `version`: the initial model only if nothing was done yet."""
+        trainer, state, saved = self.trainer, None, self.records.run.checkpoints
+        if version in self.intact:
+            tensors, state = saved.load(version)
+            try:
+                trainer.load_tensors(tensors, version)
+            except (KeyError, RuntimeError, ValueError) as error:
+                raise UserError(
+                    f"{saved.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
+                    f"{str(error).splitlines()[0]}), though it fits its COMPLETE: restore it from another copy"
+                ) from error
+        assert trainer.version == version
+        self.loaded = version
+        self.begin(state)
+
+    def replay(self, until: int, on_step: OnStep = lambda step: None) -> Difference | None:
+        """Take the steps up to version `until` again from their recorded rollouts, and compare each with the record.
+
+        Stops at the first step that differs and returns how.
+        """
+        while (step := self.trainer.version) < until:
+            on_step(step)
+            recorded = self.records.record(step, without=(*EVALUATIONS, *CANARY, *SENT_BACK))
+            if difference := first_difference(recorded, self.retrain(step), self.limit):
+                return difference
+        return None
+
+
+class RebuiltRL(Rebuilt):
+    """An RL run. With `replay_only` it has no task, and can't repeat a step."""
+
+    def build(self, model: Decoder, replay_only: bool) -> None:
+        config, records = self.config, self.records
+        if self.missing_model and config.trainer.loss.kl_coef > 0:
+            raise UserError(
+                f"the KL term of this run needs its initial model, but {self.missing_model}: say where it is by --model"
+            )
+        self.trainer = make_trainer(config, model, record_tokens=False)
+        self.sampler: GroupSampler | None = None
+        self.evaluate: Evaluate | None = None
+        self.publish: Publish | None = None
+        left_out = records.run.info.get("left_out", [])
+        rows = records.run.info.get("pool", 1) + len(left_out)  # older runs, which don't say, have no curriculum
+        if not replay_only:
+            with needed_here("task"):
+                env = task_of(config)
+                rows = len(env.split("train"))
+        self.curriculum = Curriculum.from_config(config, rows, left_out)
+        if not replay_only:
+            self._make_sampler(env)
+
+    def _make_sampler(self, env: Environment) -> None:
+        config, renderer = self.config, self.renderer
+        policy = own_policy(config, env, self.trainer, renderer)
+        self.sources |= task_digests(config, env)
+        self.sampler = sampler = GroupSampler(config, env, renderer, policy, self.curriculum)
+        self.resamples = why_not_resampled(config, self.records.run) is None
+        if not self.resamples:
+            return
+        self.evaluate = make_evaluate(config, env, renderer, policy, self.memory)
+        own_canary = config.mode != "split"  # that of a server is another one
+        canary = Canary.from_config(config, sampler, policy, self.trainer) if own_canary else None
+
+        def publish(version: int) -> dict[str, float]:
+            policy.load(version)
+            return canary_metrics(canary.measure(), band_from_config(config)) if canary else {}
+
+        self.publish = publish
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         ledger = Ledger(state["ledger"] if state else None)
@@ -112,21 +238,13 @@ class RLExecution:
             self._evaluate,
         )
 
-    def replay(self, step: int) -> StepRecord:
+    def retrain(self, step: int) -> StepRecord:
         return self._update(step, self._recorded(step))
 
     def repeat(self, step: int) -> StepRecord:
         self.memory.evals = None
         groups = self.steps.sample() if self.resamples else self._graded_again(step)
         return replace(self._update(step, groups), evals=self.memory.evals)
-
-    @property
-    def resamples(self) -> bool:
-        return self.publish is not None
-
-    @property
-    def evaluates(self) -> bool:
-        return self.publish is not None
 
     def evaluation(self) -> StepRecord:
         assert self.evaluate is not None and self.publish is not None
@@ -168,37 +286,31 @@ class RLExecution:
         return StepRecord(step, plain_rows(rows), _finite(metrics), self.memory.weights, after)
 
 
-class SFTExecution:
-    """An SFT run. Its steps are a function of the data, so replaying one is repeating it."""
+class RebuiltSFT(Rebuilt):
+    """An SFT run. Its steps are a function of the data, so retraining one is repeating it."""
 
-    resamples = True
-
-    def __init__(
-        self, config: SFTConfig, trainer: Trainer, records: Records, source: Source, validation: list[Packed]
-    ) -> None:
-        self.config, self.trainer, self.records = config, trainer, records
-        self.source, self.validation = source, validation
-        self.begin(None)
+    def build(self, model: Decoder, replay_only: bool) -> None:
+        config = self.config
+        with needed_here("data"):
+            data = load_data(config, self.renderer, model)
+        self.source, self.validation, self.sources = data.source, data.validation, self.sources | data.digests
+        self.trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
+        self.evaluates = config.val is not None
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         progress = Progress(**state["progress"]) if state else Progress()
         trainer = RankedTrainer(ALONE, lambda: self.trainer, self.config.data.micro_batch_tokens)
         trainer.start()
-        self.memory: Any = Memory()
         self.steps = SFTSteps(
             self.config, self.source, self.validation, trainer, progress, self.memory, self.memory.saver
         )
 
-    def replay(self, step: int) -> StepRecord:
+    def retrain(self, step: int) -> StepRecord:
         return self._step(step, validate=False)
 
     def repeat(self, step: int) -> StepRecord:
         due = self.config.val is not None and step % self.config.val.interval == 0
         return self._step(step, validate=due or self.records.was_evaluated(step))
-
-    @property
-    def evaluates(self) -> bool:
-        return self.config.val is not None
 
     def evaluation(self) -> StepRecord:
         return StepRecord(self.trainer.version, None, _finite(self.steps.validate()), self.trainer.fingerprint())
@@ -208,7 +320,26 @@ class SFTExecution:
         return StepRecord(step, None, _finite(metrics), self.memory.weights, self.trainer.fingerprint())
 
 
-Execution = RLExecution | SFTExecution
+def why_not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:
+    """Say why the completions of a run can't be sampled again; None if they can."""
+    if not isinstance(config, RLConfig):
+        return None
+    if (sampled_by := machine.sampled_by(run.info) or config.sampled_by) is not None:
+        return f"completions were sampled by {sampled_by}, which can't be asked again"
+    if (ranks := most_ranks(run.info)) > 1:
+        return f"the weights that sampled are those of {ranks} ranks, which one process meets up to rounding"
+    return None
+
+
+@contextmanager
+def needed_here(what: str) -> Iterator[None]:
+    """Say of a UserError that task or data have to be where the run had them."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(
+            f"to execute steps again the {what} of the run is needed where the run had it: {error}"
+        ) from None
 
 
 def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
@@ -229,7 +360,13 @@ def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size
             raise ValueError("a token id is not in the vocabulary")
         if not all(np.any(row["sampled_mask"]) for row in rows):
             raise ValueError("a sample has no token that was sampled")
-        return [_group(list(members), advantage) for _, members in groupby(rows, key=lambda row: row["draw"])]
+        groups = []
+        for draw, members in groupby(rows, key=lambda row: row["draw"]):
+            mine = list(members)
+            scores = [score_of(row) for row in mine]
+            advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
+            groups.append(Group(example_of(mine[0]), draw, [_trajectory(row) for row in mine], scores, advantages))
+        return groups
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(
@@ -238,33 +375,16 @@ def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size
         ) from error
 
 
-def _group(rows: list[Row], advantage: AdvantageConfig) -> Group:
-    first = rows[0]
-    example = Example(json.loads(first["prompt"]), first["answer"], json.loads(first["info"]), first["example_id"])
-    scores = [
-        Score(
-            float("nan") if row["reward"] is None else row["reward"],
-            dict(row["components"]),
-            dict(row["weights"]),
-            Outcome(row["outcome"]),
-            row["detail"] or "",
-        )
-        for row in rows
-    ]
-    advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
-    return Group(example, first["draw"], [_trajectory(row) for row in rows], scores, advantages)
-
-
 def _trajectory(row: Row) -> Trajectory:
-    several_turns = row.get("completion") is not None
-    turns = json.loads(row["completion"]) if several_turns else [{"role": "assistant", "content": row["text"]}]
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
         logprobs=np.array(row["logprobs"], dtype=np.float32),
         versions=np.array(row["versions"], dtype=np.int32),
-        messages=[*json.loads(row["prompt"]), *turns],
+        messages=messages_of(row),
         stop_reason=row["stop_reason"],
         sample_id=row["sample_id"],
-        state={} if several_turns else None,  # what the environment kept is not recorded, and no step needs it again
+        state=None
+        if row.get("completion") is None
+        else {},  # what the environment kept is not recorded, and no step needs it again
     )

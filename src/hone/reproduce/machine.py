@@ -62,11 +62,3 @@ def sampled_by(info: Mapping[str, Any]) -> str | None:
     """Return what sampled, where the run says that it can't be sampled again; of several the first."""
     causes = (entry["cause"] for entry in info.get("inexact", []))
     return next((cause.removeprefix(SAMPLED_BY) for cause in causes if cause.startswith(SAMPLED_BY)), None)
-
-
-def unchanged_since(info: Mapping[str, Any]) -> int:
-    """Return the first step that was taken with the settings of config.toml and the sources of run.json.
-
-    A resume with --allow-drift changes them, for the steps from there on.
-    """
-    return max((entry["step"] for entry in info.get("drift", [])), default=0)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -11,6 +13,7 @@ import numpy as np
 from hone.reproduce.compare import Row, StepRecord
 from hone.runs.files import read_lines
 from hone.runs.reader import Run
+from hone.types import Example, Message, Outcome, Score
 
 EVALUATIONS = ("eval/", "val/")
 """Metrics of version N that are measured before step N, at some steps."""
@@ -93,3 +96,22 @@ def plain_rows(rows: Sequence[Mapping[str, Any]]) -> list[Row]:
         return list(value.items()) if isinstance(value, dict) else value
 
     return [{name: plain(value) for name, value in row.items()} for row in rows]
+
+
+def example_of(row: Row) -> Example:
+    """Return the example of a recorded completion."""
+    return Example(json.loads(row["prompt"]), row["answer"] or "", json.loads(row["info"] or "{}"), row["example_id"])
+
+
+def messages_of(row: Row) -> list[Message]:
+    """Return the conversation of a recorded completion."""
+    several_turns = row.get("completion") is not None
+    turns = json.loads(row["completion"]) if several_turns else [{"role": "assistant", "content": row["text"]}]
+    return [*json.loads(row["prompt"]), *turns]
+
+
+def score_of(row: Row) -> Score:
+    """Return the score of a recorded completion; its reward is NaN if grading failed."""
+    outcome = Outcome(row["outcome"])
+    reward = math.nan if outcome.is_failure or row["reward"] is None else row["reward"]
+    return Score(reward, dict(row["components"]), dict(row["weights"]), outcome, row["detail"] or "")

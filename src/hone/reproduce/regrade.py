@@ -6,8 +6,6 @@ at its beginning.
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,6 +18,7 @@ from hone.errors import UserError
 from hone.grading import last_line
 from hone.pages import visible
 from hone.reproduce.attribution import POINT, MainPart, parts_seen
+from hone.reproduce.records import example_of, messages_of, score_of
 from hone.runs import Run
 from hone.types import Example, Outcome, Reply, Score
 
@@ -159,8 +158,9 @@ def regrade(
 ) -> Regraded:
     """Grade the completions of these steps with `grader`, and about `check` of them with `own`, the run's own task.
 
-    If `grader` is `own`, all are checked. `progress` gets how many steps are done. Raises UserError once more than the
-    share `max_failed` of at least 256 could not be graded.
+    If `grader` is `own`, all are checked. The main part of the recorded reward is that of the run's own task or, if its
+    weights have changed since, of `grader`; all components, if those are other ones, too. `progress` gets how many
+    steps are done. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
     for done, step in enumerate(steps):
@@ -172,8 +172,10 @@ def regrade(
             result.check(pairs if own is grader else own.grade(spread, seed))
         graded = [one.score for one in recorded if not one.score.outcome.is_failure]
         if old_main is None and graded:
-            same_weights = own is not None and own.env.rubric.weights == graded[0].weights
-            old_main = MainPart.from_rubric(own.env.rubric) if own and same_weights else MainPart.from_scores(graded)
+            weights = graded[0].weights
+            rubrics = [one.env.rubric for one in (own, grader) if one and one.env.rubric.weights == weights]
+            everything = MainPart(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
+            old_main = MainPart.from_rubric(rubrics[0]) if rubrics else everything
         result.add(pairs, old_main or MainPart((), 0.0), new_main)
         if keep_scores:
             result.scores.append(scores_table(pairs))
@@ -191,15 +193,8 @@ def read_step(run: Run, step: int) -> list[Recorded]:
     """Read the completions that a run recorded of a step."""
     recorded = []
     for row in run.rollouts(step, COLUMNS).to_pylist():
-        prompt, info = json.loads(row["prompt"]), json.loads(row["info"] or "{}")
-        single = [{"role": "assistant", "content": row["text"]}]
-        turns = single if row["completion"] is None else json.loads(row["completion"])
-        outcome = Outcome(row["outcome"])
-        reward = math.nan if outcome.is_failure else row["reward"]
-        score = Score(reward, dict(row["components"]), dict(row["weights"]), outcome, row["detail"] or "")
-        example = Example(prompt, row["answer"] or "", info, row["example_id"])
-        reply = Reply([*prompt, *turns], row["stop_reason"], row["sample_id"])
-        recorded.append(Recorded(step, example, reply, row["text"], sum(row["sampled_mask"]), score))
+        reply = Reply(messages_of(row), row["stop_reason"], row["sample_id"])
+        recorded.append(Recorded(step, example_of(row), reply, row["text"], sum(row["sampled_mask"]), score_of(row)))
     return recorded
 
 

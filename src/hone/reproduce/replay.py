@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
 
 from hone.reproduce.compare import Difference
-from hone.reproduce.rebuild import OnStep, Rebuilt, exported_parameters
+from hone.reproduce.execution import OnStep, Rebuilt
+from hone.reproduce.rebuild import exported_parameters
 from hone.runs.files import sha256
 from hone.runs.rollouts import rollouts_file
-
-WEIGHTS = 100
-"""AdamW moves each parameter by about the learning rate, whichever sign rounding gives a gradient that is nearly 0."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -42,11 +39,11 @@ class Replayed:
 def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replayed:
     """Take the updates of steps `start` to `until` - 1 again, and compare each with the record and with what was saved.
 
-    Stops at the first difference. Where sums round otherwise than in the run, each checkpoint is a new beginning.
+    Stops at the first difference. Where sums round otherwise than in the run, weights are not compared, and each
+    checkpoint is a new beginning.
     """
-    trainer, records, result = rebuilt.execution.trainer, rebuilt.records, Replayed(start)
+    trainer, records, result = rebuilt.trainer, rebuilt.records, Replayed(start)
     rebuilt.load(start)
-    begun = _parameters(rebuilt)
     while result.same and trainer.version < until:
         step, file = trainer.version, rollouts_file(trainer.version)
         expected, actual = records.hashes.get(step, {}).get("rollouts"), sha256(records.run.path / file)
@@ -56,46 +53,30 @@ def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replaye
         result.difference = rebuilt.replay(step + 1, on_step)
         if result.difference is not None:
             break
-        for name, unequal in _compare_saved(rebuilt, begun):
+        if rebuilt.limit:
+            if trainer.version in rebuilt.intact:
+                rebuilt.load(trainer.version)
+            continue
+        for name, unequal in _compare_saved(rebuilt):
             if unequal is not None:
                 result.missed = unequal
                 break
             result.matched.append(name)
-        if rebuilt.limit and result.same and trainer.version in rebuilt.intact:
-            rebuilt.load(trainer.version)
-            begun = _parameters(rebuilt)
     result.reached, result.fingerprint = trainer.version, trainer.fingerprint()
     return result
 
 
-def _parameters(rebuilt: Rebuilt) -> Tensors:
-    """Copy the current parameters, where distances from them will be measured."""
-    named = rebuilt.execution.trainer.model.named_parameters() if rebuilt.limit else ()
-    return {name: p.detach().clone() for name, p in named}
-
-
-def _compare_saved(rebuilt: Rebuilt, begun: Tensors) -> Iterator[tuple[str, str | None]]:
-    """Yield what the run saved of the current version, and what of it is not as replayed; None if all is.
-
-    With a limit only parameters are compared: they may be further from the replayed ones by `WEIGHTS` x limit of the
-    way that those went since they were `begun`; lengths are L2 norms over all parameters.
-    """
-    trainer, run = rebuilt.execution.trainer, rebuilt.records.run
-    version, replayed = trainer.version, trainer.tensors()
-    saved = {}
+def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
+    """Yield what the run saved of the current version, and what of it is not as replayed; None if all is."""
+    trainer, run = rebuilt.trainer, rebuilt.records.run
+    version, saved = trainer.version, {}
     if version in rebuilt.intact:
         saved[f"checkpoints/step_{version}"] = run.checkpoints.load(version)[0]
     if version in (exported := run.weights()):
         parameters = exported_parameters(exported[version], rebuilt.config.precision)
         saved[f"weights/step_{version}"] = {"model": parameters}
     for name, groups in saved.items():
-        if not rebuilt.limit:
-            yield name, _first_unequal(name, groups, replayed)
-        else:
-            model, mine = groups["model"], replayed["model"]
-            near = model.keys() == mine.keys()
-            near = near and _distance(model, mine) <= WEIGHTS * rebuilt.limit * _distance(begun, mine)
-            yield name, None if near else f"model in {name}"
+        yield name, _first_unequal(name, groups, trainer.tensors())
 
 
 def _first_unequal(name: str, saved: Mapping[str, Tensors], replayed: Mapping[str, Tensors]) -> str | None:
@@ -107,8 +88,3 @@ def _first_unequal(name: str, saved: Mapping[str, Tensors], replayed: Mapping[st
             if one is None or two is None or one.dtype != two.dtype or not torch.equal(one.detach().cpu(), two.cpu()):
                 return f"{tensor} in {name}/{group}.safetensors"
     return None
-
-
-def _distance(first: Tensors, second: Tensors) -> float:
-    pairs = ((first[name].detach().cpu().double(), tensor.detach().cpu().double()) for name, tensor in second.items())
-    return math.sqrt(sum(float((one - other).square().sum()) for one, other in pairs))

@@ -28,9 +28,9 @@ from typing import Any, Literal
 from hone import rng
 from hone.errors import UserError
 from hone.reproduce.compare import QUANTITIES, Difference, StepRecord, first_difference
+from hone.reproduce.execution import OnStep, Rebuilt
 from hone.reproduce.integrity import Checked, Damage
 from hone.reproduce.machine import inexact
-from hone.reproduce.rebuild import OnStep, Rebuilt
 from hone.reproduce.records import CANARY, EVALUATIONS, SENT_BACK
 from hone.runs import Run, provenance
 from hone.runs.files import write_json
@@ -164,11 +164,11 @@ def check_steps(
     for step in [*steps, *([evaluated] if evaluated is not None else [])]:
         clock = time.perf_counter()
         rebuilt.approach(step)
-        start, to_replay = rebuilt.name(rebuilt.loaded), step - rebuilt.execution.trainer.version
+        start, to_replay = rebuilt.name(rebuilt.loaded), step - rebuilt.trainer.version
         found, fingerprint, damage = rebuilt.replay(step, on_replay), None, None
         if found is None:
             on_repeat(step)
-            again = rebuilt.execution.evaluation() if step == evaluated else rebuilt.execution.repeat(step)
+            again = rebuilt.evaluation() if step == evaluated else rebuilt.repeat(step)
             fingerprint = again.before if step == evaluated else again.after
             found = first_difference(_recorded(rebuilt, again, step == evaluated), again, rebuilt.limit)
             if found is None and step != evaluated and not rebuilt.limit:
