@@ -17,54 +17,6 @@ from hone.model.tokenizer import IM_END, build_tiny_tokenizer, save_tokenizer
 
 pytestmark = pytest.mark.audit
 
-QWEN25 = """\
-{%- if tools %}
-    {{- '<|im_start|>system\\n' }}
-    {%- if messages[0]['role'] == 'system' %}
-        {{- messages[0]['content'] }}
-    {%- else %}
-        {{- 'You are a helpful assistant.' }}
-    {%- endif %}
-    {{- "\\n\\n# Tools\\n\\n<tools>" }}
-    {%- for tool in tools %}
-        {{- "\\n" }}
-        {{- tool | tojson }}
-    {%- endfor %}
-    {{- "\\n</tools>\\n<tool_call>\\n{\\"name\\": <function-name>}\\n</tool_call><|im_end|>\\n" }}
-{%- elif messages[0]['role'] == 'system' %}
-    {{- '<|im_start|>system\\n' + messages[0]['content'] + '<|im_end|>\\n' }}
-{%- else %}
-    {{- '<|im_start|>system\\nYou are a helpful assistant.<|im_end|>\\n' }}
-{%- endif %}
-{%- for message in messages %}
-    {%- if message.role == "user" or (message.role == "system" and not loop.first) or (message.role == "assistant" and not message.tool_calls) %}
-        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
-    {%- elif message.role == "assistant" %}
-        {{- '<|im_start|>' + message.role }}
-        {%- if message.content %}
-            {{- '\\n' + message.content }}
-        {%- endif %}
-        {%- for tool_call in message.tool_calls %}
-            {%- set tool_call = tool_call.function %}
-            {{- '\\n<tool_call>\\n{"name": "' + tool_call.name + '", "arguments": ' }}
-            {{- tool_call.arguments | tojson }}
-            {{- '}\\n</tool_call>' }}
-        {%- endfor %}
-        {{- '<|im_end|>\\n' }}
-    {%- elif message.role == "tool" %}
-        {%- if loop.index0 == 0 or messages[loop.index0 - 1].role != "tool" %}
-            {{- '<|im_start|>user' }}
-        {%- endif %}
-        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
-        {%- if loop.last or messages[loop.index0 + 1].role != "tool" %}
-            {{- '<|im_end|>\\n' }}
-        {%- endif %}
-    {%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}
-    {{- '<|im_start|>assistant\\n' }}
-{%- endif %}
-"""  # noqa: E501
 CONTENT = "message['content']"
 OPENING = "{{- '<|im_start|>assistant\\n' }}"
 HEAD = "{%- for message in messages %}"
@@ -109,8 +61,7 @@ def variant(old: str, new: str, template: str = CHATML) -> str:
 FAMILIES = {
     "tiny": (None, "", IM_END, "pass", {}),
     "chatml": (CHATML, "", IM_END, "pass", {}),
-    "qwen2.5": (QWEN25, "", IM_END, "pass", {}),
-    "qwen2.5 base": (QWEN25, "", "<|endoftext|>", "warn", {"eos-differs": {"<|im_end|>"}}),
+    "chatml base": (CHATML, "", "<|endoftext|>", "warn", {"eos-differs": {"<|im_end|>"}}),
     "qwen3": (QWEN3, "", IM_END, "fail", QWEN3_FINDINGS),
     "llama 3": (
         *(LLAMA3, "llama", "<|eot_id|>", "note"),
@@ -173,9 +124,9 @@ DEFECTS = {
     ),
     "ends before calls": (
         variant(
-            "{%- for tool_call in message.tool_calls %}",
-            "{{- '\\n<|im_end|>' }}{%- for tool_call in message.tool_calls %}",
-            QWEN25,
+            "{%- for tool_call in message.tool_calls or [] %}",
+            "{%- for tool_call in message.tool_calls or [] %}{{- '<|im_end|>' }}",
+            QWEN3,
         ),
         *("fail", "stop-inside", {"calls": ["what is blue?", ""]}),
     ),
@@ -201,7 +152,7 @@ DEFECTS = {
     ),
     "calls of another form": (variant("<tool_call>", "<call>", QWEN3), "fail", "tools-unread", {"calls": None}),
     "calls that are not read": (
-        variant('"arguments": \' }}', '"args": \' }}', QWEN25),
+        variant('"arguments": \' }}', '"args": \' }}', QWEN3),
         *("fail", "tool-calls", {"any": ["what is blue?", ""]}),
     ),
 }
@@ -230,11 +181,11 @@ def test_qwen3_takes_out_thoughts_and_its_thinking_template_opens_one(tmp_path: 
 def test_a_model_that_renderers_knows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from hone.model import chat
 
-    folder = Path(folder_of(tmp_path, QWEN25))
+    folder = Path(folder_of(tmp_path, CHATML))
     monkeypatch.setattr(chat, "resolve_model", lambda name: folder)
     report = audit_template("Qwen/Qwen3-0.6B")
     assert report.facts["renders"] == "renderers" and report.names() == {"think-stripping"}
-    assert audit_template("Qwen/Qwen3-0.6B", chat_template=QWEN25).facts["renders"] == "chat template"
+    assert audit_template("Qwen/Qwen3-0.6B", chat_template=CHATML).facts["renders"] == "chat template"
 
 
 def test_what_is_no_template_is_an_error_of_the_user(tmp_path: Path) -> None:

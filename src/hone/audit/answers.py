@@ -265,9 +265,9 @@ def wrong_for(answer: str, others: Sequence[str] = (), count: int = 2) -> list[s
     """Return up to `count` wrong answers in place of `answer`; `others` are the answers of other examples."""
     found: list[str] = []
     for candidate in _candidates(answer, others):
-        if not any(same_answer(candidate, other) for other in (answer, *found)):
+        if len(found) < count and not any(same_answer(candidate, other) for other in (answer, *found)):
             found.append(candidate)
-    return found[:count]
+    return found
 
 
 def other_answers(subject: Subject, subjects: Sequence[Subject]) -> list[str]:

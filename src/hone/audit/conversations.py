@@ -39,6 +39,7 @@ STYLES = {
     "{answer}",
 }
 """Styles that reward functions are known to pay for, around an answer or none."""
+PLAIN = {"": "{answer}"}
 LONGER = {
     " with long reasoning": STYLES[" with long reasoning"],
     " given ten times": "\n".join(["{answer}"] * 10),
@@ -93,11 +94,11 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
     answers = [
         ("no answer", "", STYLES),
         ("a wrong answer", wrong_text(subject, subjects), STYLES | LONGER),
-        ("a right answer", subject.text or None, {"": "{answer}"} | LONGER),
+        ("a right answer", subject.text or None, PLAIN | LONGER),
         # Grading decides if these are still right.
-        ("a right answer alone", terse_text(subject), {"": "{answer}"}),
-        ("a right answer without a thought", s.marked.strip() if s.answer and s.frame else None, {"": "{answer}"}),
-        ("nothing but the right answer", s.answer if s.marked.strip() != s.answer else None, {"": "{answer}"}),
+        ("a right answer alone", terse_text(subject), PLAIN),
+        ("a right answer without a thought", s.marked.strip() if s.answer and s.frame else None, PLAIN),
+        ("nothing but the right answer", s.answer if s.answer not in ("", s.marked.strip()) else None, PLAIN),
     ]
     for name, answer, styles in answers:
         for style, form in styles.items() if answer is not None else ():

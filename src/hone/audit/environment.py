@@ -29,10 +29,11 @@ FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Examples whose reference is tried before training, and those that are tried with other texts too."""
 BACKSTOP = 3.0
 """Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
+_NOT_TRIED = "what may hang a grader, or be executed by one, was not tried"
 _NOT_ISOLATED = Check(
     "isolation",
-    "no other process can load this task, so nothing was tried that may hang a grader, or be executed by one",
-    (Finding("not-isolated", Verdict.NOTE, "the audit is shorter", "load the task by its id, with arguments of JSON"),),
+    "no other process can load this task",
+    (Finding("not-isolated", Verdict.NOTE, _NOT_TRIED, "load the task by its id, with arguments that JSON can hold"),),
 )
 _EXPLAINS = {
     "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
@@ -162,7 +163,7 @@ def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report
 
 
 def _dashed(name: str) -> str:
-    """Return a name with the dashes that the command line makes an underscore of."""
+    """Return a name with dashes, which the command line turns into underscores."""
     return name.replace("_", "-")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,47 +20,41 @@ _SAME = 1e-6
 
 def policy_check(result: EvalResult, max_tokens: int | None) -> Check:
     """Return what an evaluation says about training on the task from this model."""
-    figures = _figures(result, max_tokens)
-    findings = tuple(_findings(result, figures))
-    if figures["pass_rate"] is None:
-        return Check("policy", "no completion could be graded", findings, figures)
-    interval = result.correct_interval
-    between = f" (95 % from {interval.low:.1%} to {interval.high:.1%})" if interval else ""
-    summary = (
-        f"{figures['pass_rate']:.1%} of {figures['graded']} completions are right{between}, "
-        f"{figures['zero_std_groups']:.0%} of {figures['groups']} groups have rewards without variance, "
-        f"{figures['truncated']:.1%} are truncated, {figures['mean_tokens']:.0f} tokens on average"
-    )
-    return Check("policy", summary, findings, figures)
-
-
-def _figures(result: EvalResult, max_tokens: int | None) -> dict[str, Any]:
-    groups = [group for group in result.by_example if group]
+    samples, groups = result.samples, [group for group in result.by_example if group]
     rewards = [np.array([sample.score.reward for sample in group]) for group in groups]
     rates = [float(np.mean([sample.score.outcome is Outcome.CORRECT for sample in group])) for group in groups]
-    outcomes = {str(one): sum(sample.score.outcome is one for sample in result.samples) for one in Outcome}
-    return {
+    interval = result.correct_interval
+    figures = {
         "examples": len(result.by_example),
         "rollouts_per_example": result.rollouts_per_example,
         "graded": len(result.rewards),
         "groups": len(groups),
         "pass_rate": result.correct,
-        "pass_rate_ci95": result.correct_interval and [result.correct_interval.low, result.correct_interval.high],
+        "pass_rate_ci95": interval and [interval.low, interval.high],
         "pass_rates": rates,
         "reward_std_within_groups": _mean([row.std() for row in rewards]),
         "zero_std_groups": _mean([row.max() - row.min() <= _SAME for row in rewards]),
         "all_right_groups": _mean([rate == 1.0 for rate in rates]),
         "all_wrong_groups": _mean([rate == 0.0 for rate in rates]),
-        "outcomes": {name: count for name, count in outcomes.items() if count},
-        "unparsable": _mean([_without_answer(sample) for sample in result.samples]),
-        "truncated": _mean([sample.trajectory.truncated for sample in result.samples]),
-        "mean_tokens": _mean([sample.completion_tokens or 0 for sample in result.samples]),
+        "outcomes": dict(Counter(str(sample.score.outcome) for sample in samples)),
+        "unparsable": _mean([_without_answer(sample) for sample in samples]),
+        "truncated": _mean([sample.trajectory.truncated for sample in samples]),
+        "mean_tokens": _mean([sample.completion_tokens or 0 for sample in samples]),
         "max_tokens": max_tokens,
     }
+    summary = "no completion could be graded"
+    if result.correct is not None:
+        between = f" (95 % from {interval.low:.1%} to {interval.high:.1%})" if interval else ""
+        summary = (
+            f"{result.correct:.1%} of {figures['graded']} completions are right{between}, "
+            f"{figures['zero_std_groups']:.0%} of {len(groups)} groups have rewards without variance, "
+            f"{figures['truncated']:.1%} are truncated, {figures['mean_tokens']:.0f} tokens on average"
+        )
+    return Check("policy", summary, tuple(_findings(samples, figures)), figures)
 
 
-def _findings(result: EvalResult, figures: dict[str, Any]) -> Iterator[Finding]:
-    samples, count = result.samples, len(result.samples)
+def _findings(samples: Sequence[EvalSample], figures: dict[str, Any]) -> Iterator[Finding]:
+    count = len(samples)
     for outcome, name in ((Outcome.GRADER_ERROR, "raises"), (Outcome.GRADER_TIMEOUT, "hangs")):
         failed = [sample for sample in samples if sample.score.outcome is outcome]
         if failed:
@@ -67,7 +62,21 @@ def _findings(result: EvalResult, figures: dict[str, Any]) -> Iterator[Finding]:
             yield Finding(name, Verdict.FAIL, title, "make the grader take any text", (), _evidence(failed, "a reward"))
     if figures["pass_rate"] is None:
         return
-    yield from _pass_rate_findings(figures)
+    rate, zero = figures["pass_rate"], figures["zero_std_groups"]
+    words = f"{rate:.1%} of {figures['graded']} completions are right"
+    if rate < LOW_RATE:
+        remedy = "begin with SFT, a stronger model, or easier examples"
+        yield Finding("pass-rate", Verdict.WARN, f"{words}: there is nothing right to reinforce", remedy, ("low",))
+    elif rate > HIGH_RATE:
+        remedy = "take harder examples, or another task"
+        yield Finding("pass-rate", Verdict.WARN, f"{words}: there is little left to learn", remedy, ("high",))
+    elif zero > UNPARSABLE:
+        title = (
+            f"{zero:.0%} of {figures['groups']} groups have rewards without variance and teach nothing "
+            f"({figures['all_right_groups']:.0%} are all right, {figures['all_wrong_groups']:.0%} all wrong)"
+        )
+        remedy = "filter examples by their pass rate, or sample more rollouts per example"
+        yield Finding("zero-variance", Verdict.WARN, title, remedy)
     share = figures["truncated"]
     if share > TRUNCATED_WARN:
         room = f"max_tokens = {figures['max_tokens']}" if figures["max_tokens"] else "the sequence length"
@@ -81,25 +90,6 @@ def _findings(result: EvalResult, figures: dict[str, Any]) -> Iterator[Finding]:
         remedy = "say in the prompt which form the answer takes, or teach it by SFT first"
         shown = _evidence([sample for sample in samples if _without_answer(sample)], "an answer that the parser reads")
         yield Finding("unparsable", Verdict.WARN, title, remedy, (), shown)
-
-
-def _pass_rate_findings(figures: dict[str, Any]) -> Iterator[Finding]:
-    rate, zero = figures["pass_rate"], figures["zero_std_groups"]
-    words = f"{rate:.1%} of {figures['graded']} completions are right"
-    if rate < LOW_RATE:
-        title = f"{words}: there is nothing right to reinforce"
-        remedy = "begin with SFT, a stronger model, or easier examples"
-        yield Finding("pass-rate", Verdict.WARN, title, remedy, ("low",))
-    elif rate > HIGH_RATE:
-        title = f"{words}: there is little left to learn"
-        yield Finding("pass-rate", Verdict.WARN, title, "take harder examples, or another task", ("high",))
-    elif zero > UNPARSABLE:
-        title = (
-            f"{zero:.0%} of {figures['groups']} groups have rewards without variance and teach nothing "
-            f"({figures['all_right_groups']:.0%} are all right, {figures['all_wrong_groups']:.0%} all wrong)"
-        )
-        remedy = "filter examples by their pass rate, or sample more rollouts per example"
-        yield Finding("zero-variance", Verdict.WARN, title, remedy)
 
 
 def _without_answer(sample: EvalSample) -> bool:

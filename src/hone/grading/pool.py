@@ -403,7 +403,9 @@ class _Round:
                 if not ended.killed or self.killed_at_start > self.pool.workers:
                     error = ended.failure("starting", None).detail
             if error is not None:
-                raise _start_failure(self.doing, error)
+                # Of a UserError's traceback its own words are enough.
+                reason = error.strip().rpartition(f"\n{UserError.__module__}.UserError: ")[2]
+                raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 
     def ask(self, place: int, process: Process, index: int) -> None:
         """Enter the answer to a question; or let it wait again, if its process was killed from outside."""
@@ -453,12 +455,6 @@ class Worker:
         if isinstance(answer, GraderFailure):
             raise NoVerdict(answer)
         return answer
-
-
-def _start_failure(doing: str, text: str) -> StartFailure:
-    """Return the error for a process that did not start. Of a UserError's traceback its own words are enough."""
-    mark = f"\n{UserError.__module__}.UserError: "
-    return StartFailure(f"the process for {doing} could not start: {text.strip().rpartition(mark)[2]}")
 
 
 def readable(fd: int, seconds: float) -> bool:
