@@ -38,7 +38,7 @@ TASKS = {
 }
 FAST = """
 import json, sys, time
-from hone.audit.environment import audit_before_training, refusals
+from hone.audit.environment import audit_before_training
 from hone.environments import load_environment
 env = load_environment(sys.argv[1], **json.loads(sys.argv[2]))
 env.split("train")
@@ -47,7 +47,7 @@ began = time.perf_counter()
 report = audit_before_training(env)
 seconds = time.perf_counter() - began
 env.close_workers()
-print(json.dumps({"seconds": seconds, "texts": report.facts["texts"], "refused": [f.name for f in refusals(report)]}))
+print(json.dumps({"seconds": seconds, "texts": report.facts["texts"], "refused": [f.name for f in report.failures]}))
 """
 
 

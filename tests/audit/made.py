@@ -16,11 +16,11 @@ from hone.types import Example
 TAGS = TagParser("answer")
 ZOO = tomllib.loads((Path(__file__).parent / "zoo.toml").read_text(encoding="utf-8"))
 HEAD = """
-import ast, asyncio, contextlib, io, json, math, random, re, subprocess, sys, time
+import io, math, random, re, subprocess, sys
 import numpy as np
 from hone.environments import (
-    AnswerParser, MultiTurnEnv, NumberParser, Parser, Range, Rubric, SingleTurnEnv, TagParser, ToolEnv, answer_rubric,
-    calls_of, inline, read_number, same_number,
+    AnswerParser, MultiTurnEnv, NumberParser, Parser, Range, Rubric, SingleTurnEnv, TagParser, ToolEnv, inline,
+    read_number, same_number,
 )
 from hone.environments.parsers import visible_text
 
