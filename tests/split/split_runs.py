@@ -126,10 +126,9 @@ class Run(Command):
         self.out = out
 
     def pids(self, role: str) -> list[int]:
-        """Processes of a role, as the launcher tells them at the beginning."""
+        """The processes of a role, in the order of their ranks."""
         self.says("To end all of them")
-        (line,) = re.findall(rf"^    {role} +pid ([\d ]+):", self.said, re.MULTILINE)
-        return [int(pid) for pid in line.split()]
+        return sorted(pid for pid, command in alive(self.mark).items() if f" hone.cli {role} @ " in command)
 
     def hold(self) -> None:
         """Makes a run whose graders `wait_while_held` wait before its end, until `let_go`."""
