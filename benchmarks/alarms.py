@@ -124,7 +124,7 @@ def raised(rows: list[dict[str, Any]], weights: dict[str, float]) -> dict[str, i
     alarms, found = Alarms(AlarmsConfig(), weights), {}
     for row in sorted(rows, key=lambda row: row["step"]):
         for alarm in alarms.look(row["step"], row)[0]:
-            found.setdefault(alarm.name, alarm.step)
+            found.setdefault(alarm["name"], alarm["step"])
     return found
 
 

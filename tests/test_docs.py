@@ -31,7 +31,8 @@ from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
-from hone.runs.monitors import FINISH_SECONDS, TEXT
+from hone.runs.monitors import FINISH_SECONDS
+from hone.runs.trackers import TEXT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

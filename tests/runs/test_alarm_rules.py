@@ -41,7 +41,7 @@ def run_of(ill: dict, weights=None, window: int = 10, **settings) -> dict[str, t
             if name not in EXACT and value is not None:
                 metrics[name] = value * (1 + 0.02 * noise.standard_normal())
         for alarm in alarms.look(step, metrics)[0]:
-            found.setdefault(alarm.name, (alarm.step, alarm.finding.evidence))
+            found.setdefault(alarm["name"], (alarm["step"], alarm["evidence"]))
     return found
 
 
@@ -119,7 +119,7 @@ def test_gradients_that_come_in_bursts_are_no_spike_but_one_that_stays_is():
 def raised_by(name: str, values: list[float], weights=None, correctness=None, **others) -> list[tuple[str, int]]:
     alarms = Alarms(AlarmsConfig(dead_pool={"action": "off"} if weights else {}), weights, correctness)
     looks = ((step, alarms.look(step, {"loss": 1.0, name: value} | others)[0]) for step, value in enumerate(values))
-    return [(alarm.name, step) for step, raised in looks for alarm in raised]
+    return [(alarm["name"], step) for step, raised in looks for alarm in raised]
 
 
 def test_sft_that_leaves_no_choice_has_not_collapsed():

@@ -24,7 +24,7 @@ def lines(*shares: float) -> list[dict]:
 def look(alarms: Alarms, *shares: float) -> list[tuple[int, list[str], list[str]]]:
     """(step, raised, over) of the steps at which something happens."""
     found = [(line["step"], *alarms.look(line["step"], line)) for line in lines(*shares)]
-    return [(step, [alarm.name for alarm in raised], over) for step, raised, over in found if raised or over]
+    return [(step, [alarm["name"] for alarm in raised], over) for step, raised, over in found if raised or over]
 
 
 def test_an_alarm_is_told_once_until_it_is_over():
@@ -58,13 +58,13 @@ def test_the_strongest_action_is_asked_for_once():
     assert (alarms.asked, alarms.cause, alarms.saves) == ("stop", "no_signal", False)
     alarms.done()
     alarms.look(3, lines(0.8)[0] | {"step": 3, "groups/trained": 0})
-    assert alarms.asked == "off" and alarms.active == ["truncation", "no_signal"]
+    assert alarms.asked == "off" and list(alarms.active) == ["truncation", "no_signal"]
 
 
 def test_what_was_raised_before_a_resume_is_not_told_again():
     alarms = Alarms(AlarmsConfig(window=2, action="stop"))
     alarms.restore(lines(0.8, 0.8, 0.8))
-    assert alarms.asked == "off" and alarms.active == ["truncation"]
+    assert alarms.asked == "off" and list(alarms.active) == ["truncation"]
     assert alarms.look(3, lines(0.8)[0] | {"step": 3}) == ([], [])
 
 
@@ -76,10 +76,10 @@ def test_a_gap_that_was_told_before_a_resume_is_not_told_again():
     told = [{"kind": "alarm", "step": 1, "name": "gap"}]
     alarms = Alarms(AlarmsConfig(window=2, action="stop", truncation={"action": "off"}))
     alarms.restore(lines(0.8, 0.8, 0.8), told)
-    assert alarms.active == ["gap"] and alarms.raised(3, "gap", found()) is None and alarms.asked == "off"
+    assert list(alarms.active) == ["gap"] and alarms.raised(3, "gap", found()) is None and alarms.asked == "off"
     alarms = Alarms(AlarmsConfig(window=2))
     alarms.restore(lines(0.0, 0.0, 0.0), [*told, {"kind": "alarm_over", "step": 2, "name": "gap"}])
-    assert alarms.active == [] and alarms.raised(3, "gap", found()) is not None
+    assert list(alarms.active) == [] and alarms.raised(3, "gap", found()) is not None
 
 
 def config(folder, **settings) -> RLConfig:

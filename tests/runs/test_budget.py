@@ -31,7 +31,7 @@ def test_another_step_and_what_follows_must_fit(clock):
     clock.now += 302.9  # 302.9 + 30 + 5 + 20, and 2 s to end the process, < 360
     assert budget.used_up == ""
     clock.now += 0.2
-    assert budget.limit_reached == "hours" and budget.used_up == "0.0842 of 0.1 hours"
+    assert budget.used_up == "0.0842 of 0.1 hours"
 
 
 def test_a_save_is_guessed_until_one_was_timed(clock):
@@ -53,7 +53,7 @@ def test_what_was_spent_before_a_resume_counts(clock):
     assert budget.seconds == 1700.0 and budget.used_up == ""
     assert Budget(BudgetConfig(usd=10, usd_per_hour=8.0), Spent(seconds=7200.0, usd=2.5), clock=clock).usd == 2.5
     budget.step(100.0, None)
-    assert budget.limit_reached == "usd" and budget.used_up == "1.89 of 2.00 US dollars"
+    assert budget.used_up == "1.89 of 2.00 US dollars"
 
 
 def test_what_a_run_spent_is_read_from_its_logs(tmp_path):

@@ -1,4 +1,4 @@
-"""The ledger as it is read: from the newest intact checkpoint, then from rollouts; and whether epochs were whole."""
+"""The ledger as it is read: from the newest intact checkpoint, then from rollouts."""
 
 from pathlib import Path
 
@@ -6,7 +6,6 @@ import pytest
 from run_folders import checkpoint, entry, make_run, rollouts
 
 from hone.runs import Run
-from hone.runs.draws import Epochs, epochs
 
 FIRST = [entry(0, 0, "a"), entry(1, 0, "b", "filtered", 20)]
 
@@ -40,20 +39,3 @@ def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path)
         ("failed", 10),
         ("trained", 5),
     ]
-
-
-@pytest.mark.parametrize(
-    ("names", "pool", "expected"),
-    [
-        ("", None, Epochs(None, 0, 0)),
-        ("abc", None, Epochs(None, 0, 3)),
-        ("abc", 5, Epochs(5, 0, 3)),
-        ("abccabb", None, Epochs(3, 2, 1)),
-        ("aabbaa", 4, Epochs(4, 1, 2)),  # two rows of equal content
-        ("abcaabbca", None, Epochs(3, 3, 0, ["epoch 1: a came 2x instead of 1x; c came 0x instead of 1x"])),
-        ("abcabcaa", None, Epochs(3, 2, 2, ["epoch 2: a came 2x instead of 1x"])),
-        ("abcxbc", 3, Epochs(3, 2, 0, ["epoch 1: x came 1x instead of 0x; a came 0x instead of 1x"])),
-    ],
-)
-def test_each_epoch_has_each_example_once(names: str, pool: int | None, expected: Epochs) -> None:
-    assert epochs([{"example_id": name} for name in names], pool) == expected

@@ -10,8 +10,8 @@ from run_folders import held, make_run, metrics, write_lines
 
 from hone.errors import UserError
 from hone.runs import follow as module
-from hone.runs.files import Rewound, Tail, write_file
-from hone.runs.follow import Steps, follow
+from hone.runs.files import write_file
+from hone.runs.follow import Rewound, Tail, follow, new_steps
 from hone.runs.summary import summarize
 
 
@@ -35,7 +35,6 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     "change",
     [
         lambda path: write_file(path, '{"step": 0}\n{"step": 1}\n{"step": 1}\n'),  # another file of that name
-        lambda path: path.write_text('{"step": 0}\n{"step": 5}\n{"step": 6}\n'),  # the same file, and longer
         lambda path: path.write_text(""),
         lambda path: path.unlink(),
     ],
@@ -51,13 +50,13 @@ def test_a_tail_notices_a_log_that_was_rewound(tmp_path: Path, change) -> None:
 
 
 def test_a_step_counts_when_both_its_lines_are_there(tmp_path: Path) -> None:
-    steps = Steps(tmp_path)
+    steps = new_steps(Tail(tmp_path / "metrics.jsonl"), Tail(tmp_path / "timings.jsonl"))
     write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 2.0}])
-    assert steps.new() == []
+    assert next(steps) == []
     write_lines(tmp_path / "timings.jsonl", [{"step": 0, "time/step": 0.1}])
-    assert steps.new() == [({"step": 0, "loss": 1.0}, {"step": 0, "time/step": 0.1})]
+    assert next(steps) == [({"step": 0, "loss": 1.0}, {"step": 0, "time/step": 0.1})]
     write_lines(tmp_path / "timings.jsonl", [{"step": 1, "time/step": 0.2}], "a")
-    assert [one[0]["step"] for one in steps.new()] == [1]
+    assert [one[0]["step"] for one in next(steps)] == [1]
 
 
 def test_a_run_is_shown_from_its_last_step_on_until_nobody_holds_it(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hone.runs.history import History, Window, differ
+from hone.runs.history import History, Window
 
 
 def history(values, window=2, name="m") -> History:
@@ -26,10 +26,6 @@ def test_what_a_step_does_not_have_is_unknown_and_half_a_window_is_enough():
     assert [made.at("m", i).mean for i in range(1, 5)] == [4.0, 4.0, 6.0, 6.0] and not made.now("m")
     assert math.isnan(made.latest("m")) and not made.now("never") and made.series("never").highest == -1
     assert made.series("m").lowest == 1 and made.series("m").highest == 3
-
-
-def test_windows_differ_by_more_than_their_steps_scatter():
-    assert differ(Window(1.0, 0.1), Window(1.8, 0.1)) and not differ(Window(1.0, 0.1), Window(1.7, 0.1))
 
 
 def test_a_window_that_happens_to_scatter_little_is_no_surer_than_the_steps_before():

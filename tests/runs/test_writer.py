@@ -79,14 +79,6 @@ def test_how_the_block_ends(tmp_path, capsys, saved, error):
     assert not error or capsys.readouterr().out.splitlines()[-1] == last
 
 
-def test_weights_that_fail_to_export_leave_nothing(tmp_path):
-    with pytest.raises(RuntimeError), start(tmp_path) as run, run.weights_dir(3) as folder:
-        (folder / "model.safetensors").write_text("half")
-        raise RuntimeError
-    assert Run(tmp_path).weights() == {} and not list((tmp_path / "weights").iterdir())
-    assert Run(tmp_path).info["status"] == "failed"
-
-
 def test_an_evaluation_is_hashed_with_its_step(tmp_path):
     row = {"example": 0, "info": {"when": date(2026, 1, 2), 3: float("nan")}, "prompt": ["ä\n"], "reward": 1 / 3}
     with start(tmp_path) as run:

@@ -24,9 +24,8 @@ from hone.errors import UserError
 from hone.runs import predictions, summary
 from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
-from hone.runs.draws import epochs, measures
-from hone.runs.files import Rewound, dumps
-from hone.runs.follow import follow
+from hone.runs.files import dumps
+from hone.runs.follow import Rewound, follow
 from hone.runs.listing import find_run, find_runs, is_previous
 from hone.runs.outputs import ELSEWHERE, PAUSED, existing_run, holder
 from hone.runs.progress import duration
@@ -207,7 +206,7 @@ def attach(config: configs.RunsAttachConfig) -> int:
 
 
 def ledger(config: configs.RunsLedgerConfig) -> int:
-    """Print the draws of an RL run and a summary. Returns 0, or 1 if an epoch was not whole."""
+    """Print the draws of an RL run and a summary. Returns 0."""
     one = summary.summarize(find_run(config.run))
     if one.kind != "rl":
         raise UserError(f"{one.path} is a run of `hone {one.kind}`, which keeps no ledger: only RL draws examples")
@@ -231,19 +230,9 @@ def ledger(config: configs.RunsLedgerConfig) -> int:
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items(), reverse=True))
     print(f"\ndraws     {len(draws):,} in {len({draw['step'] for draw in draws}):,} steps: {counts or 'none'}")
     print(f"tokens    {sum(draw['tokens'] for draw in draws):,}, prompts and completions")
-    if measures(run):
-        print("epochs    not counted: the curriculum chooses what is drawn")
-        print(f"pool      {summary.pool_in_words(one.progress.metrics) or 'all prompts'}")
-        return 0
-    seen = epochs(draws, one.info.get("pool"))
-    if not seen.over:
-        print(f"epochs    the first is under way: {seen.open:,} of {seen.pool or '?'} examples, so far")
-        return 0
-    each = "not all with each exactly once" if seen.faults else "each exactly once"
-    print(f"epochs    {seen.over:,} of {seen.pool:,} examples, {each}; {seen.open:,} of the next")
-    for fault in seen.faults:
-        print(f"          but {fault}")
-    return 1 if seen.faults else 0
+    if pool := summary.pool_in_words(one.progress.metrics):
+        print(f"pool      {pool}")
+    return 0
 
 
 def score_predictions(config: configs.RunsPredictionsConfig) -> int:

@@ -15,9 +15,16 @@ from hone.environments.parsers import message_text
 from hone.evaluation.intervals import Interval
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.grading import printable
-from hone.runs.live import OUTCOME_STYLES
 from hone.types import Message, Outcome
 
+OUTCOME_STYLES = {
+    "correct": "green",
+    "wrong": "yellow",
+    "truncated": "magenta",
+    "unparsable": "red",
+    "grader_error": "bold red",
+    "grader_timeout": "bold red",
+}
 _LONGEST = 2000
 """Characters of a message that are shown; `results.jsonl` has all."""
 _MESSAGES = 8

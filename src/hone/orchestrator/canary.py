@@ -171,7 +171,7 @@ class GapWatch:
         evidence = f"sampler and trainer are {gap.mean:.2g} nats a token apart on the {what}: {CAUSES}"
         value = gap.mean if math.isfinite(gap.mean) else math.inf
         if (alarm := run.alarms.raised(version, "gap", Finding(value, band.mean, evidence, ADVICE))) is not None:
-            run.alarm(alarm)
+            run.event("alarm", **alarm)
         apart = f"sampler and trainer disagree at version {version}"
         size = f"{apart} by {gap.mean:.2g} nats a token (at most {gap.max:.2g}"
         if verdict == Verdict.STOP and self.action == "stop":

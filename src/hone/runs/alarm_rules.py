@@ -137,9 +137,8 @@ def _wrong(history: History, threshold: float) -> Measured:
 def _component(history: History, threshold: float) -> Measured:
     """Look for a component of the reward that earns more than before, with correctness where it was or lower.
 
-    Its gain is its rise times its share of the weights. The reward itself, or what decides correctness, may rise long
-    before a completion is wholly correct: there only a fall counts. A gain is counted from the component's
-    lowest window, and from some windows ago.
+    Its gain is its rise times its share of the weights, since its lowest window or some windows ago. What decides
+    correctness may rise long before a completion is wholly correct: there only a fall counts.
     """
     total = sum(map(abs, history.weights.values())) or 1.0
     for name, weight in history.weights.items():

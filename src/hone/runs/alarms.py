@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
@@ -33,35 +33,18 @@ OVER = "alarm_over"
 """Kind of the event that an alarm is over."""
 ORDER: tuple[Action, ...] = ("off", "warn", "checkpoint", "pause", "stop")
 """Actions, from none to the strongest."""
-DONE = {
-    "checkpoint": " A checkpoint is saved.",
-    "pause": " The run is saved and paused.",
-    "stop": " The run is saved and stops.",
-}
-"""An action's effect, in words."""
+_DONE = {"checkpoint": " A checkpoint is saved.", "pause": " The run is saved and paused."}
+"""An action's effect, in words; the end of a run gives its own reason."""
 
 
-@dataclass(frozen=True)
-class Alarm:
-    """An alarm that is raised at a step, and its action."""
+Event = dict[str, Any]
 
-    step: int
-    name: str
-    action: Action
-    finding: Finding
 
-    @property
-    def text(self) -> str:
-        """What a person reads: evidence, advice, and what is done besides (the end of a run gives its own reason)."""
-        found, done = self.finding, "" if self.action == "stop" else DONE.get(self.action, "")
-        return f"ALARM {self.name} at step {self.step}: {found.evidence}.\n      What helps: {found.advice}.{done}"
-
-    def fields(self) -> dict[str, Any]:
-        """Return the fields of its event."""
-        found = self.finding
-        value = found.value if math.isfinite(found.value) else str(found.value)
-        fields = {"name": self.name, "action": self.action, "value": value, "threshold": found.threshold}
-        return fields | {"evidence": found.evidence, "advice": found.advice}
+def in_words(event: Event) -> str:
+    """Return an alarm's event as a person reads it: evidence, advice, and what is done besides."""
+    done = _DONE.get(event["action"], "")
+    evidence, advice = event["evidence"], event["advice"]
+    return f"ALARM {event['name']} at step {event['step']}: {evidence}.\n      What helps: {advice}.{done}"
 
 
 class AlarmStop(Halt):
@@ -75,9 +58,8 @@ class AlarmStop(Halt):
 class Alarms:
     """The alarms of a run: which ones are raised, and what they ask for.
 
-    `weights` are the reward components' by name; without them no component can be an alarm. `correctness` is the
-    component that decides what is correct. `shifting`: prompts are chosen by what was solved, and the alarms `SHIFTED`
-    are off unless the config has an action of their own.
+    `weights` are the reward components', `correctness` is the one that decides what is correct. `shifting`: prompts are
+    chosen by what was solved, and the alarms `SHIFTED` are off unless the config has an action of their own.
     """
 
     def __init__(
@@ -97,7 +79,8 @@ class Alarms:
         """The strongest thing that is asked for and not done yet: checkpoint, pause or stop; else off."""
         self.cause = ""
         """The alarm that asked for it."""
-        self._seen: dict[str, int] = {}
+        self.active: dict[str, int] = {}
+        """The alarms that are raised and not over, with the step at which each was found last."""
         self._times: Counter[str] = Counter()
 
     def restore(self, lines: Iterable[Mapping[str, Any]], events: Iterable[Mapping[str, Any]] = ()) -> None:
@@ -107,7 +90,7 @@ class Alarms:
         kinds = [event["kind"] for event in events if event.get("name") == GAP and event["kind"] in ("alarm", OVER)]
         self._times[GAP] = kinds.count("alarm")
         if kinds and kinds[-1] == "alarm" and len(self.history):
-            self._seen[GAP] = self.history.steps[-1]  # when it was measured last is in no metric of every mode
+            self.active[GAP] = self.history.steps[-1]  # when it was measured last is in no metric of every mode
         self.done()
 
     @property
@@ -115,13 +98,8 @@ class Alarms:
         """True if a checkpoint is asked for, with or without a pause after it."""
         return self.asked in ("checkpoint", "pause")
 
-    @property
-    def active(self) -> list[str]:
-        """Names of the alarms that are raised and not over."""
-        return list(self._seen)
-
-    def look(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Alarm], list[str]]:
-        """Return the alarms that the step's metrics raise, and the names of those that are over."""
+    def look(self, step: int, metrics: Mapping[str, Any]) -> tuple[list[Event], list[str]]:
+        """Return the events of the alarms that the step's metrics raise, and the names of those that are over."""
         if not took_step(metrics):
             return [], []
         self.history.append(step, {name: value for name, value in metrics.items() if name != "step"})
@@ -132,29 +110,30 @@ class Alarms:
                 continue
             assert settings.threshold is not None
             finding = rule(self.history, settings.threshold)
-            if finding is not None and (alarm := self.raised(step, name, finding)) is not None:
-                raised.append(alarm)
+            if finding is not None and (event := self.raised(step, name, finding)) is not None:
+                raised.append(event)
         # What hovers about its threshold is not reported every few steps.
-        patience = {name: self.config.window * 2 ** (self._times[name] - 1) for name in self._seen}
-        over = [name for name, seen in self._seen.items() if step - seen >= patience[name]]
+        patience = {name: self.config.window * 2 ** (self._times[name] - 1) for name in self.active}
+        over = [name for name, seen in self.active.items() if step - seen >= patience[name]]
         for name in over:
-            del self._seen[name]
+            del self.active[name]
         return raised, over
 
-    def raised(self, step: int, name: str, finding: Finding) -> Alarm | None:
-        """Return the alarm of a finding; None if it is raised already, or off."""
+    def raised(self, step: int, name: str, finding: Finding) -> Event | None:
+        """Return the fields of a finding's event; None if its alarm is raised already, or off."""
         action = self.settings[name].action
         assert action is not None
         if action == "off":
             return None
-        known = name in self._seen
-        self._seen[name] = step
+        known = name in self.active
+        self.active[name] = step
         if known:
             return None
         self._times[name] += 1
         if ORDER.index(action) > ORDER.index(self.asked):
             self.asked, self.cause = action, name
-        return Alarm(step, name, action, finding)
+        value = finding.value if math.isfinite(finding.value) else str(finding.value)
+        return {"step": step, "name": name, "action": action} | asdict(finding) | {"value": value}
 
     def done(self) -> None:
         """Forget the requested action: it is done."""
@@ -170,9 +149,9 @@ class AlarmWatch(Observer):
 
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         raised, over = self.run.alarms.look(step, metrics)
-        for alarm in raised:
-            self.run.alarm(alarm)
-            self.run.display.message(alarm.text)
+        for event in raised:
+            self.run.event("alarm", **event)
+            self.run.display.message(in_words(event))
         for name in over:
             self.run.event(OVER, step, name=name)
 

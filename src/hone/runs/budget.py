@@ -17,8 +17,6 @@ from hone.runs.files import read_lines
 CLOSING, OF_START = 2.0, 0.4
 """Seconds that a process may take after its last line to end its workers and itself; if more, this share of what its
 start took, for both depend on how busy the machine is (the quickstart's RL: 0.9 s after 5 s, 2.2 s after 7 s)."""
-
-
 RECENT = 10
 """The last this many steps tell what the next one will take."""
 ENDING = ("checkpoint", "publish", "evaluate", "validate")
@@ -56,8 +54,8 @@ def process_seconds() -> float:
 class Budget:
     """What a run has spent over all its processes, and whether another step fits into its limits.
 
-    `before` is what its earlier processes spent. A step is expected to take as much time and as many tokens as the
-    most of the last ten; the phases after it each take as long as their longest so far, with the process's own end.
+    `before` is what its earlier processes spent. A step is expected to take as much as the most of the last ten, the
+    phases after it as long as their longest so far.
     """
 
     def __init__(
@@ -108,33 +106,22 @@ class Budget:
             self.tokens = tokens
 
     @property
-    def limit_reached(self) -> str:
-        """Which limit another step would cross: hours, usd or tokens; "" if none. Once reached, it stays so."""
-        self._reached = self._reached or self._limit_in_reach()
-        return self._reached
-
-    def _limit_in_reach(self) -> str:
-        if self.limits is None:
+    def used_up(self) -> str:
+        """What is spent of the limit that another step would cross, in words; "" if none would be crossed. Once one is
+        reached, it stays so.
+        """
+        limits = self.limits
+        if limits is None:
             return ""
         ending = sum((self._expected | {name: s for name, s in self._phases.items() if s}).values())
         hours = (max(self._steps, default=0.0) + ending + (self._closing or CLOSING)) / 3600
-        if self.limits.hours is not None and self.seconds / 3600 + hours > self.limits.hours:
-            return "hours"
-        if self.limits.usd is not None and self.limits.usd_per_hour is not None:
-            assert self.usd is not None
-            if self.usd + hours * self.limits.usd_per_hour > self.limits.usd:
-                return "usd"
-        if self.limits.tokens is not None and self.tokens + max(self._step_tokens, default=0) > self.limits.tokens:
-            return "tokens"
-        return ""
-
-    @property
-    def used_up(self) -> str:
-        """What is spent of the limit that another step would cross, in words; "" if none would be crossed."""
-        if not self.limit_reached:
-            return ""
-        assert self.limits is not None
-        return in_words(self.limit_reached, self.spent, self.limits)
+        if limits.hours is not None and self.seconds / 3600 + hours > limits.hours:
+            self._reached = self._reached or "hours"
+        if limits.usd is not None and (self.usd or 0.0) + hours * (limits.usd_per_hour or 0.0) > limits.usd:
+            self._reached = self._reached or "usd"
+        if limits.tokens is not None and self.tokens + max(self._step_tokens, default=0) > limits.tokens:
+            self._reached = self._reached or "tokens"
+        return in_words(self._reached, self.spent, limits) if self._reached else ""
 
     @property
     def spent(self) -> Spent:

@@ -24,10 +24,7 @@ Tensors = dict[str, dict[str, "torch.Tensor"]]
 
 
 class Checkpoints:
-    """The checkpoints of one run.
-
-    The newest `keep_last` are not `surplus` (None: none is), nor are those at multiples of `keep_interval` steps.
-    """
+    """The checkpoints of a run: it keeps the newest `keep_last`, and those at multiples of `keep_interval`."""
 
     def __init__(self, folder: Path, keep_last: int | None = None, keep_interval: int | None = None):
         self.folder = folder
@@ -38,9 +35,8 @@ class Checkpoints:
         return self.folder / f"step_{step}"
 
     def save(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Write step `step`, complete or not at all. Equal content gives equal bytes; a step can be saved again.
-
-        The content of the folder `part`, on the same file system, is moved into it.
+        """Write step `step`, complete or not at all, with the content of the folder `part`. Equal content gives equal
+        bytes.
         """
         with new_dir(self.path(step)) as folder:
             for entry in sorted(part.iterdir()) if part else ():

@@ -13,6 +13,8 @@ from hone.runs.observer import Observer
 from hone.runs.progress import Progress, duration
 
 if TYPE_CHECKING:
+    from rich.panel import Panel
+
     from hone.runs.writer import RunWriter
 
 _INTERVAL = 2.0
@@ -57,8 +59,6 @@ def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Di
         return Display(progress)
     encoding = (getattr(stream, "encoding", None) or "").lower()
     if mode == "auto" and stream.isatty() and os.environ.get("TERM", "dumb") != "dumb" and encoding.startswith("utf"):
-        from hone.runs.live import LiveDisplay
-
         return LiveDisplay(progress, stream)
     return PlainDisplay(progress, stream)
 
@@ -137,3 +137,63 @@ class PlainDisplay(Display):
     def _watch(self) -> None:
         while not self._closed.wait(0.5):
             self.tick()
+
+
+class LiveDisplay(Display):
+    """A panel of a few lines that is redrawn four times a second; messages scroll above it."""
+
+    def __init__(self, progress: Progress, out: TextIO):
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__(progress)
+        self._console = Console(file=out)
+        self._notice = ""
+        self._live = Live(
+            get_renderable=lambda: panel(self.progress, self._console.width, self._notice),
+            console=self._console,
+            refresh_per_second=4,
+        )
+
+    def start(self, step: int) -> None:
+        super().start(step)
+        with suppress(OSError):  # here and below: a terminal that is gone is no reason to lose the run
+            self._live.start()
+
+    def message(self, text: str) -> None:
+        with suppress(OSError):
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def notice(self, text: str) -> None:
+        self._notice = text  # drawn by the refresh thread: a signal handler must not wait for the console's lock
+
+    def at_end(self, status: str) -> None:
+        self.progress.doing = ""
+        with suppress(OSError):
+            self._live.stop()
+
+
+def panel(progress: Progress, width: int, notice: str = "") -> Panel:
+    """Return the live panel for a state of the run, at most 100 columns wide."""
+    from rich.panel import Panel
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    rows = Table.grid(padding=(0, 2))
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(ratio=1)
+    left = "?" if progress.left is None else duration(progress.left)
+    gone = duration(progress.clock() - progress.began)
+    rows.add_row("steps", f"{progress.done}/{progress.max_steps}, {gone} gone, {left} left")
+    rows.add_row("", ProgressBar(total=progress.max_steps, completed=progress.done, width=60))
+    if progress.history:
+        rows.add_row("latest", ", ".join(progress.summary()))
+    for line in progress.evaluation():
+        rows.add_row("held out", f"{line}, at step {progress.eval_step}")
+    busy = progress.clock() - progress.doing_since
+    if progress.doing and busy > 2:
+        rows.add_row("now", Text(f"{progress.doing}, {busy:.0f} s", style="cyan"))
+    if notice:
+        rows.add_row("stop", Text(notice, style="bold yellow"))
+    return Panel(rows, title=f"hone {progress.kind}", title_align="left", width=min(width, 100), border_style="dim")

@@ -1,7 +1,7 @@
 """Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
 
-And reading a run that somebody sent, or that a disk has damaged: a file is a regular one of bounded size, JSON is
-finite and not deep, a line of a log is a record of a step.
+And reading a run that somebody sent, or that a disk has damaged: a file is a regular one, JSON is finite and not deep,
+a line of a log is a record of a step.
 
 A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are recognised and cleaned up by `sweep`.
 """
@@ -34,13 +34,8 @@ FILE_MODE = 0o666 & ~_UMASK
 """Mode of a file that a library made, which may be readable to its owner only."""
 RESTORE = "mend it, or restore it from a copy"
 """What to do about a damaged file."""
-LARGEST = 2**31
-"""Bytes that a file which is read whole may have."""
 _NUMBERS = ("metrics.jsonl", "timings.jsonl")
 """Logs whose records are a step and numbers."""
-_DEPTH = 64
-"""Lists and tables inside each other that a file of a run may have."""
-_LARGEST_NUMBER = 1e300
 
 
 def dumps(value: Any) -> str:
@@ -102,8 +97,8 @@ def error_number(error: BaseException) -> int | None:
 def new_dir(path: Path) -> Iterator[Path]:
     """Yield a temporary directory to fill, which becomes `path` in one step when the block ends, replacing one there.
 
-    Last of all it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises, the
-    temporary directory is removed and `path` stays as it was. OSError if `path` is there and was not made so.
+    Last of all it gets a file `COMPLETE`: JSON with the size and SHA-256 of every other file. If the block raises,
+    `path` stays as it was. OSError if `path` is there and was not made so.
     """
     if path.exists() and not (path / MARKER).is_file():
         raise FileExistsError(errno.EEXIST, "hone did not write it, so it is not replaced", str(path))
@@ -197,27 +192,25 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_file(path: Path, remedy: str = RESTORE, most: float = float("inf")) -> BufferedReader:
-    """Open a file of a run for reading. Raises UserError with the remedy if it can't be read, exceeds `most` bytes, or
-    is no regular file (reading a pipe could hang); FileNotFoundError if there is none.
+def open_file(path: Path, remedy: str = RESTORE) -> BufferedReader:
+    """Open a file of a run for reading. Raises UserError with the remedy if it can't be read, or is no regular file
+    (reading a pipe could hang); FileNotFoundError if there is none.
     """
+    if os.path.lexists(path) and not path.is_file():
+        raise UserError(f"{path} cannot be read (it is no regular file): {remedy}")
     try:
-        if os.path.lexists(path) and not path.is_file():
-            raise ValueError("it is no regular file")
-        file = open(path, "rb")  # noqa: SIM115 (the caller closes it)
-        if (size := os.fstat(file.fileno()).st_size) > most:
-            file.close()
-            raise ValueError(f"it has {size:,} bytes, and a run's have at most {most:,}")
+        return open(path, "rb")
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({getattr(error, 'strerror', error)}): {remedy}") from None
-    return file
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}): {remedy}") from None
 
 
 def read_file(path: Path, remedy: str = RESTORE) -> bytes:
-    """Return the bytes of a file of a run; errors as `open_file`, which has to have at most `LARGEST`."""
-    with open_file(path, remedy, LARGEST) as file:
+    """Return the bytes of a file of a run, of at most 2 GiB; errors as `open_file`."""
+    with open_file(path, remedy) as file:
+        if (size := os.fstat(file.fileno()).st_size) > 2**31:
+            raise UserError(f"{path} cannot be read (it has {size:,} bytes): {remedy}")
         return file.read()
 
 
@@ -231,7 +224,7 @@ def parse_json(text: str | bytes) -> Any:
     return value
 
 
-def check_plain(value: Any, depth: int = _DEPTH, finite: bool = True) -> None:
+def check_plain(value: Any, depth: int = 64, finite: bool = True) -> None:
     """Raise ValueError if a parsed value holds a number that no float holds, or, with `finite`, one that is not finite,
     or if it is nested deeper than `depth`.
     """
@@ -246,7 +239,7 @@ def check_plain(value: Any, depth: int = _DEPTH, finite: bool = True) -> None:
 
 def is_number(value: Any) -> bool:
     """Return True if a metric may have this value: a finite number, a truth value, or None if it was not finite."""
-    return value is None or (isinstance(value, int | float) and -_LARGEST_NUMBER < value < _LARGEST_NUMBER)
+    return value is None or (isinstance(value, int | float) and -1e300 < value < 1e300)
 
 
 def parse_time(stamp: Any) -> datetime | None:
@@ -272,14 +265,12 @@ def read_json(path: Path, remedy: str = RESTORE) -> dict[str, Any]:
 
 
 def whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a file with their ends, `[]` if there is none. A torn last line is left out.
-
-    Raises UserError if it can't be read.
-    """
-    return _split(read_file(path)) if os.path.lexists(path) else []
+    """Return the lines of a file with their ends, but for a torn last one; `[]` if there is none."""
+    return split_lines(read_file(path)) if os.path.lexists(path) else []
 
 
-def _split(data: bytes) -> list[bytes]:
+def split_lines(data: bytes) -> list[bytes]:
+    """Return the lines with their ends; a torn last line is left out."""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
 
 
@@ -317,10 +308,8 @@ def current_name(metric: str) -> str:
 
 
 def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-    """Move the lines of a log for which `goes(record)` to the file `moved_to`.
-
-    They are written there before they are removed here, so that a crash loses none, and a repeat gives the same two
-    files. Without such lines nothing is written.
+    """Move the lines of a log for which `goes(record)` to the file `moved_to`; a crash loses none, a repeat does no
+    harm.
     """
     kept, removed = [], []
     for number, line in enumerate(whole_lines(path), 1):
@@ -333,7 +322,7 @@ def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Pat
 class JsonlLog:
     """An append-only file of JSON lines, each written by one `write` call. A torn last line is dropped on open.
 
-    Several threads may append. `bytes` and `sha256` describe the file as it is.
+    Several threads may append. `bytes` and `sha256` are of the file as it is.
     """
 
     def __init__(self, path: Path):
@@ -374,40 +363,3 @@ class JsonlLog:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-
-
-class Rewound(Exception):
-    """A log lost lines: a resume has rolled the run back, and earlier reads of it are no longer valid."""
-
-
-class Tail:
-    """The records that a growing JSON-lines file got since the last call. A line that isn't whole yet waits."""
-
-    def __init__(self, path: Path):
-        self.path = path
-        self.inode = 0
-        """Number of the file that is read; it changes after a roll-back. 0 while there is none."""
-        self._read = 0
-        self._count = 0
-        self._last = b""
-
-    def new(self) -> list[dict[str, Any]]:
-        """Return the new records. Rewound if what was read is no longer there, UserError for a damaged line."""
-        try:
-            file = open_file(self.path, most=LARGEST)
-        except FileNotFoundError:
-            if self.inode:
-                raise Rewound from None
-            return []
-        with file:
-            inode = os.fstat(file.fileno()).st_ino
-            file.seek(self._read - len(self._last))
-            if inode != (self.inode or inode) or file.read(len(self._last)) != self._last:
-                raise Rewound
-            lines = _split(file.read())
-        self.inode = inode
-        records = [read_record(self.path, self._count + number, line) for number, line in enumerate(lines, 1)]
-        self._read += sum(map(len, lines))
-        self._count += len(lines)
-        self._last = lines[-1] if lines else self._last
-        return records

@@ -75,11 +75,7 @@ class Series:
 
 
 class History:
-    """Metrics of the steps of a run so far; unknown where a step does not have them.
-
-    Windows are of `window` steps; `weights` are the reward components' by name, and `correctness` is the one that
-    decides whether a completion is correct.
-    """
+    """Metrics of the steps of a run so far; unknown where a step does not have them. Windows are of `window` steps."""
 
     def __init__(self, window: int, weights: Mapping[str, float] | None = None, correctness: str | None = None) -> None:
         self.window = window

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hone.errors import UserError
 from hone.runs.outputs import NAMES, PREVIOUS, run_info
@@ -15,8 +16,7 @@ DEFAULT_ROOT = Path("outputs")
 def find_runs(root: Path) -> Iterator[Path]:
     """Yield every directory under `root`, itself included, with a run.json; runs within runs and in `.previous/` too.
 
-    A run's own folders (weights, what a resume superseded) are not searched; links are not followed.
-    Raises UserError if there is no such folder.
+    A run's own folders are not searched; links are not followed. Raises UserError if there is no such folder.
     """
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: name the one that holds your runs, as in `hone runs list FOLDER`")
@@ -34,35 +34,29 @@ def is_previous(path: Path) -> bool:
 
 
 def find_run(name: str, root: Path = DEFAULT_ROOT) -> Path:
-    """Return the directory of the run that `name` means: a directory, or an id (or its unique beginning) under `root`.
-
-    UserError, naming what is there, if it means none or several.
+    """Return the directory of a run, given itself, or its id or a unique beginning of that under `root`; else
+    UserError.
     """
     path = Path(name)
     if os.path.lexists(path / "run.json"):
         return path
     if path.is_dir():
-        inside = [found for found in find_runs(path) if not is_previous(found) and _fact(found, "kind") != "eval"]
-        raise UserError(f"{path} is not a run of hone, for it has no run.json{_instead(inside)}")
-    matches = [found for found in find_runs(root) if _fact(found, "id").startswith(name)] if root.is_dir() else []
-    exact = [found for found in matches if _fact(found, "id") == name]
-    if len(exact or matches) == 1:
-        return (exact or matches)[0]
-    if matches:
-        places = ", ".join(map(str, exact or matches))
-        raise UserError(f"{name} could be any of {len(exact or matches)} runs: name its directory ({places})")
-    raise UserError(
-        f"there is no run {name}: name its directory, or an id that `hone runs list --ids` shows for those under {root}"
-    )
+        inside = [str(found) for found in find_runs(path) if not is_previous(found) and _info(found)["kind"] != "eval"]
+        shown = ", ".join(inside[:3]) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
+        instead = f"one of the runs in it ({shown})" if inside else "a directory that `hone rl` or `hone sft` wrote"
+        raise UserError(f"{path} is not a run of hone, for it has no run.json: name {instead}")
+    ids = {found: _info(found)["id"] for found in find_runs(root)} if root.is_dir() else {}
+    matches = [found for found in ids if ids[found] == name] or [found for found in ids if ids[found].startswith(name)]
+    if len(matches) > 1:
+        places = ", ".join(map(str, matches))
+        raise UserError(f"{name} could be any of {len(matches)} runs: name its directory ({places})")
+    if not matches:
+        raise UserError(
+            f"there is no run {name}: name its directory, or an id that `hone runs list --ids` shows for those under "
+            f"{root}"
+        )
+    return matches[0]
 
 
-def _instead(inside: list[Path]) -> str:
-    if not inside:
-        return ": name a directory that `hone rl` or `hone sft` wrote"
-    shown = ", ".join(map(str, inside[:3])) + (f" and {len(inside) - 3} more" if len(inside) > 3 else "")
-    return f": name one of the runs in it ({shown})"
-
-
-def _fact(folder: Path, name: str) -> str:
-    info = run_info(folder)
-    return info[name] if info else ""
+def _info(folder: Path) -> dict[str, Any]:
+    return run_info(folder) or {"id": "", "kind": ""}

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from hone.errors import UserError
 
 if TYPE_CHECKING:
-    from hone.runs.alarms import Alarm
     from hone.runs.writer import RunWriter
 
 
@@ -28,14 +27,8 @@ class Observer:
     def before_start(self, run: RunWriter) -> None:
         """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""
 
-    def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Called when the rollouts of a step are written, with their rows (`hone.runs.rollouts`)."""
-
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         """Called with the lines of metrics.jsonl and timings.jsonl, after they were written."""
-
-    def alarm(self, alarm: Alarm) -> None:
-        """Called when an alarm is raised."""
 
     def at_end(self, status: str) -> None:
         """Called when run.json has the run's last status, in reverse order: the first observer is told last."""

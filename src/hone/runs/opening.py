@@ -4,7 +4,6 @@ copies what another run had written up to its checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +15,10 @@ from hone.errors import UserError
 from hone.runs import predictions, provenance, settings
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
-from hone.runs.files import RESTORE, read_lines, verify, whole_lines, write_json
+from hone.runs.files import RESTORE, read_lines, verify, write_json
 from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
-from hone.runs.rollouts import evals_file, rollouts_file
 from hone.runs.settings import Change
 
 if TYPE_CHECKING:
@@ -31,7 +29,7 @@ _COPYING = "copying"
 _NEEDED = ("status", "inexact", "versions", "hardware", "threads", "resumes")
 """Keys of run.json that a resume needs."""
 _INHERITED = ("versions", "hardware", "threads", "variables", "sources", "drift")
-_INHERITED += ("reward_weights", "reward_ranges", "correctness")
+_INHERITED += ("inexact", "reward_weights", "reward_ranges", "correctness")
 """Keys that a branch's run.json takes from its parent run: they say how the steps up to there were made."""
 
 
@@ -40,13 +38,11 @@ class Opening:
     """A run directory that is being opened.
 
     What a process brings: the config, its kind (sft, rl), the command that was typed, `say`, which shows a line to the
-    user, the model's parameters by name, the digests of what it reads besides the config (`sources`: the task, its
-    data, the initial model, its tokenizer), whether it wants the checkpoint's tensors or its state only, and how many
-    ranks train.
+    user, the model's parameters by name, digests of what it reads besides the config (`sources`), whether it wants the
+    checkpoint's tensors or its state only, and how many ranks train.
 
-    What `open` makes: run.json, the first step to take, the (tensors, state) to go on from, and what all processes of
-    the run spent. `differs` names the changes since the run began that make it another run than one that never stopped.
-    `nothing_left`: the run is at its end, and nothing was changed.
+    What `open` makes: run.json, the first step to take, the (tensors, state) to go on from, and what the run has spent.
+    `differs` are changes that make it another run than one that never stopped. `nothing_left`: it is at its end.
     """
 
     config: RunConfig
@@ -92,35 +88,33 @@ class Opening:
     def open(self) -> None:
         """Start a new run, resume, or go on from the checkpoint of another run, as the config says.
 
-        UserError, with nothing moved, if the run to go on from is of another kind, one of its files is damaged,
-        something changed that decides its numbers, or the checkpoint is missing, damaged, past `max_steps` or of
-        another model.
+        UserError, with nothing moved, if there is no going on: another kind of run, a damaged file, other settings or
+        sources, or a checkpoint that is missing, damaged, past `max_steps` or of another model.
         """
         if self.branches:
             self._branch()
         elif self.config.resume is not None and run_info(self.folder) is not None:
             self._resume()
         else:
-            self.info = self._new_info()
-            self._clear()
-            write_json(self.folder / "run.json", self.info)
+            self._begin()
             if self.config.resume is not None:
                 self.say(f"There is nothing to resume in {self.folder}: starting at step 0.")
 
-    def _clear(self) -> None:
-        if (earlier := clear(self.folder)) is not None:
-            self.say(f"The earlier run in {self.folder} is now in {earlier}.")
-
-    def _new_info(self) -> dict[str, Any]:
+    def _begin(self, **facts: Any) -> None:
+        """Move an earlier run aside, and write the run.json of a new one, with further `facts`."""
         info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": self.kind, "status": "running"}
         info |= {"numerics": provenance.NUMERICS, "exact": True, "inexact": []}
         info |= {"seed": self.config.seed, "command": self.command}
         info |= {"started": provenance.now(process_seconds()), "ended": None, "pid": os.getpid()}
-        info |= {"git": provenance.git()} | self._machine() | {"resumes": [], "wandb_id": None}
-        return info | predictions.record(self.config, self.kind, info["id"])
+        info |= self._machine() | {"resumes": [], "wandb_id": None}
+        self.info = info | predictions.record(self.config, self.kind, info["id"]) | facts
+        if (earlier := clear(self.folder)) is not None:
+            self.say(f"The earlier run in {self.folder} is now in {earlier}.")
+        write_json(self.folder / "run.json", self.info)
 
     def _machine(self) -> dict[str, Any]:
         return {
+            "git": provenance.git(),
             "versions": provenance.versions(),
             "hardware": provenance.hardware(),
             "threads": provenance.threads(),
@@ -141,11 +135,10 @@ class Opening:
             self.say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
             self.start_step, self.nothing_left = config.max_steps, True
             return
-        before = spent(folder, info)
-        if config.budget is not None and (used_up := Budget(config.budget, before).used_up):
-            more = larger_budget(config.budget.model_dump(), before)
-            larger = resume_command(folder, info, *more)
-            self.say(f"The budget is used up ({used_up}): nothing was done. Go on with a larger one: {larger}")
+        budget = Budget(config.budget, before := spent(folder, info))
+        if config.budget is not None and budget.used_up:
+            larger = resume_command(folder, info, *larger_budget(config.budget.model_dump(), before))
+            self.say(f"The budget is used up ({budget.used_up}): nothing was done. Go on with a larger one: {larger}")
             self.nothing_left = True
             return
         step = self.start_step
@@ -159,10 +152,8 @@ class Opening:
         self._note_resume(changes)
 
     def _branch(self) -> None:
-        """Begin a run that goes on from another run's checkpoint, with a copy of that run's history up to there.
-
-        The command that made a branch can be repeated, by a machine that starts it again whenever it was stopped: then
-        the branch is resumed.
+        """Begin a run that goes on from another run's checkpoint, with a copy of its history; the same command resumes
+        it.
         """
         folder, source = self.folder, self.source
         if run_info(source) is None:
@@ -183,12 +174,9 @@ class Opening:
             raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
         step, changes = self.start_step, self._checked_changes(info)
         self.config = predictions.of_branch(self.config, info, step)
-        self.info = self._new_info() | {name: info[name] for name in _INHERITED if name in info}
-        self.info |= {"status": _COPYING, "inexact": info["inexact"]}
-        self.info |= {"parent": {"id": info["id"], "dir": str(source), "step": step}}
-        self.info["ranks"] = most_ranks(info)  # those of this process are the resume's
-        self._clear()
-        write_json(folder / "run.json", self.info)
+        inherited = {name: info[name] for name in _INHERITED if name in info}
+        parent = {"id": info["id"], "dir": str(source), "step": step}
+        self._begin(**inherited, status=_COPYING, parent=parent, ranks=most_ranks(info))
         copy_history(source, folder, step)
         self.say(f"Going on from step {step} of {source}, in {folder}.")
         self._note_resume(changes)
@@ -261,19 +249,19 @@ class Opening:
         step, info = self.start_step, self.info
         if changes:
             self.say(f"Changed since the run began: {', '.join(map(str, changes))}.")
-        origin = {"command": self.command, "git": provenance.git()} | self._machine()
+        origin = {"command": self.command} | self._machine()
         for name in ("failure", "stopped_by", *(("ranks",) if self.restored is None else ())):
             info.pop(name, None)
         if self.restored is None:
             info |= origin | {"seed": self.config.seed, "inexact": [], "drift": []}
         else:
-            self.differs = [str(change) for change in changes if not change.harmless]
+            decided = [change for change in changes if not change.harmless]
+            self.differs = [str(change) for change in decided]
             self.differs += [f"{name} ({was}, now {now})" for name, was, now in differences(info, origin)]
             for entries in ("inexact", "drift"):
                 info[entries] = [entry for entry in info.get(entries, []) if entry["step"] < step]
-            decided = [change for change in changes if not change.harmless]
             drift = {kind: {c.name: c.before for c in decided if c.kind == kind} for kind in ("settings", "sources")}
-            if any(drift.values()):
+            if decided:
                 info["drift"].append({"step": step} | drift)
             info["sources"] = info.get("sources", {}) | dict(self.sources)
         info["resumes"].append({"step": step, "time": provenance.now()} | origin)
@@ -284,19 +272,12 @@ class Opening:
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
         """Return the changes since the run was at `start_step`; none if nothing is restored.
 
-        Raises UserError if that would break exactness and was not allowed. A run that went on with other settings
-        before may do so again, or be set back to those that it had at that step.
+        Raises UserError if that would break exactness and was not allowed. A run that went on with other settings may
+        do so again, or be set back to those that it had at that step.
         """
         if self.restored is None:
             return []
-        source, step, allowed = self.source, self.start_step, self.config.allow_drift
-        edited = self._edited_history(self.restored[1])
-        if edited and not allowed:
-            raise UserError(
-                f"{source}: {', '.join(edited)} changed or went missing after checkpoint step_{step} was written, so "
-                "the run would not be what its records tell: restore it, resume from an earlier step, or add "
-                "--allow-drift"
-            )
+        source, step = self.source, self.start_step
         now = settings.settings_of(source, self.config), info.get("sources", {})
         then = dict(now[0]), dict(now[1])
         for entry in reversed(info.get("drift", [])):  # at which steps it went on with others, and what was before
@@ -305,13 +286,13 @@ class Opening:
                 then[1].update(entry["sources"])
         found = self._changes(*then)
         breaking = [change for change in self._changes(*now) if not change.harmless]
-        if breaking and any(not change.harmless for change in found) and not allowed:
+        if breaking and any(not change.harmless for change in found) and not self.config.allow_drift:
             raise UserError(
                 f"resuming {source} with another {', '.join(map(str, breaking))} would give numbers that no unbroken "
                 "run has: set it back (the run's own settings are in its config.toml: @ "
                 f"{source / 'config.toml'}), or add --allow-drift"
             )
-        return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
+        return found
 
     def _changes(self, settings_before: Mapping[str, Any], sources_before: Mapping[str, Any]) -> list[Change]:
         """Return the settings and sources that are not as before."""
@@ -321,25 +302,9 @@ class Opening:
             if sources_before.get(name, now) != now
         ]
 
-    def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
-        """Return the logs that don't begin as they were when the checkpoint was written, and the missing files."""
-        edited = []
-        for name, was in state.get("logs", {}).items():
-            lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
-            if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
-                edited.append(name)
-        before = [line for line in read_lines(self.source / "hashes.jsonl") if line["step"] < self.start_step]
-        names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
-        names += [evals_file(line["step"]) for line in before if line.get("evals")]
-        return edited + [name for name in names if not (self.source / name).exists()]
-
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Return (name, before, now) of the facts in two run.json that can make equal runs differ.
-
-    They are packages, processor, GPU, ranks, threads, variables that choose kernels, and hone's code. Facts that
-    one of the two lacks are left out.
-    """
+    """Return (name, before, now) of the facts in two run.json that can make equal runs differ, if both have them."""
     pairs = [(name, value, now["versions"].get(name)) for name, value in before.get("versions", {}).items()]
     pairs += [(name, before["hardware"].get(name), now["hardware"].get(name)) for name in ("cpu", "gpu")]
     pairs += [

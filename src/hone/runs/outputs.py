@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 from weakref import WeakValueDictionary
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from hone.config.shared import TRANSPORT
 from hone.errors import UserError
@@ -57,73 +57,41 @@ def _check_time(stamp: str) -> str:
     return stamp
 
 
-Stamp = Annotated[str, AfterValidator(_check_time)]
+def _record(optional: dict[str, Any], **needed: Any) -> Any:
+    """Return a model of a table with values of these types; it may have other keys as well."""
+    fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
+    fields |= {name: (kind, None) for name, kind in optional.items()}
+    return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
 
 
-class _Facts(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Git(_Facts):
-    revision: str
-    dirty: bool
-
-
-class _Hardware(_Facts):
-    cpu: str = ""
-    cores: int = 0
-    memory_gib: float = 0.0
-    gpu: list[str] | None = None
-
-
-class _Parent(_Facts):
-    id: str
-    dir: str
-    step: int
-
-
-class _Change(_Facts):
-    step: Annotated[int, Field(ge=0)]
-
-
-class _Cause(_Change):
-    cause: str
-
-
-class _Resume(_Change):
-    time: Stamp
-    ranks: Annotated[int, Field(ge=1)] = 1
-
-
-class RunFacts(_Facts):
-    """The types of the keys of run.json that readers use. All are optional: older runs lack some."""
-
-    id: str
-    kind: Literal["rl", "sft", "eval"]
-    status: str = ""
-    exact: bool = True
-    inexact: list[_Cause] = []
-    seed: int = 0
-    command: list[str] = []
-    started: Stamp | None = None
-    ended: Stamp | None = None
-    seconds: float | None = None
-    usd: float | None = None
-    git: _Git | None = None
-    versions: dict[str, str | None] = {}
-    hardware: _Hardware = _Hardware()
-    threads: int | None = None
-    ranks: Annotated[int, Field(ge=1)] = 1
-    variables: dict[str, str] = {}
-    sources: dict[str, str] = {}
-    resumes: list[_Resume] = []
-    parent: _Parent = _Parent(id="", dir="", step=0)
-    reward_weights: dict[str, float] | None = None
-    drift: list[_Change] = []
-    predictions: dict[str, Any] = {}
-    pool: int | None = None
-    failure: str = ""
-    stopped_by: str = ""
+_Time: Any = Annotated[str, AfterValidator(_check_time)]
+_Step: Any = Annotated[int, Field(ge=0)]
+_Ranks: Any = Annotated[int, Field(ge=1)]
+_HARDWARE = {"cpu": str, "cores": int, "memory_gib": float, "gpu": list[str] | None}
+_TYPES: list[tuple[Any, str]] = [
+    (str, "status failure stopped_by"),
+    (bool, "exact"),
+    (int, "seed"),
+    (_Ranks, "ranks"),
+    (int | None, "threads pool"),
+    (float | None, "seconds usd"),
+    (_Time | None, "started ended"),
+    (list[str], "command"),
+    (dict[str, str], "variables sources"),
+    (dict[str, str | None], "versions"),
+    (dict[str, float] | None, "reward_weights"),
+    (dict[str, Any], "predictions"),
+    (_record({}, revision=str, dirty=bool) | None, "git"),
+    (_record(_HARDWARE), "hardware"),
+    (_record({}, id=str, dir=str, step=int), "parent"),
+    (list[_record({}, step=_Step, cause=str)], "inexact"),
+    (list[_record({}, step=_Step)], "drift"),
+    (list[_record({"ranks": _Ranks}, step=_Step, time=_Time)], "resumes"),
+]
+"""The types of the keys of run.json that readers use: older runs lack some."""
+_FACTS = _record(
+    {name: kind for kind, names in _TYPES for name in names.split()}, id=str, kind=Literal["rl", "sft", "eval"]
+)
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:
@@ -135,10 +103,7 @@ def run_info(folder: Path) -> dict[str, Any] | None:
 
 
 def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone, its values of the types that readers need; None if `folder` isn't one.
-
-    Raises UserError with the remedy if there is a run.json that is damaged, or can't be read.
-    """
+    """Return the run.json of a run of hone; None if `folder` isn't one. UserError with the remedy if it is damaged."""
     path = folder / "run.json"
     if not os.path.lexists(path):
         return None
@@ -146,7 +111,7 @@ def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
     if info.get("format") != FORMAT:
         return None
     try:
-        RunFacts.model_validate(info)
+        _FACTS.model_validate(info)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))[:80]
@@ -181,11 +146,7 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def check_output(folder: Path, protect: list[Path]) -> None:
-    """Raise UserError if a new run in `folder` would touch what it must not: foreign files, or the run's own sources.
-
-    Foreign files are files beside folders that hone did not make and, without a run.json, any with a name that the run
-    itself would write.
-    """
+    """Raise UserError if a new run in `folder` would touch foreign files, or its own sources."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder} is a file, not a directory: choose another --output-dir")
     if (around := _run_around(folder)) and (name := around[1]):
@@ -194,29 +155,25 @@ def check_output(folder: Path, protect: list[Path]) -> None:
         )
     if not folder.exists():
         return
-    if run_info(folder) is None:
-        foreign = sorted(entry.name for entry in folder.iterdir() if entry.name in NAMES or _is_foreign(entry))
-        if foreign:
-            shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
-            raise UserError(
-                f"{folder} holds files that are not a run of hone ({shown}) and is left untouched: "
-                "choose an empty or new --output-dir"
-            )
+    foreign = []
+    for path in sorted(folder.iterdir()) if run_info(folder) is None else ():
+        fine = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE)
+        if path.name in NAMES or not (fine or (path.is_dir() and not path.is_symlink())):
+            foreign.append(path.name)
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
+        raise UserError(
+            f"{folder} holds files that are not a run of hone ({shown}) and is left untouched: "
+            "choose an empty or new --output-dir"
+        )
     inner = folder.resolve()
-    moved = [path for path in _own(inner) if path.exists()]
+    moved = [inner, *(path for path in _own(inner) if path.exists())]
     for source in protect:
-        kept = source.resolve()
-        if kept == inner or any(kept == path or path in kept.parents for path in moved):
+        if any(source.resolve() == path or (path != inner and path in source.resolve().parents) for path in moved):
             raise UserError(
                 f"{source} is needed by this run, but lies in the output directory {folder}, which a new run clears: "
                 f"choose another, such as --output-dir {folder}-2"
             )
-
-
-def _is_foreign(path: Path) -> bool:
-    """Return True for a file or a link beside runs that hone did not put there."""
-    own = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE)
-    return not own and (path.is_symlink() or not path.is_dir())
 
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
@@ -278,8 +235,7 @@ _held: WeakValueDictionary[Path, Lock] = WeakValueDictionary()
 
 
 class Lock:
-    """Held by the process that writes a run (or, as LAUNCHER, by the one that sees to that process); released by the
-    system when it ends, however it ends.
+    """Held by the process that writes a run (as LAUNCHER, by its launcher), until that ends, however it ends.
 
     A record lock (`lockf`), for it is not inherited: a worker that outlives its parent does not hold the run.
     """
@@ -312,8 +268,8 @@ ELSEWHERE = 0
 def holder(folder: Path) -> int | None:
     """Return the id of the process that writes the run in `folder`: `ELSEWHERE` if it can't be named, None for none.
 
-    For a run in several processes it is the launcher, if there is one: it takes the signals that end a run.
-    That process itself must not call this: closing the file would release its own lock.
+    Of several it is the launcher, which takes the signals that end a run. The process itself must not call this:
+    closing the file would release its own lock.
     """
     launcher = _holder(folder / LAUNCHER)
     return _holder(folder / LOCK) if launcher is None else launcher

@@ -100,15 +100,15 @@ def read(config: RunConfig, env_id: str | None = None) -> list[Prediction]:
     found: dict[tuple, Prediction] = {}
     for text in config.predict:
         one = parse(text)
-        when = written(one.metric, config, env_id)
-        if isinstance(when, str):
-            raise UserError(f"{_quoted(text)}: {one.metric} {when}")
-        one = parse(text, when.last)
-        if one.step not in when:
-            beyond = f"the run has max_steps = {config.max_steps}, and " if one.step > when.last else ""
+        steps = written(one.metric, config, env_id)
+        if isinstance(steps, str):
+            raise UserError(f"{_quoted(text)}: {one.metric} {steps}")
+        one = parse(text, steps[-1])
+        if one.step not in steps:
+            nearest = min(steps, key=lambda step: abs(step - one.step))
+            beyond = f"the run has max_steps = {config.max_steps}, and " if one.step > steps[-1] else ""
             raise UserError(
-                f"{_quoted(text)}: {beyond}{one.metric} is written at {when}, not at {one.step}: predict it at "
-                f"{when.nearest(one.step)}"
+                f"{_quoted(text)}: {beyond}{one.metric} is not written at {one.step}: predict it at {nearest}"
             )
         key = (one.metric, one.step, one.op, one.number)
         if key in found:
@@ -169,7 +169,7 @@ def problem(info: Mapping[str, Any], folder: Path) -> str:
         entries(info)
     except (KeyError, TypeError, ValueError):
         return "its predictions can't be read"
-    if fits and (digest == info[KEY]["sha256"] or (digest is None and not _has_begun(info, folder))):
+    if fits and digest in (None, info[KEY]["sha256"]):  # a run that was killed at once has no event
         return ""
     return "its predictions are not those that were made before step 0 (SHA-256 differs)"
 
@@ -179,13 +179,6 @@ def _digest_in_events(folder: Path) -> str | None:
     return hashes[-1] if hashes else None
 
 
-def _has_begun(info: Mapping[str, Any], folder: Path) -> bool:
-    """Return True if the run has taken a step, be it one that was rolled back."""
-    logs = [folder / "metrics.jsonl", *(folder / "superseded").glob("*/metrics.jsonl")]
-    first = info.get("parent", {}).get("step", 0)
-    return any(line["step"] >= first for log in logs for line in read_lines(log))
-
-
 def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
     """Return the hash of predictions that no event has yet."""
     digest = info.get(KEY, {}).get("sha256")
@@ -193,29 +186,21 @@ def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
 
 
 def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
-    """Raise UserError if a resume comes with other predictions than the run in `folder` was begun with.
-
-    The same, or none, are fine. A run that has no step yet takes the new ones.
+    """Raise UserError if a resume comes with other predictions than the run was begun with; none, or the same, are
+    fine.
     """
     if damage := problem(info, folder):
         raise UserError(f"{folder / 'run.json'}: {damage}: restore it, or begin a new run in another --output-dir")
     own = entries(info)
-    if not config.predict or {parse(text).key for text in config.predict} == {one.key for one in own}:
-        return
-    if _has_begun(info, folder):
+    if config.predict and {parse(text).key for text in config.predict} != {one.key for one in own}:
         begun = "with " + ", ".join(f'"{one}"' for one in own) if own else "without any"
         raise UserError(
             f"{folder} was begun {begun}, and predictions are made before step 0: leave out --predict, or give the same"
         )
-    info.pop(KEY, None)
-    info |= record(config, info["kind"], info["id"])
 
 
 def of_branch(config: Config, parent: Mapping[str, Any], step: int) -> Config:
-    """Return the config of a run that goes on from `step` of another one, whose predictions stay with it.
-
-    Raises UserError for a new prediction of a step up to that one.
-    """
+    """Return the config of a branch at `step`, without its parent's predictions. UserError for too early ones."""
     inherited = {one.key for one in entries(parent)}
     own = [text for text in config.predict if parse(text).key not in inherited]
     for text in own:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
@@ -22,7 +21,6 @@ _DOING = {
     "record": "writing rollouts",
     "report": "writing the run card",
 }
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass
@@ -80,10 +78,6 @@ class Progress:
     def current(self) -> int:
         """The step being taken, from 0; after the last one, the last."""
         return min(self.done, self.max_steps - 1)
-
-    @property
-    def elapsed(self) -> float:
-        return self.clock() - self.began
 
     @property
     def left(self) -> float | None:
@@ -166,17 +160,3 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def sparkline(values: list[float], width: int) -> str:
-    """Draw values as `width` bars or fewer, each the mean of its share; from 0 to 1 if they fit, else min to max."""
-    if not values:
-        return ""
-    width = min(width, len(values))
-    edges = [round(i * len(values) / width) for i in range(width + 1)]
-    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    if low >= 0 and high <= 1:
-        low, high = 0.0, 1.0
-    scale = (len(_BARS) - 1) / (high - low) if high > low else 0.0
-    return "".join(_BARS[round((mean - low) * scale)] for mean in means)

@@ -42,18 +42,13 @@ def new_id() -> str:
 
 def git() -> dict[str, Any] | None:
     """Return the revision of the repository around the current directory, and whether tracked files differ, or None."""
-    revision = _git("rev-parse", "HEAD")
-    if not revision:
-        return None
-    return {"revision": revision, "dirty": bool(_git("status", "--porcelain", "--untracked-files=no"))}
-
-
-def _git(*args: str) -> str | None:
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]  # REVISION or REVISION-dirty
     try:
-        done = subprocess.run(["git", *args], capture_output=True, text=True, timeout=5, check=False)
-    except (OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=5, check=True)
+    except (OSError, subprocess.SubprocessError):
         return None
-    return done.stdout.strip() if done.returncode == 0 else None
+    revision, _, dirty = done.stdout.strip().partition("-")
+    return {"revision": revision, "dirty": bool(dirty)}
 
 
 def numerics(info: Mapping[str, Any]) -> Any:
@@ -101,20 +96,15 @@ def hardware() -> dict[str, Any]:
     """Return CPU model, usable cores, memory in GiB, and the GPU if torch is loaded and has one."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
-    facts: dict[str, Any] = {"cpu": _cpu_model(), "cores": cores, "memory_gib": memory, "gpu": None}
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    cpu = models[0] if models else platform.processor() or platform.machine()
+    facts: dict[str, Any] = {"cpu": cpu, "cores": cores, "memory_gib": memory, "gpu": None}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         facts["gpu"] = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return facts
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    return platform.processor() or platform.machine()
 
 
 def variables() -> dict[str, str]:
@@ -138,9 +128,8 @@ def most_ranks(info: Mapping[str, Any]) -> int:
 
 
 def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
-    """Return `hone rl @ outputs/config.toml --resume`, to paste, for the run with this run.json; with further words.
-
-    torchrun starts several ranks of SFT, as many as trained last; ranks of RL are a setting.
+    """Return `hone rl @ outputs/config.toml --resume`, to paste, with further words; for several ranks of SFT
+    torchrun's.
     """
     ranks = ranks_of(info)
     program = ["hone", info["kind"]]

@@ -60,10 +60,8 @@ class Run:
         return read_lines(self.path / "events.jsonl")
 
     def hashes(self) -> list[dict[str, Any]]:
-        """Return for each step `weights`, the fingerprint of version `step`, and the SHA-256 of its `metrics` and
-        `rollouts`, and of the samples of the evaluation of that version as `evals`, if there was one.
-
-        There is one line more when the run came to its end, for the final version.
+        """Return for each step, and for the final version, the fingerprint of its `weights`, and the SHA-256 of its
+        `metrics`, `rollouts`, and samples of an evaluation (`evals`).
         """
         return read_lines(self.path / "hashes.jsonl")
 
@@ -113,9 +111,8 @@ class Run:
         return figure(self, metrics)
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
-        """Return the train step's values, a row for each of `rollouts(step)`: `sample_id`, `entropies` and
-        `trainer_logprobs`, with a value for each sampled token, null for untrained completions. None if they were not
-        recorded.
+        """Return the train step's `entropies` and `trainer_logprobs`, a value for each sampled token, a row for each of
+        `rollouts(step)` (null if it was untrained); None if they were not recorded.
         """
         return read_tokens(self.path, step)
 
@@ -174,9 +171,9 @@ def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
 
 
 def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
-    """Draw metrics by step; without names reward and held-out reward of RL, loss and validation loss of SFT.
+    """Draw metrics by step; by default reward, or loss, and held-out measures with their 95 % intervals.
 
-    Held-out rewards have their 95 % intervals. Raises UserError for a metric that the run does not have.
+    Raises UserError for a metric that the run does not have.
     """
     import plotly.graph_objects as go
 

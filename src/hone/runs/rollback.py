@@ -66,10 +66,9 @@ def roll_back(folder: Path, step: int) -> Path | None:
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:
-    """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights,
-    and what its audit found. Its predictions stay with it.
+    """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights.
 
-    The checkpoint comes last: where it is, everything is. Weights that are damaged are left out, to be written anew.
+    Predictions stay behind, and so do damaged weights. The checkpoint comes last: where it is, everything is.
     """
     for name in LOGS:
         pairs = zip(read_lines(source / name), whole_lines(source / name), strict=True)

@@ -44,10 +44,6 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-_ADDED = "completion"
-"""The column that the files of older runs lack."""
-
-
 def step_of(path: Path) -> int | None:
     """Return the N of a name like `step_12` or `step_000012.parquet`; None for other names."""
     match = _STEP.fullmatch(path.name.split(".")[0])
@@ -63,6 +59,11 @@ def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
 def rollouts_file(step: int) -> str:
     """Return where the rollouts of a step lie, relative to the run."""
     return f"rollouts/step_{step:06d}.parquet"
+
+
+def tokens_file(step: int) -> str:
+    """Return where the token statistics of a step lie, relative to the run."""
+    return f"{TOKENS}/step_{step:06d}.parquet"
 
 
 def evals_file(version: int) -> str:
@@ -105,9 +106,8 @@ def schema() -> pyarrow.Schema:
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
-    """Return the rows of one group: `index` within its step, `state` is its fate (trained, filtered, failed).
-
-    A sample whose grader failed has the state `failed` in any group.
+    """Return the rows of one group: `index` within its step, `state` is its fate; a sample whose grader failed has
+    `failed`.
     """
     shared = {
         "step": step,
@@ -148,10 +148,10 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
-    """Write rows (keys of `schema`; a missing one is null) as Parquet. Equal rows give equal bytes.
+    """Write rows (keys of `schema`; a missing one is null) as Parquet, 2 to 7 bytes a token. Equal rows give equal
+    bytes.
 
-    Returns the SHA-256 of the file, in hex. 2 to 7 bytes a token, of prompt and completion, all columns counted:
-    `OPTIONS` are a third less than the defaults.
+    Returns the SHA-256 of the file, in hex.
     """
     import pyarrow as pa
 
@@ -176,16 +176,13 @@ def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> s
 
 
 def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.Table:
-    """Return the Arrow table of one step, or some columns of it; null where the file of an older run lacks one.
-
-    Raises UserError if it is damaged.
-    """
+    """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
     import pyarrow as pa
 
     columns = schema().names if columns is None else list(columns)
     table = _read_table(path, columns, "restore it from a copy")
-    if _ADDED in columns and _ADDED not in table.column_names:
-        table = table.append_column(_ADDED, pa.nulls(len(table), pa.string()))
+    if "completion" in columns and "completion" not in table.column_names:
+        table = table.append_column("completion", pa.nulls(len(table), pa.string()))
     return table
 
 
@@ -205,8 +202,8 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
     """Write the token statistics of a step of the run in `folder`. Equal rows give equal bytes; about 5 bytes a token.
 
-    Rows have `sample_id`, and `entropies` (written as float16) and `trainer_logprobs` (float32), natural log, with a
-    value for each token that was sampled, in order; None where the completion was not trained on.
+    Rows have `sample_id`, `entropies` (float16) and `trainer_logprobs` (float32), a value for each token that was
+    sampled; None where the completion was not trained on.
     """
     import numpy as np
     import pyarrow as pa
@@ -217,17 +214,13 @@ def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> Non
         columns[name] = pa.array(lists, pa.list_(pa.from_numpy_dtype(kind)))
     # As for rollouts the exponents compress, if they lie together. DuckDB can't read float16 so.
     options = OPTIONS | {"column_encoding": {"trainer_logprobs.list.element": "BYTE_STREAM_SPLIT"}}
-    _write_table(_tokens_path(folder, step), pa.table(columns), options)
+    _write_table(folder / tokens_file(step), pa.table(columns), options)
 
 
 def read_tokens(folder: Path, step: int) -> pyarrow.Table | None:
     """Return the tokens of a step; None if they were not recorded. Raises UserError if the file is damaged."""
-    path = _tokens_path(folder, step)
+    path = folder / tokens_file(step)
     return _read_table(path, None, "delete it, nothing needs it") if path.exists() else None
-
-
-def _tokens_path(folder: Path, step: int) -> Path:
-    return folder / TOKENS / f"step_{step:06d}.parquet"
 
 
 def to_lines(rows: Sequence[dict[str, Any]]) -> list[str]:

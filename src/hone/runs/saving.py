@@ -27,10 +27,11 @@ Ending = Literal["done", "stopped", "budget"]
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The state that an exact resume needs: tensors, of which group `model` is the policy, and the loop's own state.
+    """The state that an exact resume needs: the live tensors, of which group `model` is the policy, and the loop's
+    state.
 
-    The tensors are the live ones. `state()` may be called later, by another thread, and gives the state of now. `part`
-    is a folder of files, in place of tensors, that other processes wrote; they are moved into the checkpoint.
+    `state()` may be called later, by another thread, and gives the state of now. `part` is a folder of files that other
+    processes wrote; they are moved into the checkpoint.
     """
 
     tensors: Tensors
@@ -39,13 +40,11 @@ class Snapshot:
 
 
 class Saver:
-    """Saves versions of the policy: weights to use, checkpoints to resume from.
+    """Saves versions of the policy: weights to use, checkpoints to resume from, each with its weights.
 
-    `export(folder, step, parameters)` writes weights; `parameters` are the tensors of group `model`, if there is one.
-    Weights come first: each checkpoint has its weights, however the process ends. `snapshot` gets whether a checkpoint
-    will be made of it. Unless `ckpt.background` is off, the loop waits only while the
-    tensors are copied; a thread writes the files, one version at a time. An alarm may ask for a checkpoint, and for a
-    pause after it. With `planned`, a version becomes one only if `wants_checkpoint` was true of it before.
+    `export(folder, step, parameters)` writes weights; `snapshot` gets whether a checkpoint will be made of it. Unless
+    `ckpt.background` is off, the loop waits only while the tensors are copied. An alarm may ask for a checkpoint, and
+    for a pause after it. With `planned`, a version becomes one only if `wants_checkpoint` was true of it before.
     """
 
     def __init__(
@@ -84,20 +83,21 @@ class Saver:
     def save(self, step: int, last: bool = False) -> None:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).
 
-        Without `--ckpt` the end writes weights only; a run that is stopped early always saves a checkpoint. When this
-        returns with `last`, all files are written. OSError if they, or those of an earlier version, could not be.
+        Without `--ckpt` the end writes weights only, unless the run is stopped early. With `last` all files are written
+        when this returns. OSError if they, or those of an earlier version, could not be.
         """
         if self._writing is not None and self._writing.done():
             self._wait()
         alarms = self.run.alarms
-        if last and alarms.saves:
-            self._promised = step  # the last version can always become one
-        asked, due = self._is_asked_for(step), self._is_due(step, last)
+        asked = alarms.saves and (last or not self.planned or step == self._promised)
+        checkpoint = asked or self.ckpt is not None or self.stopping or self.halted
+        due = self._is_due(step, last, asked, checkpoint)
         if due or last or asked:
             with self.run.phase("checkpoint"):
                 self._wait()
                 if due:
-                    self._start(step, self.ckpt is not None and self.ckpt.background and not (last or asked))
+                    background = self.ckpt is not None and self.ckpt.background and not (last or asked)
+                    self._start(step, checkpoint, background)
         if asked:
             pauses, cause = alarms.asked == "pause", alarms.cause
             self._promised = None
@@ -117,37 +117,28 @@ class Saver:
         """Return True if `save(step)` will make a checkpoint, as far as that is known now."""
         if self.run.alarms.saves and self._promised is None:
             self._promised = step
-        return step == self._promised or (self.ckpt is not None and self._is_due(step, last=False))
+        return step == self._promised or (self.ckpt is not None and self._is_due(step))
 
     def close(self) -> None:
         """Wait for the files being written; ignore their errors."""
         self._thread.shutdown()
 
-    def _is_due(self, step: int, last: bool) -> bool:
+    def _is_due(self, step: int, last: bool = False, asked: bool = False, checkpoint: bool = True) -> bool:
         """Return True if version `step` should be saved, and is not yet."""
-        interval = self.ckpt.interval if self.ckpt else None
-        regular = interval is not None and step % interval == 0
-        if not (last or regular or self._is_resumed(step) or self._is_asked_for(step)):
+        regular = self.ckpt is not None and self.ckpt.interval is not None and step % self.ckpt.interval == 0
+        if not (last or asked or regular or self._is_resumed(step)):
             return False
         if self._saved is not None and self._saved[0] == step:
-            return self._with_checkpoint(step) and not self._saved[1]
+            return checkpoint and not self._saved[1]
         if step == self.run.start_step:
             return (last or self._is_resumed(step)) and not self.run.weights_path(step).exists()
         return True
-
-    def _is_asked_for(self, step: int) -> bool:
-        """Return True if an alarm asked for a checkpoint, and it can be of this version."""
-        return self.run.alarms.saves and (not self.planned or step == self._promised)
 
     def _is_resumed(self, step: int) -> bool:
         """Return True if the run went on from this version: it has a checkpoint, but maybe damaged weights."""
         return step == self.run.start_step and self.run.restored is not None
 
-    def _with_checkpoint(self, step: int) -> bool:
-        return self.ckpt is not None or self.stopping or self.halted or self._is_asked_for(step)
-
-    def _start(self, step: int, in_background: bool) -> None:
-        with_checkpoint = self._with_checkpoint(step)
+    def _start(self, step: int, with_checkpoint: bool, in_background: bool) -> None:
         checkpoint = with_checkpoint and not self._is_resumed(step)
         positions, snapshot = self.run.log_positions(), self.snapshot(checkpoint)
         tensors = _copies(snapshot.tensors) if in_background else snapshot.tensors

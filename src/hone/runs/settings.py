@@ -40,17 +40,16 @@ _BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
 
 @dataclass(frozen=True)
 class Change:
-    """A setting, a source or a recorded file of a run that is not as it was.
+    """A setting (None: not set) or a source (its digest) of a run that is not as it was.
 
-    `harmless`: the numbers are as if it had always been so. A setting that isn't set is None; the values of a source
-    are digests.
+    `harmless`: the numbers are as if it had always been so.
     """
 
     name: str
     before: Any
     now: Any
     harmless: bool = False
-    kind: Literal["settings", "sources", "records"] = "settings"
+    kind: Literal["settings", "sources"] = "settings"
 
     def __str__(self) -> str:
         if self.kind != "settings":
@@ -77,10 +76,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
-    """Return the config.toml of the run in `folder`, empty without one, and sentences about damage in it.
-
-    Settings of a wrong type are left out. Raises UserError as `read_toml`.
-    """
+    """Return the config.toml of a run, empty without one, and sentences about settings of a wrong type."""
     path = folder / "config.toml"
     if not os.path.lexists(path):
         return {}, []

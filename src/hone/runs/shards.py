@@ -16,7 +16,6 @@ from hone.errors import UserError
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata
 
 FOLDER = "trainer"
@@ -74,16 +73,6 @@ def _read_index(folder: Path) -> Metadata:
     return metadata
 
 
-def _reader(folder: Path) -> FileSystemReader:
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    class Reader(FileSystemReader):
-        def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-            return _read_index(folder)
-
-    return Reader(folder)
-
-
 def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     """Return the tensors by group and name, without their content: on torch's device `meta`."""
     import torch
@@ -102,31 +91,30 @@ def load(
     process_group: Any = None,
     only: str = "",
 ) -> dict[str, dict[str, torch.Tensor]]:
-    """Return the tensors by group and name; with `only`, of that group.
+    """Return the tensors by group and name; with `only`, of that group. By default whole, on the CPU, in this process
+    alone.
 
     They are loaded into what `make(group/name, its shape)` returns, which may be in shards: then all ranks of
-    `process_group` load together, each its rows. By default whole and on the CPU, in this process alone.
+    `process_group` load together, each its rows.
     """
     import torch
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.state_dict_loader import load as load_together
 
+    reader: Any = FileSystemReader(folder / FOLDER)
+    reader.read_metadata = lambda *args, **kwargs: _read_index(folder / FOLDER)
     groups = {group: named for group, named in shapes(folder).items() if only in ("", group)}
     for group, named in groups.items():
         for name, shape in named.items():
             named[name] = torch.empty_like(shape, device="cpu") if make is None else make(f"{group}/{name}", shape)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is disabled")  # as is meant
-        load_together(
-            _flat(groups), storage_reader=_reader(folder / FOLDER), process_group=process_group, no_dist=make is None
-        )
+        load_together(_flat(groups), storage_reader=reader, process_group=process_group, no_dist=make is None)
     return groups
 
 
 def save(folder: Path, groups: dict[str, dict[str, torch.Tensor]], process_group: Any) -> None:
-    """Write the tensors by group and name, each rank of `process_group` its rows; all ranks together.
-
-    An error of one rank, a full disk for example, is raised on all.
-    """
+    """Write the tensors, each rank of `process_group` its rows, all together. An error of one rank is raised on all."""
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemWriter
     from torch.distributed.checkpoint.state_dict_saver import save as save_together

@@ -43,11 +43,9 @@ class StepAbandoned(KeyboardInterrupt):
 class StopRequest:
     """While entered, SIGINT, SIGTERM and SIGHUP only set `signum`, for the loop to see at the end of its step.
 
-    SIGHUP, which says that the terminal is gone, is taken for SIGTERM, unless it was ignored before (`nohup`).
-
-    `say` gets the one line about what will happen; it is called inside the signal handler. A SIGINT after either
-    raises KeyboardInterrupt at once. `grace_seconds` after the first SIGTERM, less the `save_seconds` that saving
-    takes, StepAbandoned is raised where the step can be given up: inside `abandonable`, or by `check`. Outside the main
+    SIGHUP, unless ignored before (`nohup`), is taken for SIGTERM. `say` gets a line about what will happen, inside the
+    signal handler. A SIGINT after either raises KeyboardInterrupt. `grace_seconds` after the first SIGTERM, less the
+    `save_seconds` that saving takes, StepAbandoned is raised inside `abandonable`, or by `check`. Outside the main
     thread signals can't be caught, and nothing is changed.
     """
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from hone.runs import provenance
 from hone.runs.alarms import OVER
 from hone.runs.budget import Spent, spent
 from hone.runs.files import MARKER, RESTORE, current_name, is_number, parse_time, read_json, read_lines, sha256
-from hone.runs.outputs import AUDIT, CERTIFICATE, existing_run, holder
+from hone.runs.outputs import AUDIT, CERTIFICATE, holder
 from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.reader import Run
@@ -28,10 +28,8 @@ from hone.runs.settings import config_class, read_config
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
-_FACTS = {"status", "seed", "command", "versions", "hardware", "threads"}
-_TRAINING_FACTS = {"exact", "inexact", "started", "resumes"}
-"""Keys of run.json that the words about a run need."""
-_AT_WORK = ("running", "paused", "copying")
+_NEEDED = ("command", "hardware", "seed", "status", "threads", "versions", "exact", "inexact", "resumes", "started")
+"""Keys of run.json that the words about a run need; of an evaluation the first six."""
 _ENDED = {
     "done": "done, {}",
     "stopped": "stopped by {by} after {}, and saved",
@@ -46,10 +44,7 @@ _ASIDE = {"output_dir", "display", "detach", "seed", "deterministic", "predict",
 
 @dataclass(frozen=True)
 class Summary:
-    """The facts about a run. `config` is empty while it has none; `pid` as `hone.runs.outputs.holder` gives it.
-
-    `spent` is what all of its processes took so far; of an evaluation the seconds only.
-    """
+    """The facts about a run. `config` is empty while it has none; `pid` as `hone.runs.outputs.holder` gives it."""
 
     path: Path
     info: dict[str, Any]
@@ -88,38 +83,25 @@ def summarize(path: Path, ours: bool = False) -> Summary:
 
     `ours`: this process holds the run's lock, which asking for the holder would let go of.
     """
-    Run(path)
-    info, pid = _info(path), os.getpid() if ours else holder(path)
-    if info["status"] in _AT_WORK and pid is None:
-        info = _info(path)  # a run writes its last status before it lets go of the lock
+    run, pid = Run(path), os.getpid() if ours else holder(path)
+    info = run.info  # after the lock was looked at: a run writes its last status before it lets go of it
+    for name in _NEEDED[: 6 if info["kind"] == "eval" else None]:
+        if name not in info:
+            raise UserError(f"{path / 'run.json'} is damaged ({name} is missing): {RESTORE}")
     config, damage = read_config(path, info["kind"])
     if info["kind"] == "eval":
         progress, taken = _evaluation(path)
     else:
-        progress, taken = _training(path, info, config.get("max_steps", 0))
+        timings = {record["step"]: record for record in read_lines(path / "timings.jsonl")}
+        progress, taken = Progress(info["kind"], config.get("max_steps", 0)), spent(path, info)
+        for record in read_lines(path / "metrics.jsonl"):
+            progress.update(record["step"], record, timings.get(record["step"], {}))
     return Summary(path, info, config, status_of(info, pid), pid, progress, taken, damage)
 
 
 def status_of(info: dict[str, Any], pid: int | None) -> str:
     """Return the status in run.json; `killed` if that says a process is at work, but none (`pid` None) is."""
-    return KILLED if info["status"] in _AT_WORK and pid is None else info["status"]
-
-
-def _info(path: Path) -> dict[str, Any]:
-    info = existing_run(path)
-    assert info is not None, "run.json disappeared"
-    needed = _FACTS if info["kind"] == "eval" else _FACTS | _TRAINING_FACTS
-    if missing := sorted(needed - info.keys()):
-        raise UserError(f"{path / 'run.json'} is damaged ({missing[0]} is missing): {RESTORE}")
-    return info
-
-
-def _training(path: Path, info: dict[str, Any], max_steps: int) -> tuple[Progress, Spent]:
-    timings = {record.get("step"): record for record in read_lines(path / "timings.jsonl")}
-    progress = Progress(info["kind"], max_steps)
-    for record in read_lines(path / "metrics.jsonl"):
-        progress.update(record["step"], record, timings.get(record["step"], {}))
-    return progress, spent(path, info)
+    return KILLED if info["status"] in ("running", "paused", "copying") and pid is None else info["status"]
 
 
 def _evaluation(path: Path) -> tuple[Progress, Spent]:
@@ -163,7 +145,7 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
     if run.status == "done":
         again = [("check that it can be repeated", f"hone verify {quoted} --steps 3")]
         if weights := Run(run.path).weights():
-            return [("evaluate it", evaluation(run, str(weights[max(weights)]), ("-n", "100", "-r", "4"))), *again]
+            return [("evaluate it", _evaluating(run, weights[max(weights)])), *again]
         return again
     steps = run.checkpoints
     return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run))]
@@ -207,9 +189,9 @@ def typed(command: list[str], ranks: int = 1) -> str:
     return shlex.join([*words, *command[1:]])
 
 
-def evaluation(run: Summary, weights: str, words: Sequence[str]) -> str:
-    """Return the command that evaluates weights on the task of a run, set up as it is there; `words` are more flags."""
-    command = ["hone", "eval", run.task or "ENV", "-m", weights]
+def _evaluating(run: Summary, weights: Path) -> str:
+    """Return the command that evaluates weights on the task of a run, set up as it is there."""
+    command = ["hone", "eval", run.task or "ENV", "-m", str(weights)]
     if run.kind == "rl":
         env = run.config.get("orchestrator", {}).get("env", {})
         for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
@@ -218,7 +200,7 @@ def evaluation(run: Summary, weights: str, words: Sequence[str]) -> str:
             command += ["--chat-template", template]
     if (precision := run.config.get("precision", "bf16_linear")) != "bf16_linear":
         command += ["--precision", precision]
-    return shlex.join([*command, *words])
+    return shlex.join([*command, "-n", "100", "-r", "4"])
 
 
 def numbers(run: Summary) -> list[str]:
@@ -356,9 +338,8 @@ def certificate_path(run: Path) -> Path:
 
 
 def pinned(run: Path) -> dict[str, str]:
-    """Return the SHA-256 by name of the files that stand for all that a verification covers.
-
-    hashes.jsonl holds the hashes of rollouts, a completion marker those of the files beside it.
+    """Return the SHA-256 by name of the files that stand for all that a verification covers: others are hashed in
+    these.
     """
     markers = [path for kind in ("weights", "checkpoints") for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
     files = [run / name for name in ("run.json", "config.toml", "hashes.jsonl", "metrics.jsonl")] + markers

@@ -1,7 +1,8 @@
-"""The process that a monitor's client lives in: python -P -m hone.runs.trackers NAME FD
+"""The process that a monitor's client lives in: python -P -m hone.runs.trackers NAME RUN FIRST_STEP
 
-Reads JSON lines `[method, [arguments]]` from the socket FD, and answers each with a line: `{"note": text or null}`, or
-`{"failed": cause}`, which ends it. The first is `start`. When the socket ends without `finish`, the run was killed.
+It reads the files that the run writes, from FIRST_STEP on, and sends what they get to the service, until the run has
+ended or its process is gone. What it prints is shown to the user; if it fails, the last line is the cause. What the
+client prints goes to stderr.
 """
 
 from __future__ import annotations
@@ -9,68 +10,76 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import sys
 import threading
+import time
 import traceback
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
-from hone.runs.monitors import COLUMNS, FINISH_SECONDS
+from hone.runs.alarms import in_words
+from hone.runs.follow import Tail, new_steps
+from hone.runs.monitors import FINISH_SECONDS
+from hone.runs.reader import Run
+from hone.runs.rollouts import rollouts_file
+
+POLL = 0.5
+"""Seconds between two looks at the files."""
+COLUMNS = ("step", "prompt", "completion", "reward", "components", "outcome", "advantage")
+"""Of the tables of samples."""
+TEXT = 4000
+"""Longest text in a cell, in characters."""
 
 
 class Tracker:
-    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`.
+    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`."""
 
-    Any method may raise; what it returns is shown to the user. `start` begins the tracker's run or goes on with it:
-    `info` is run.json, `settings` the config's section of this tracker, `config` is shown there, `pid` is the run's.
-    """
+    name = ""
 
-    def __init__(self, name: str):
-        self.client: Any = importlib.import_module(name)
+    def __init__(self, run: Run):
+        self.client: Any = importlib.import_module(self.name)
+        self.config, self.info, self.folder = run.config, run.info, run.path
+        self.settings = self.config.get(self.name, {})
         self.run: Any = None
+
+    def start(self) -> str | None:
+        """Begin the service's run, or go on with it. Returns a sentence for the user, if there is one."""
+        raise NotImplementedError
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Send the values of a step."""
         self.run.log(values, step=step)
 
-    def samples(self, step: int, rows: list[list[Any]]) -> None:
-        """Send a table of completions; rows of `hone.runs.monitors.COLUMNS`."""
-        self.log(step, {"samples": self.client.Table(columns=list(COLUMNS), data=rows)})
-
-    def alarm(self, step: int, name: str, text: str) -> None:
-        """Send an alert, which the service lists and can mail."""
-        self.run.alert(title=f"{name} at step {step}"[:63], text=text, level=self.client.AlertLevel.WARN)
-
     def finish(self, status: str) -> None:
-        """Send what is left and end the tracker's run."""
+        """Send what is left and end the service's run."""
         self.run.finish()
 
 
 class Wandb(Tracker):
     """Weights & Biases. Its files lie in `wandb/` inside the run directory.
 
-    The axis is hone's own step counter, not the client's, which only grows: steps that a resume takes again are drawn
-    where they belong.
+    The axis is hone's own step: the client's only grows, and a resume takes some steps again.
     """
 
-    def start(
-        self, folder: str, info: dict[str, Any], settings: dict[str, Any], config: dict[str, Any], pid: int
-    ) -> str | None:
-        sys.argv = info["command"] or sys.argv  # which W&B shows
-        mode = settings["mode"] or os.environ.get("WANDB_MODE") or "online"
+    name = "wandb"
+
+    def start(self) -> str | None:
+        sys.argv = self.info["command"] or sys.argv  # which W&B shows
+        mode = self.settings.get("mode") or os.environ.get("WANDB_MODE") or "online"
         self.run = self.client.init(
-            **info["wandb"],
-            name=settings["name"],
-            group=settings["group"],
-            tags=settings["tags"] or None,
+            **self.info["wandb"],
+            name=self.settings.get("name"),
+            group=self.settings.get("group"),
+            tags=self.settings.get("tags"),
             mode=mode,
-            dir=folder,
-            id=info["wandb_id"],
+            dir=str(self.folder),
+            id=self.info["wandb_id"],
             resume="allow" if mode == "online" else None,
-            job_type=info["kind"],
-            config=config,
+            job_type=self.info["kind"],
+            config=self.config,
             # pid: the load that its charts show is the run's.
-            settings=self.client.Settings(console="off", silent=True, x_stats_pid=pid),
+            settings=self.client.Settings(console="off", silent=True, x_stats_pid=self.info["pid"]),
         )
         self.run.define_metric("step")
         self.run.define_metric("*", step_metric="step")
@@ -88,43 +97,104 @@ class Wandb(Tracker):
 class Trackio(Tracker):
     """Trackio, on this machine: a project is one SQLite file, in TRACKIO_DIR (`~/.cache/huggingface/trackio`)."""
 
-    def start(
-        self, folder: str, info: dict[str, Any], settings: dict[str, Any], config: dict[str, Any], pid: int
-    ) -> str | None:
-        resume = "allow" if info["resumes"] else "never"
+    name = "trackio"
+
+    def start(self) -> str | None:
         self.run = self.client.init(
-            **info["trackio"], group=settings["group"], config=config, resume=resume, embed=False
+            **self.info["trackio"],
+            group=self.settings.get("group"),
+            config=self.config,
+            resume="allow" if self.info["resumes"] else "never",
+            embed=False,
         )
-        return f"Trackio: trackio show --project {info['trackio']['project']}"
+        return f"Trackio: trackio show --project {self.info['trackio']['project']}"
 
 
-def main(name: str, fd: int) -> None:
+def send(tracker: Tracker, run: Run, first_step: int) -> None:
+    """Send what the run writes from `first_step` on, until it has ended, or the process that writes it."""
+    steps = new_steps(Tail(run.path / "metrics.jsonl"), Tail(run.path / "timings.jsonl"))
+    events, settings = Tail(run.path / "events.jsonl"), tracker.settings
+    while True:
+        status = run.info["status"]
+        status = "failed" if status in ("running", "paused") and os.getppid() != run.info["pid"] else status
+        for metrics, timings in next(steps):
+            if (step := metrics["step"]) < first_step:
+                continue
+            is_last = step == tracker.config["max_steps"] - 1
+            if (step % settings["samples_interval"] == 0 or is_last) and (run.path / rollouts_file(step)).exists():
+                rows = chosen(run.rollouts(step).to_pylist(), settings["samples"])
+                tracker.log(step, {"samples": tracker.client.Table(columns=list(COLUMNS), data=rows)})
+            values = {**timings, **metrics}.items()
+            tracker.log(step, {name: value for name, value in values if value is not None and name != "step"})
+        for event in events.new():
+            if event["kind"] == "alarm" and event["step"] >= first_step:
+                title, level = f"{event['name']} at step {event['step']}"[:63], tracker.client.AlertLevel.WARN
+                tracker.run.alert(title=title, text=in_words(event), level=level)
+        if status not in ("running", "paused"):
+            threading.Timer(FINISH_SECONDS, os._exit, [1]).start()  # if nobody else ends it
+            tracker.finish(status)
+            return
+        time.sleep(POLL)
+
+
+def chosen(rows: Sequence[dict[str, Any]], count: int) -> list[list[Any]]:
+    """Return `count` of a step's rollout rows (`hone.runs.rollouts.schema`), spread evenly from the best reward to the
+    worst, as rows of `COLUMNS`. Those without a reward come last.
+    """
+    ordered = sorted(rows, key=lambda row: -float("inf") if row["reward"] is None else row["reward"], reverse=True)
+    count = min(count, len(rows))
+    places = [round(place * (len(rows) - 1) / max(1, count - 1)) for place in range(count)]
+    return [
+        [
+            row["step"],
+            cut(_conversation(row["prompt"])),
+            cut(_conversation(row["completion"]) if row.get("completion") else row["text"]),
+            None if row["reward"] is None else round(float(row["reward"]), 6),
+            ", ".join(f"{name} {value:.6g}" for name, value in dict(row["components"]).items()),
+            row["outcome"],
+            round(float(row["advantage"]), 6),
+        ]
+        for row in (ordered[place] for place in places)
+    ]
+
+
+def _conversation(messages: str) -> str:
+    """Return messages (JSON) as text: `role: content`, with an empty line between two."""
+    parts = []
+    for message in json.loads(messages):
+        calls = message.get("tool_calls")
+        text = "\n".join(part for part in (message.get("content") or "", json.dumps(calls) if calls else "") if part)
+        parts.append(f"{message['role']}: {text}")
+    return "\n\n".join(parts)
+
+
+def cut(text: str) -> str:
+    """Return the text; of a long one beginning and end, with a mark of how much is left out."""
+    if len(text) <= TEXT:
+        return text
+    half = TEXT // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half} characters left out ...]\n{text[-half:]}"
+
+
+def main(name: str, folder: str, first_step: int) -> None:
     """Serve one run."""
-    os.set_inheritable(fd, False)  # else what the client starts keeps the line open when this process has died
-    stream = socket.socket(fileno=fd).makefile("rwb")
-    tracker: Any = None
+    user, code = os.dup(1), 1
+    os.dup2(2, 1)
     try:
-        for line in stream:
-            method, args = json.loads(line)
-            try:
-                tracker = tracker or {"wandb": Wandb, "trackio": Trackio}[name](name)
-                answer = {"note": getattr(tracker, method)(*args)}
-            except BaseException as error:
-                traceback.print_exc()
-                answer = {"failed": "".join(traceback.format_exception_only(error)).strip().splitlines()[0]}
-            stream.write(json.dumps(answer).encode() + b"\n")
-            stream.flush()
-            if method == "finish" or "failed" in answer:
-                return
-        if tracker is not None:  # the run was killed
-            threading.Timer(FINISH_SECONDS, os._exit, [1]).start()
-            tracker.finish("failed")
-    except BaseException:
+        run = Run(folder)
+        tracker = {"wandb": Wandb, "trackio": Trackio}[name](run)
+        note = tracker.start()
+        with suppress(BrokenPipeError):  # the run was killed
+            os.write(user, f"{note}\n".encode() if note else b"")
+        send(tracker, run, first_step)
+        code = 0
+    except BaseException as error:
         traceback.print_exc()
+        os.write(user, traceback.format_exception_only(error)[-1].strip().splitlines()[0].encode())
     finally:
         sys.stdout.flush()
-        os._exit(0)  # what clients do at the exit of an interpreter may wait for ever
+        os._exit(code)  # what clients do at the exit of an interpreter may wait for ever
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -20,13 +20,13 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import predictions, provenance, settings
-from hone.runs.alarms import Alarm, Alarms, AlarmStop, AlarmWatch, took_step
+from hone.runs.alarms import Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
@@ -40,10 +40,6 @@ from hone.runs.provenance import resume_command
 from hone.runs.rollouts import rollouts_file, write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
 
-if TYPE_CHECKING:
-    pass
-
-
 _DISK_RATE = 5e8
 """Bytes a second that a disk may be expected to write."""
 
@@ -51,9 +47,8 @@ _DISK_RATE = 5e8
 class RunWriter:
     """Writes one run directory; made by `RunWriter.start`.
 
-    `start_step` is the first step to take. `restored` is None for a run from the beginning, else the (tensors, state)
-    of checkpoint `start_step`. `nothing_left` is true where a finished run was resumed: the directory is as it was, and
-    the loop has nothing to do.
+    `start_step` is the first step to take; `restored` the (tensors, state) of its checkpoint, None at the beginning.
+    `nothing_left`: a finished run was resumed, and is as it was.
     """
 
     def __init__(self, config: RunConfig, opened: Opening, observers: Sequence[Observer], lock: Lock):
@@ -64,7 +59,7 @@ class RunWriter:
         self.restored = opened.restored
         self.nothing_left = opened.nothing_left
         self._differs = opened.differs
-        self.display, self.observers = split_display(observers)
+        self.display, self.observers = the_display(observers), observers
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
         self.budget = Budget(config.budget, opened.spent)
@@ -97,11 +92,10 @@ class RunWriter:
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A new run moves an earlier one of hone to `.previous/<its id>`. `observers` default to the config's: display,
-        alarms, monitors. `keep` are the texts of files that belong to the run, by name. `brought` are an `Opening`'s
-        other arguments: `parameters`, `sources`, `with_tensors`, `ranks`. UserError, with nothing touched, if the
-        directory can't be written or holds foreign files, one of those names that is no run's, or any of `protect`
-        (paths that the run reads); or as `Opening.open`.
+        A new run moves an earlier one to `.previous/<its id>`. `observers` default to the config's: display, alarms,
+        monitors. `keep` are the texts of files that belong to the run, by name. `brought` are an `Opening`'s other
+        arguments. UserError, with nothing touched, if the directory can't be written, or holds foreign files or any of
+        `protect` (paths that the run reads); or as `Opening.open`.
         """
         if observers is None:
             observers = watching(config, kind)
@@ -110,8 +104,9 @@ class RunWriter:
         folder = config.output_dir
         check_kept(folder, keep)
         with writable(folder), ExitStack() as undo:
-            say = split_display(observers)[0].message
-            opening = Opening(config, kind, command, say, **brought)
+            display = the_display(observers)
+            observers = [display, *(one for one in observers if one is not display)]
+            opening = Opening(config, kind, command, display.message, **brought)
             resuming = opening.check(protect)
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
@@ -124,7 +119,7 @@ class RunWriter:
         if run.nothing_left:
             return run
         try:
-            for observer in (*run.observers, run.display):
+            for observer in run.observers:
                 run._started.append(observer)
                 observer.before_start(run)
         except BaseException:
@@ -174,13 +169,12 @@ class RunWriter:
     def log_step(
         self, step: int, metrics: dict[str, Any], timings: dict[str, Any] | None = None, weights: str | None = None
     ) -> None:
-        """Write the step's lines. `metrics` must not hold times; they go into `timings`.
+        """Write the step's lines. `metrics` must not hold times; they go into `timings`, with the seconds of each
+        `phase`, of the step and of the run. Without metrics neither line is written.
 
-        `time/<phase>` of each `phase` since the last call, `time/step` and `time/total` (over all processes of the
-        run), in seconds, are added to the timings. A metric that isn't finite becomes null, with an event that says
-        what it was. Without metrics neither line is written. `weights` is the fingerprint of version `step`: with the
-        SHA-256 of the metrics line, of the step's rollouts and, if there is one, of the evaluation of that version it
-        becomes the step's line of hashes.jsonl. AlarmStop after a step, if an alarm stops the run.
+        A metric that isn't finite becomes null, with an event. `weights` is the fingerprint of version `step`: it
+        becomes the line of hashes.jsonl, with the SHA-256 of the metrics, of the rollouts, and of that version's
+        evaluation. AlarmStop if an alarm stops the run.
         """
         hashes: dict[str, Any] = {"step": step, "weights": weights, "metrics": None, "rollouts": self._rollouts_digest}
         lines = ()
@@ -200,18 +194,12 @@ class RunWriter:
         self._hashes.append(hashes)
         self._rollouts_digest = None
         if lines:  # after all is written: what an observer raises ends the run, and loses nothing of it
-            for observer in (self.display, *self.observers):
+            for observer in self.observers:
                 observer.after_step(step, *lines)
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()
             raise AlarmStop(step, cause)
-
-    def alarm(self, alarm: Alarm) -> None:
-        """Write down an alarm, and tell the observers."""
-        self.event("alarm", alarm.step, **alarm.fields())
-        for observer in self.observers:
-            observer.alarm(alarm)
 
     def waited(self, seconds: float) -> None:
         """Leave seconds that waited for the user out of `time/step`."""
@@ -239,8 +227,6 @@ class RunWriter:
     def rollouts(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `rollouts/step_N.parquet`; rows as `hone.runs.rollouts.group_rows` makes them."""
         self._rollouts_digest = write_rollouts(self.folder / rollouts_file(step), rows)
-        for observer in self.observers:
-            observer.rollouts(step, rows)
 
     def token_stats(self, step: int, rows: list[dict[str, Any]]) -> None:
         """Write `tokens/step_N.parquet`; rows as `hone.runs.rollouts.write_tokens` takes them."""
@@ -254,20 +240,18 @@ class RunWriter:
 
     @contextmanager
     def weights_dir(self, step: int) -> Iterator[Path]:
-        """Yield a directory to export version `step` into; it becomes `weights/step_N` when the block ends."""
+        """Yield a directory to export version `step` into; it becomes `weights_path(step)` when the block ends."""
         with new_dir(self.weights_path(step)) as folder:
             yield folder
         self.event("weights", step)
 
     def weights_path(self, step: int) -> Path:
-        """Return where `weights_dir(step)` ends up."""
         return self.folder / "weights" / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
-        """Save version `step` (after `step` updates, before step `step`), then delete those that the run doesn't keep.
-
-        The files in the folder `part` become files of it, the folder goes. The logs are flushed first. Like
-        `weights_dir` it may be called by another thread than the loop's.
+        """Save version `step` (before step `step`) with the files in the folder `part`, after flushing the logs; then
+        delete those that the run doesn't keep. Like `weights_dir` it may be called by another thread than the
+        loop's.
         """
         for log in self._logs:
             log.sync()
@@ -299,8 +283,7 @@ class RunWriter:
     def mark_inexact(self, step: int, cause: str, message: str = "") -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
 
-        Only the first step of each cause is kept. A resume from before it takes it back. `message` stands in for what
-        the display says.
+        Only the first step of each cause is kept. `message` stands in for what the display says.
         """
         if any(entry["cause"] == cause for entry in self.info["inexact"]):
             return
@@ -318,29 +301,26 @@ class RunWriter:
         self.info |= {"status": status, "ended": provenance.now(), "seconds": round(self.budget.seconds, 3)}
         self.info |= {} if self.budget.usd is None else {"usd": round(self.budget.usd, 4)}
         self.info |= {"stopped_by": alarm} if alarm else {}
-        with ExitStack() as ends:  # the last of these first, and each whatever the others raise
-            self._close_files(ends)
-            for observer in (self.display, *self.observers):
-                if observer in self._started or observer is self.display:
-                    ends.callback(observer.at_end, status)
+        with self._files() as ends:
+            for observer in self._started:
+                ends.callback(observer.at_end, status)
             if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
                 self.event(predictions.KEY, None, **facts)
             self._save_info()  # before the rest, which may take a while
 
-    def _close_files(self, ends: ExitStack) -> None:
+    def _files(self) -> ExitStack:
+        """Return what closes all files and the lock: the last of it first, and each whatever the others raise."""
+        ends = ExitStack()
         ends.callback(self._lock.release)
         for log in self._logs:
             ends.callback(log.close)
             ends.callback(log.sync)
-        ends.callback(self._close_log_file)
-
-    def _close_log_file(self) -> None:
-        written = self._log_file.stream is not None
-        logging.captureWarnings(False)
-        logging.getLogger().removeHandler(self._log_file)
-        self._log_file.close()
-        if written:
-            self.display.message(f"There are warnings in {self.folder / 'logs' / self.info['kind']}.log.")
+        if self._log_file.stream is not None:
+            ends.callback(self.display.message, f"There are warnings in {self.folder}/logs/{self.info['kind']}.log.")
+        ends.callback(self._log_file.close)
+        ends.callback(logging.getLogger().removeHandler, self._log_file)
+        ends.callback(logging.captureWarnings, False)
+        return ends
 
     def __enter__(self) -> RunWriter:
         return self
@@ -353,8 +333,7 @@ class RunWriter:
         Raises UserError if the machine refused something, such as a full disk; it says what is kept.
         """
         if self.nothing_left:
-            with ExitStack() as ends:
-                self._close_files(ends)
+            self._files().close()
             return
         fault = explain(error, self.folder) if error else None
         if error is not None and not isinstance(error, KeyboardInterrupt) and self.info["ended"] is None:
@@ -388,14 +367,13 @@ def watching(config: RunConfig, kind: str) -> list[Observer]:
     return [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch(), Monitors(config)]
 
 
-def split_display(observers: Sequence[Observer]) -> tuple[Display, list[Observer]]:
-    """Return the display among the observers, or one that shows nothing; and the others."""
-    display = next((observer for observer in observers if isinstance(observer, Display)), Display())
-    return display, [observer for observer in observers if observer is not display]
+def the_display(observers: Sequence[Observer]) -> Display:
+    """Return the display among the observers, or one that shows nothing."""
+    return next((observer for observer in observers if isinstance(observer, Display)), Display())
 
 
 def _rounded(value: Any) -> Any:
-    """Round a number from a clock, to the microsecond; null if it isn't finite."""
+    """Round a time to the microsecond; null if it isn't finite."""
     if not isinstance(value, float):
         return value
     return round(value, 6) if math.isfinite(value) else None

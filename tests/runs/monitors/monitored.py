@@ -10,9 +10,6 @@ from typing import Any
 from hone.config.rl import RLConfig
 from hone.config.shared import TrackioConfig, WandbConfig
 from hone.runs import Run
-from hone.runs.alarm_rules import Finding
-from hone.runs.alarms import Alarm
-from hone.runs.monitors import Monitors
 from hone.runs.writer import RunWriter
 
 FAILED = "monitor_failed"
@@ -46,13 +43,9 @@ def steps(run: RunWriter, first: int = 0, last: int = 3) -> None:
         run.log_step(step, {"reward/mean": step / 8, "eval/x/correct": None}, {"tokens/s": 1000.0 + step})
 
 
-def monitors(run: RunWriter) -> Monitors:
-    return next(observer for observer in run.observers if isinstance(observer, Monitors))
-
-
 def raise_alarm(run: RunWriter, step: int, name: str, evidence: str, action: Any) -> None:
-    """What an alarm tells the monitors, without an event of it."""
-    monitors(run).alarm(Alarm(step, name, action, Finding(0.9, 0.8, evidence, "more variance")))
+    facts = {"value": 0.9, "threshold": 0.8, "evidence": evidence, "advice": "more variance"}
+    run.event("alarm", step, name=name, action=action, **facts)
 
 
 def failures(folder: Path) -> list[tuple[str, str]]:

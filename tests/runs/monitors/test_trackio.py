@@ -8,7 +8,6 @@ import pytest
 from monitored import config, failures, raise_alarm, steps
 from tracker_files import TrackioFile
 
-from hone.config.shared import ResumeConfig
 from hone.runs import Run
 from hone.runs.writer import RunWriter
 
@@ -50,15 +49,3 @@ def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, cap
     printed = capfd.readouterr()
     assert printed.out.count("Trackio: trackio show --project P\n") == 1 and "* " not in printed.out
     assert failures(out) == []
-
-
-def test_a_resume_goes_on_in_the_same_trackio_run(tmp_path):
-    out = tmp_path / "run"
-    with RunWriter.start(config(out, trackio=P), "rl", []) as run:
-        steps(run, 0, 1)
-        run.finish("stopped")
-    with RunWriter.start(config(out, trackio=P, resume=ResumeConfig()), "rl", []) as run:
-        steps(run, 0, 2)
-    file, name = TrackioFile(tmp_path / "trackio", "P"), Run(out).info["id"]
-    assert file.values(name, "reward/mean") == [(0, 0.0), (0, 0.0), (1, 0.125)]
-    assert len(file.ids) == 1

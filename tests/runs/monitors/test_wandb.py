@@ -73,15 +73,8 @@ def test_the_steps_of_a_resume_go_to_the_same_wandb_run_and_where_they_belong(tm
         steps(run, 0, 3)
     second = WandbFile(out)
     assert second.run.run_id == first.run.run_id == Run(out).info["wandb_id"]
-    assert first.values("reward/mean") == [(0, 0.0), (1, 0.125)]
+    assert first.values("reward/mean") == [(0, 0.0), (1, 0.125)] and first.exit_code == 0, "stopped is no failure"
     assert second.values("reward/mean") == [(0, 0.0), (1, 0.125), (2, 0.25)]
-
-
-@pytest.mark.parametrize(("status", "code"), [("failed", 1), ("interrupted", 1), ("budget", 0), ("stopped", 0)])
-def test_wandb_learns_how_the_run_ended(tmp_path, status, code):
-    run = RunWriter.start(config(tmp_path / "run", OFFLINE), "rl", [])
-    run.finish(status)
-    assert WandbFile(tmp_path / "run").exit_code == code
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -107,11 +100,10 @@ def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from monitored import config, monitors, steps\n"
+        "from monitored import config, steps\n"
         "from hone.runs.writer import RunWriter\n"
         f"run = RunWriter.start(config(Path({str(out)!r}), {OFFLINE!r}), 'rl', [])\n"
         "steps(run, 0, 2)\n"
-        "while monitors(run).clients[0].queue.unfinished_tasks: time.sleep(0.05)\n"
         "print('there', flush=True)\n"
         "time.sleep(600)\n"
     )
@@ -124,6 +116,6 @@ def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
         assert process.poll() is None
     process.kill()
     process.wait()
-    wait_for(lambda: WandbFile(out).exit_code is not None)
+    wait_for(lambda: [*out.glob("wandb/offline-run-*/run-*.wandb")] and WandbFile(out).exit_code is not None)
     file = WandbFile(out)
     assert file.exit_code == 1 and file.values("reward/mean") == [(0, 0.0), (1, 0.125)]

@@ -83,7 +83,6 @@ class TrackioFile:
             self.alerts = db.execute("SELECT run_name, step, title, text FROM alerts ORDER BY id").fetchall()
             configs = db.execute("SELECT run_name, config FROM configs ORDER BY id").fetchall()
             self.configs = {run: json.loads(config) for run, config in configs}
-            self.ids = db.execute("SELECT DISTINCT run_name, run_id FROM metrics").fetchall()
 
     def values(self, run: str, name: str) -> list[tuple[int, Any]]:
         """(step, value) of a metric of a run, in the order in which they were logged."""
