@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from run_folders import snapshot as snapshot
+
 from hone.config.rl import AdvantageConfig
 from hone.orchestrator.groups import group_state, step_metrics
 from hone.reproduce.execution import groups_from_rows
@@ -17,12 +19,6 @@ from hone.runs.files import sha256
 from hone.runs.rollouts import read_rollouts, write_evaluation, write_rollouts
 
 Row = dict[str, Any]
-
-
-def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
-    """Time of change and content of every file, and of every directory its time."""
-    paths = [folder, *sorted(folder.rglob("*"))]
-    return {str(p): (p.stat().st_mtime_ns, p.read_bytes() if p.is_file() else b"") for p in paths}
 
 
 def edit_rollouts(run: Path, step: int, change: Callable[[list[Row]], None], fit_hashes: bool = False) -> None:

@@ -58,9 +58,7 @@ def test_a_servers_model_is_graded_reported_and_saved(here: Path, capsys):
 
     def script(body):
         text = question(body)
-        if text == first.prompt[-1]["content"]:
-            return Say(tag(text[::-1]))
-        return Say("cut o", "length")
+        return Say(tag(text[::-1])) if text == first.prompt[-1]["content"] else Say("cut o", "length")
 
     with FakeOpenAI(script) as server:
         assert vf_eval("reverse-text", "-m", "toy", "-b", server.url, "-n", "2", "-r", "3", "-c", "4") == 0
@@ -68,22 +66,18 @@ def test_a_servers_model_is_graded_reported_and_saved(here: Path, capsys):
     rows, metadata, folder = answers(here)
     assert folder.parent.name == "reverse-text--toy"
     assert [(row["example"], row["rollout"]) for row in rows] == [(e, r) for e in range(2) for r in range(3)]
-    assert [row["outcome"] for row in rows] == ["correct"] * 3 + ["truncated"] * 3
-    assert [row["reward"] for row in rows] == [1.0] * 3 + [0.0] * 3
-    assert rows[0]["prompt"] == first.prompt
+    assert [(row["outcome"], row["reward"]) for row in rows] == [("correct", 1.0)] * 3 + [("truncated", 0.0)] * 3
+    asked = [body["messages"] for body in server.bodies]  # four at a time: in the order in which they arrived
+    assert rows[0]["prompt"] == first.prompt and [asked.count(row["prompt"]) for row in rows] == [3] * 6
     assert rows[0]["completion"] == [{"role": "assistant", "content": tag(first.answer)}]
     assert [row["completion_tokens"] for row in rows] == [len(tag(first.answer))] * 3 + [5] * 3
-    assert all(row["prompt_tokens"] == 11 and row["seconds"] >= 0 for row in rows)
     assert metadata["sampling"] == {"max_tokens": 1024, "temperature": 1.0, "top_p": 1.0, "seed": 0}
     assert metadata["base_url"] == server.url and "precision" not in metadata
-    assert metadata["requests"]["concurrency"] == 4 and metadata["requests"]["retries"] == 0
+    assert (metadata["requests"]["concurrency"], metadata["requests"]["retries"]) == (4, 0)
     assert (metadata["failures"], metadata["failed_rollouts"], metadata["prompt_tokens"]) == (0, 0, 66)
     assert metadata["metrics"]["eval/reverse-text/pass@2"] == 0.5
     assert re.search(r"^reward +0\.500 ± 0\.500", out, re.MULTILINE)
-    assert re.search(r"^similarity +1 +0\.500 +0\.500 +6$", out, re.MULTILINE)
-    assert re.search(r"^requests    median .* 0 tried again, up to 4 at a time$", out, re.MULTILINE)
-    assert "3 of 6 cut by the limit" in out and "One completion (example 0)" in out
-    assert "\x1b" not in out
+    assert "3 of 6 cut by the limit" in out and "One completion (example 0)" in out and "\x1b" not in out
 
 
 def test_every_flag_reaches_the_server(here: Path, monkeypatch):
@@ -119,9 +113,8 @@ def test_failed_rollouts_are_counted_said_saved_and_the_exit_code_is_1(here: Pat
     failed = [row for row in rows if row["outcome"] == "rollout_failed"]
     assert [(row["example"], row["rollout"]) for row in rows] == [(e, r) for e in range(4) for r in range(2)]
     assert [(row["example"], row["reward"]) for row in failed] == [(1, None)] * 2 + [(3, None)] * 2
-    assert [row["detail"] for row in failed] == ["status 400: too long"] * 2 + [
-        "status 502: no; gave up after 2 tries"
-    ] * 2
+    details = ["status 400: too long"] * 2 + ["status 502: no; gave up after 2 tries"] * 2
+    assert [row["detail"] for row in failed] == details
     assert all(row.keys() == rows[0].keys() for row in rows)
     assert metadata["failed_rollouts"] == 4 and metadata["num_examples"] == 4
     assert metadata["metrics"]["eval/reverse-text/reward/mean"] == 1.0
@@ -158,11 +151,7 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
         (("a",), ("-k", "sk-123"), "-k takes the name of the environment variable that holds the API key, not the key"),
         (("a",), ("--threads", "2"), "--threads is for a model in this process"),
         (("a",), ("-S", '{"n": 4}'), "'n' is no sampling argument: say it with -r"),
-        (("a",), ("-S", '{"stream": true}'), "'stream' is no sampling argument"),
-        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, by -T and in -S"),
-        (("a",), ("-b", "localhost:8000"), "'localhost:8000' is no URL of a server"),
-        (("a",), ("-b", "http://me:pw@host/v1"), "the URL holds a password"),
-        (("a",), ("-b", "http://host:port/v1"), "is no URL of a server"),
+        (("a",), ("-S", '{"temperature": 0}', "-T", "0.5"), "temperature is given twice, by a flag and in -S"),
     ],
 )
 def test_mistakes_are_one_sentence_and_exit_2(here: Path, models, words, why: str, capsys):

@@ -51,12 +51,8 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
 
 def test_verify_measures_the_canary_again(rl_run, tmp_path, capsys):
     run = shutil.copytree(rl_run, tmp_path / "run")
-    lines = [json.loads(text) for text in (run / "metrics.jsonl").read_text().splitlines()]
-    assert all(0 < line["canary/gap/mean"] <= 1e-5 and line["canary/verdict"] == 0.0 for line in lines)
-    assert len({line["canary/gap/mean"] for line in lines}) > 1
-    shutil.rmtree(run / "checkpoints" / "step_6")
-    for step in (5, 6):
-        tampering.edit_metrics(run, step, "canary/gap/mean", 0.0, fit_hashes=True)
-        assert main(["hone", "verify", str(run), "--steps", "6"][1:]) == 1
-        assert f"executed again, step {step}, metrics: canary/gap/mean is 0.0 in the run" in capsys.readouterr().out
-        tampering.edit_metrics(run, step, "canary/gap/mean", lines[step]["canary/gap/mean"], fit_hashes=True)
+    gaps = [json.loads(text)["canary/gap/mean"] for text in (run / "metrics.jsonl").read_text().splitlines()]
+    assert all(0 < gap <= 1e-5 for gap in gaps) and len(set(gaps)) > 1
+    tampering.edit_metrics(run, 5, "canary/gap/mean", 0.0, fit_hashes=True)
+    assert main(["verify", str(run), "--steps", "6"]) == 1
+    assert "executed again, step 5, metrics: canary/gap/mean is 0.0 in the run" in capsys.readouterr().out

@@ -27,22 +27,17 @@ def same(completion) -> float:
     return 0.5
 '''
 
-FLAKY = """
+BROKEN = """
 from hone.environments import Rubric, SingleTurnEnv, inline
 
 
-def load_environment(failing: int = 1):
-    calls = []
+def load_environment():
+    return SingleTurnEnv(rubric=Rubric([judge]), dataset=[{"question": f"q{i}"} for i in range(8)])
 
-    @inline  # it counts
-    def judge(completion) -> float:
-        calls.append(1)
-        if len(calls) <= failing:
-            raise RuntimeError("the judge \\x1b[2J is away")
-        return len(calls) % 2
 
-    rows = [{"question": f"q{i}"} for i in range(8)]
-    return SingleTurnEnv(rubric=Rubric([judge]), dataset=rows)
+@inline
+def judge(completion) -> float:
+    raise RuntimeError("the judge \\x1b[2J is away")
 """
 
 
@@ -51,7 +46,7 @@ def rl(tiny_model_dir, tmp_path, monkeypatch):
     """Calls `hone rl` with working defaults, in a folder that holds two environments; later flags win."""
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "constant.py").write_text(CONSTANT)
-    (tmp_path / "environments" / "flaky.py").write_text(FLAKY)
+    (tmp_path / "environments" / "broken.py").write_text(BROKEN)
     monkeypatch.chdir(tmp_path)
 
     def call(*flags: str, model: str | Path = tiny_model_dir) -> int:
@@ -100,22 +95,8 @@ def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_pa
     assert {row["state"] for row in Run(out).rollouts(0).to_pylist()} == {"filtered"}
 
 
-def flaky(failing: int) -> list[str]:
-    return ["--no-audit", "--orchestrator.env.id", "flaky", "--orchestrator.env.args", json.dumps({"failing": failing})]
-
-
-def test_a_grader_that_fails_is_told_once(rl, tmp_path, capsys):
-    assert rl(*flaky(9), "--orchestrator.batch-size", "16") == 0
-    printed = capsys.readouterr().out
-    assert printed.count("9 of 16 completions could not be graded; the first: Traceback") == 1
-    assert "RuntimeError: the judge \\x1b[2J is away" in printed
-    (event,) = [e for e in Run(tmp_path / "out").events() if e["kind"] == "grader_error"]
-    assert (event["step"], event["count"], event["total"]) == (0, 9, 16)
-    assert "RuntimeError: the judge" in event["detail"]
-
-
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
-    assert rl(*flaky(16)) == 2
+    assert rl("--no-audit", "--orchestrator.env.id", "broken") == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("error: every completion of step 0 failed in the grader")
     assert 'raise RuntimeError("the judge' in captured.err and "is away" in captured.err and "\x1b" not in captured.err
@@ -125,24 +106,16 @@ def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert {row["outcome"] for row in Run(out).rollouts(0).to_pylist()} == {"grader_error"}
 
 
-def test_too_many_failures_end_the_run_with_its_state_saved(rl, tmp_path, capsys):
-    assert rl(*flaky(60), "--orchestrator.batch-size", "96") == 2
-    said, out = capsys.readouterr(), tmp_path / "out"
-    assert "of the last" in said.err and "(--orchestrator.grading.max-failed)" in said.err
-    version = len(metrics(out))
-    assert f"Saved: {out}/checkpoints/step_{version}; go on with: " in said.err and version < 3
-
-
-def test_a_signal_finishes_the_step_saves_and_says_where(rl, tmp_path, monkeypatch, capfd):
+def test_a_terminal_that_goes_away_finishes_the_step_saves_and_says_where(rl, tmp_path, monkeypatch, capfd):
     step = Trainer.step
 
     def interrupted(self, batches):
         if self.version == 1:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGHUP)
         return step(self, batches)
 
     monkeypatch.setattr(Trainer, "step", interrupted)
-    assert rl() == 143
+    assert rl() == 128 + signal.SIGHUP
     monkeypatch.undo()
     out = tmp_path / "out"
     assert [line["step"] for line in metrics(out)] == [0, 1]
@@ -156,26 +129,6 @@ def test_a_signal_finishes_the_step_saves_and_says_where(rl, tmp_path, monkeypat
     assert (tmp_path / "straight" / "metrics.jsonl").read_bytes() == (out / "metrics.jsonl").read_bytes()
 
 
-# ---- bad input ------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_folder_without_weights(rl, tmp_path, tiny_model_dir, capsys):
-    bare = tmp_path / "bare"
-    bare.mkdir()
-    for file in tiny_model_dir.iterdir():
-        if file.suffix != ".safetensors":
-            (bare / file.name).write_bytes(file.read_bytes())
-    fails(capsys, rl(model=bare), str(bare), "safetensors")
-
-
 def test_a_prompt_longer_than_the_context(rl, capsys):
     args = ["--orchestrator.env.id", "constant", "--orchestrator.env.args", '{"length": 300}']
     fails(capsys, rl(*args), "leaves no room for a completion in seq_len = 64")
-
-
-def test_an_output_directory_that_is_not_hones_stays_as_it_was(rl, tmp_path, capsys):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("years of work")
-    fails(capsys, rl(), str(tmp_path / "out"), "--output-dir")
-    assert [p.name for p in (tmp_path / "out").iterdir()] == ["thesis.txt"]
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "years of work"

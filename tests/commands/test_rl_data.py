@@ -1,4 +1,4 @@
-"""`hone rl` and its data: held-out prompts in training, and a pool of prompts that runs empty."""
+"""`hone rl` and its data: held-out prompts in training."""
 
 from __future__ import annotations
 
@@ -11,25 +11,10 @@ from refusals import fails
 from hone.cli import main
 from hone.runs import Run
 
-EASY = '''
-from hone.environments import Rubric, SingleTurnEnv
-
-
-def load_environment():
-    """Every completion is right."""
-    return SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": f"q{i}"} for i in range(8)])
-
-
-def right(completion) -> float:
-    return 1.0
-'''
-
 
 @pytest.fixture
 def rl(tiny_model_dir, tmp_path, monkeypatch):
-    """Calls `hone rl`, two prompts a step, in a folder that holds a task `easy`; it writes into outputs."""
-    (tmp_path / "environments").mkdir()
-    (tmp_path / "environments" / "easy.py").write_text(EASY)
+    """Calls `hone rl`, two prompts a step; it writes into outputs."""
     monkeypatch.chdir(tmp_path)
 
     def call(*flags: str) -> int:
@@ -57,11 +42,8 @@ def test_held_out_prompts_are_taken_out_of_training(rl, tmp_path, capsys):
     flags = [*overlapping(tmp_path), "--orchestrator.eval.overlap", "drop", "--max-steps", "5", "--ckpt.interval", "2"]
     assert rl(*flags) == 0
     assert "are left out of training" in capsys.readouterr().out
-    rows = Run("outputs").rollouts(0).to_pylist()
-    texts = {
-        json.loads(row["info"])["text"][-1] for step in range(5) for row in Run("outputs").rollouts(step).to_pylist()
-    }
-    assert texts == set("01347") and rows
+    infos = [info for step in range(5) for info in Run("outputs").rollouts(step)["info"].to_pylist()]
+    assert {json.loads(info)["text"][-1] for info in infos} == set("01347")
     assert (Run("outputs").info["pool"], Run("outputs").info["left_out"]) == (5, [2, 5, 6])
     for command in (["verify", "outputs", "--steps", "2"], ["replay", "outputs"], ["runs", "ledger", "outputs"]):
         assert main(command) == 0

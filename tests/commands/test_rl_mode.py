@@ -9,29 +9,19 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 
 
-def moded(line: str) -> RLConfig:
-    return with_mode(parse(RLConfig, line.split(), "rl"))
-
-
 @pytest.mark.parametrize(
-    ("gpus", "mode", "ranks"), [("", "colocated", 1), ("0", "colocated", 1), ("0,1,2,3", "split", 3)]
-)
-def test_it_goes_by_the_number_of_gpus(gpus: str, mode: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    config = moded("")
-    assert (config.mode, config.trainer.ranks) == (mode, ranks)
-
-
-@pytest.mark.parametrize(
-    ("line", "mode", "ranks"),
+    ("gpus", "line", "mode", "ranks"),
     [
-        ("--mode colocated", "colocated", 1),
-        ("--trainer.ranks 2", "split", 2),
-        ("--model.device cuda:1", "colocated", 1),
-        ("--orchestrator.client.base-url http://localhost:8000/v1", "colocated", 1),
+        ("", "", "colocated", 1),
+        ("0", "", "colocated", 1),
+        ("0,1,2,3", "", "split", 3),
+        ("0,1,2,3", "--mode colocated", "colocated", 1),
+        ("0,1,2,3", "--trainer.ranks 2", "split", 2),
+        ("0,1,2,3", "--model.device cuda:1", "colocated", 1),
+        ("0,1,2,3", "--orchestrator.client.base-url http://localhost:8000/v1", "colocated", 1),
     ],
 )
-def test_what_the_user_says_comes_first(line: str, mode: str, ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
-    config = moded(line)
+def test_it_goes_by_the_gpus_unless_the_user_says_it(gpus, line, mode, ranks, monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    config = with_mode(parse(RLConfig, line.split(), "rl"))
     assert (config.mode, config.trainer.ranks) == (mode, ranks)

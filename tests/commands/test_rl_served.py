@@ -70,20 +70,13 @@ def test_a_run_through_a_server_takes_the_steps_of_one_in_process(rl, server, tm
     assert (there.info["exact"], there.info["inexact"]) == (False, [{"step": 0, "cause": cause}])
     assert f"Another run of this config may differ from step 0 on: {cause}." in capsys.readouterr().out
 
-
-def test_what_a_server_sampled_is_trained_on_again_and_not_sampled_again(rl, server, tmp_path, capsys):
-    assert rl("out", *url(server)) == 0
-    out = str(tmp_path / "out")
-    capsys.readouterr()
+    out = str(there.path)
     assert main(["verify", out, "--steps", "3"]) == 0
     said = capsys.readouterr().out
     assert f"completions were sampled by the server at {server.url}/v1, which can't be asked again" in said
     assert "3 steps came out equal from their recorded completions, bit for bit" in said and "evaluation " not in said
     assert main(["replay", out]) == 0
     assert "verdict       equal" in capsys.readouterr().out
-    metrics = tmp_path / "out" / "metrics.jsonl"
-    metrics.write_text(metrics.read_text().replace('"canary/verdict": 0.0', '"canary/verdict": 1.0'))
-    assert main(["verify", out]) == 1
 
 
 def test_a_server_that_dies_costs_no_finished_step(rl, server, tmp_path, monkeypatch, capsys):

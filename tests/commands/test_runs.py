@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from refusals import fails
-from run_folders import checkpoint, entry, held, make_run, rollouts, write_lines
-from tampering import snapshot
+from run_folders import checkpoint, entry, held, make_run, rollouts, snapshot, write_lines
 
 from hone.cli import main
 from hone.commands import runs

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from refusals import fails
+from run_folders import snapshot
 
 from hone.cli import main
 
@@ -34,10 +35,6 @@ def sft(tiny_model_dir, data, tmp_path):
     return call
 
 
-def snapshot(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
 def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tmp_path, capsys):
     assert sft("--val.interval", "2", "--val.fraction", "0.2") == 0
     out = capsys.readouterr().out
@@ -46,12 +43,6 @@ def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tm
     assert f"Done: 3 steps, loss {lines[2]['loss']:.4f}, val/loss {lines[3]['val/loss']:.4f}. Weights: {weights}" in out
     assert f"hone eval ENV -m {weights}" in out
     assert "SFT: " in out and "data set `rows.jsonl`" in out
-
-
-# ---- signals --------------------------------------------------------------------------------------------------------
-
-
-# ---- bad input ------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_without_the_needed_column(sft, data, tmp_path, capsys):
@@ -70,15 +61,11 @@ def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):
     assert snapshot(tmp_path / "out") == before
 
 
-def test_several_ranks_need_torchrun(sft, monkeypatch, capsys):
+@pytest.mark.parametrize(("flags", "words"), [((), "torchrun"), (("--detach",), "several ranks")])
+def test_several_ranks_need_torchrun_and_its_terminal(sft, monkeypatch, capsys, tmp_path, flags, words):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
-    fails(capsys, sft(), "WORLD_SIZE is 2", "torchrun")
-
-
-def test_several_ranks_cannot_be_detached(sft, monkeypatch, capsys, tmp_path):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    fails(capsys, sft("--detach"), "several ranks")
+    fails(capsys, sft(*flags), words)
     assert not (tmp_path / "out").exists()
 
 

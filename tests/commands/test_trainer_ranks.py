@@ -102,22 +102,6 @@ def test_what_the_user_can_mend_is_said_once(rl_run, tmp_path):
     assert said.count("error: max_steps is 6 in this trainer's config") == 1, said
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_the_death_of_a_rank_ends_all(rl_run, tmp_path, rank):
-    orchestrator = Orchestrator(rl_run, tmp_path / "t")
-    with torchrun(orchestrator, tmp_path / "log") as process:
-        orchestrator.transport.hello(LIMIT)
-        orchestrator.open("s1")
-        orchestrator.put(0)
-        orchestrator.result(1)
-        ranks = ranks_of(process)
-        os.kill(ranks[rank], signal.SIGKILL)
-        if rank == 1:
-            orchestrator.put(1)
-        assert process.wait(LIMIT) != 0
-        wait_until_gone(set(ranks))
-
-
 def test_sigterm_ends_all_at_once(rl_run, tmp_path):
     """By themselves: torchrun would kill those that stay only long after this test has given up."""
     orchestrator = Orchestrator(rl_run, tmp_path / "t")

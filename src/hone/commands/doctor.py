@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from hone.config.plan import DoctorConfig
 
 OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
-STYLES = {"": "bold", "ok": "", "warning": "yellow", "error": "bold red", "fix": "cyan"}
+COLOURS = {"": "1", "warning": "33", "error": "1;31", "fix": "36"}
+"""Of a terminal: bold, yellow, bold red, cyan. Without rich, which may be what is broken."""
 
 
 def run(config: DoctorConfig) -> int:
@@ -31,10 +32,7 @@ def run_without_config(argv: list[str]) -> int:
 
 
 def report(subject: Subject, as_json: bool) -> int:
-    """Look, print (in colour on a terminal where rich is there), and return the exit code.
-
-    What libraries and tasks print goes to standard error.
-    """
+    """Look, print, and return the exit code. What libraries and tasks print goes to standard error."""
     with contextlib.redirect_stdout(sys.stderr):
         findings = diagnose(subject)
     following = "make quickstart" if Path("Makefile").is_file() else "hone plan @ FILE.toml"
@@ -44,15 +42,8 @@ def report(subject: Subject, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"findings": [asdict(finding) for finding in findings], "verdict": last}, indent=2))
         return code
-    try:
-        from rich.console import Console
-        from rich.text import Text
-
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)
-        show = lambda text, style: console.print(Text(text, style), soft_wrap=True)  # noqa: E731
-    except Exception:  # it is what is broken
-        show = lambda text, style: print(text)  # noqa: E731
     width = min(shutil.get_terminal_size((120, 24)).columns, 140)
     for status, line in (*lines(findings, width), ("ok", ""), ("", last)):
-        show(line, STYLES[status])
+        colour = COLOURS.get(status) if sys.stdout.isatty() else None
+        print(f"\033[{colour}m{line}\033[0m" if colour else line)
     return code

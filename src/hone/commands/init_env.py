@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import keyword
 import re
-import sys
 from importlib.resources import files
 from pathlib import Path
 
@@ -34,10 +33,8 @@ def run(config: InitEnvConfig) -> int:
     module, why = config.name.replace("-", "_"), None
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", module) or len(module) > 60:
         why = "an id is made of English letters, digits and single dashes, starts with a letter, and has at most 60"
-    elif module in sys.stdlib_module_names or module.lower() in RESERVED or keyword.iskeyword(module):
-        why = "Python, pytest or hone has another use for that name"
-    elif (taken := is_taken(module)) is not None:
-        why = f"there is a module of that name already ({taken})"
+    elif module.lower() in RESERVED or keyword.iskeyword(module) or is_taken(module) is not None:
+        why = "Python, pytest, hone or a module that is there has that name"
     if why:
         raise UserError(f"a task can't be called {config.name!r}: {why}; choose another, such as my-{config.name}")
     environments, tests, examples = (

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
-
-from rich.console import Console
-from rich.text import Text
 
 from hone.commands.rl import with_mode
 from hone.config.plan import PlanConfig
@@ -62,11 +60,10 @@ def run(config: PlanConfig) -> int:
 
 def _print(heading: str, lines: list[str]) -> None:
     """Print a heading and its lines; what is too long for a line goes on below, further in."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    wrapper = textwrap.TextWrapper(max(40, console.width), initial_indent="  ", subsequent_indent="      ")
-    wrapper.break_long_words = wrapper.break_on_hyphens = False
-    console.print(Text(heading, "bold"), soft_wrap=True)
+    width = max(40, shutil.get_terminal_size().columns) if sys.stdout.isatty() else 120
+    wrapper = textwrap.TextWrapper(width, initial_indent="  ", subsequent_indent="      ", break_on_hyphens=False)
+    wrapper.break_long_words = False
+    print(heading)
     for line in lines:
-        for part in wrapper.wrap(line):
-            console.print(Text(part, "bold red" if "does NOT fit" in line else ""), soft_wrap=True)
-    console.print()
+        print(wrapper.fill(line))
+    print()

@@ -31,63 +31,65 @@ class Audit(Observer):
 
     def __init__(self, refuses: bool = True) -> None:
         self._refuses = refuses
-        self._report: Report | None = None
-        self._command = ""
+        self._record: dict[str, Any] | None = None
+        self._lines = ["The task was not audited (--no-audit)."]
 
     def check(self, training: Any) -> None:
         config, env = training.config, training.env
         if _had_before(config):
             return
-        task = config.orchestrator.env
-        flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
-        self._command = command("hone", "audit", task.id, **flags)
+        self._record = {"verdict": "skipped", "why": "--no-audit"}
         if not config.audit:
             return
-        # A task of its own, in processes of its own, so that what reward functions remember is not from here. Only the
-        # data is read once.
-        from hone.composition.parts import task_of
-
-        fresh = task_of(config, training.given)
-        fresh.share_data(env)
-        fresh.isolated = True
-        status = Status()
-        if config.display != "none":
-            fresh.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
-        fresh.use_workers(config.orchestrator.grading)
-        tokenizer = training.renderer.tokenizer
-        try:
-            self._report = audit_before_training(
-                fresh,
-                seed=config.seed,
-                max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
-                count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
-            )
-        finally:
-            fresh.close_workers()
-            status.clear()
-        failed = [finding for finding in self._report.failures if finding.name != MAX_TOKENS_FAILURE]
+        report = _audit(training)
+        task = config.orchestrator.env
+        flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
+        see = command("hone", "audit", task.id, **flags)
+        failed = [finding for finding in report.failures if finding.name != MAX_TOKENS_FAILURE]
         if failed and self._refuses:
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
             raise UserError(
                 f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
-                f"{others}. To mend it, {failed[0].remedy}. See it with: {self._command}   Start anyway with --no-audit"
+                f"{others}. To mend it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
             )
+        self._record = report.record()
+        del self._record["seconds"]  # equal runs have equal files
+        bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
+        self._lines = [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
+        self._lines += [f"audit: all of it: {see}"] if bad else []
 
     def before_start(self, run: RunWriter) -> None:
-        if not self._command:
+        if self._record is None:
             return
-        record = {"verdict": "skipped", "why": "--no-audit"}
-        lines = ["The task was not audited (--no-audit)."]
-        if self._report is not None:
-            record = self._report.record()
-            del record["seconds"]  # equal runs have equal files
-            bad = [finding for finding in self._report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
-            lines = [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
-            lines += [f"audit: all of it: {self._command}"] if bad else []
-        write_json(run.folder / AUDIT, record)
-        run.event("audit", run.start_step, verdict=record["verdict"])
-        for line in lines:
+        write_json(run.folder / AUDIT, self._record)
+        run.event("audit", run.start_step, verdict=self._record["verdict"])
+        for line in self._lines:
             run.display.message(line)
+
+
+def _audit(training: Any) -> Report:
+    """Audit a task of its own, in processes of its own, so that what reward functions remember is not from here; only
+    the data is read once.
+    """
+    from hone.composition.parts import task_of
+
+    config, fresh, status = training.config, task_of(training.config, training.given), Status()
+    fresh.share_data(training.env)
+    fresh.isolated = True
+    if config.display != "none":
+        fresh.progress = lambda words: status(f"auditing {fresh.id}: {words}") if words else None
+    fresh.use_workers(config.orchestrator.grading)
+    tokenizer = training.renderer.tokenizer
+    try:
+        return audit_before_training(
+            fresh,
+            seed=config.seed,
+            max_tokens=config.orchestrator.sampling.max_tokens or config.seq_len,
+            count_tokens=lambda text: len(tokenizer.encode(text, add_special_tokens=False).ids),
+        )
+    finally:
+        fresh.close_workers()
+        status.clear()
 
 
 def _had_before(config: RLConfig) -> bool:

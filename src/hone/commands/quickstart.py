@@ -68,11 +68,6 @@ def run(config: QuickstartConfig) -> int:
         f"  {shlex.join(rl_command)} --seed 1   # another seed\n"
         f"  hone quickstart --controls   # what SFT alone would have reached"
     )
-    if config.controls:
-        print(
-            "\nSFT alone on clean demonstrations wins here: with a perfect teacher there is nothing left to discover.\n"
-            "RL's worth is that it needs only the verifier: it went past an unreliable teacher."
-        )
     return 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext, redirect_stdout
 
-from hone.config.report import ReportConfig
+from hone.config.runs import ReportConfig
 from hone.errors import UserError
 from hone.runs.listing import find_run
 from hone.runs.outputs import refuse_inside_run

@@ -201,13 +201,13 @@ def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
 def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     """Describe which processes there are, where their lines go, and how to end them all."""
     folder, server = config.output_dir, config.orchestrator.client.base_url
-    quoted, names = shlex.quote(str(folder)), ", ".join(dict.fromkeys(child.role for child in children))
-    sampler = f" and the server at {server}" if server else ""
-    return (
-        f"RL in {len(children)} processes on this machine, into {folder}\n"
-        f"    {names}{sampler}; their logs: {folder / 'logs'}\n"
-        f"To end all of them, saved: Ctrl-C, or hone runs stop {quoted}. To follow: bash scripts/tmux.sh {quoted}"
-    )
+    lines = [f"RL in {len(children)} processes on this machine, into {folder}"]
+    lines += [f"    inference     the server that is up at {server}"] if server else []
+    for role in dict.fromkeys(child.role for child in children):
+        pids = " ".join(str(child.pid) for child in children if child.role == role)
+        lines.append(f"    {role:<13} pid {pids}: log {folder / 'logs' / f'{role}.log'}")
+    end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
+    return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])
 
 
 def _say(text: str) -> None:

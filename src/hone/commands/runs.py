@@ -220,11 +220,12 @@ def ledger(config: configs.RunsLedgerConfig) -> int:
         return 0
     if shown and len(shown) < len(wanted):
         print(f"({len(wanted) - len(shown):,} earlier draws: --limit {len(wanted)} shows all)")
-    rows = [{name: str(draw[name]) for name in ("draw", "step", "example_id", "state", "tokens")} for draw in shown]
-    for row, draw in zip(rows, shown, strict=True):
-        if any("graded" in draw for draw in shown):
+    measured, rows = any("graded" in draw for draw in shown), []
+    for draw in shown:
+        row = {name: str(draw[name]) for name in ("draw", "step", "example_id", "state", "tokens")}
+        if measured:
             row["solved"] = f"{draw['solved']}/{draw['graded']}" if "graded" in draw else ""
-        row["from"] = draw["source"]
+        rows.append(row | {"from": draw["source"]})
     print_table(rows)
     states = Counter(draw["state"] for draw in draws)
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items(), reverse=True))

@@ -46,8 +46,9 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
 
 def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
     """Print texts below each other behind a label; of those beyond `most`, how many there are."""
-    shown = texts if most is None else [*texts[:most], *([f"and {len(texts) - most} more"] if texts[most:] else [])]
-    for number, text in enumerate(shown):
+    if most is not None and len(texts) > most:
+        texts = (*texts[:most], f"and {len(texts) - most} more")
+    for number, text in enumerate(texts):
         print(f"{'' if number else label:<14}{text}")
 
 

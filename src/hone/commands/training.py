@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -122,7 +123,7 @@ class Card(Observer):
     """Writes the run card when the run ends; it is never the reason why that fails."""
 
     def check(self, training: Any) -> None:
-        self._env = getattr(training, "env", None)  # to grade with
+        self._env: Any = getattr(training, "env", None)  # to grade with
 
     def before_start(self, run: RunWriter) -> None:
         self._run = run
@@ -130,36 +131,35 @@ class Card(Observer):
     def at_end(self, status: str) -> None:
         if status not in ("done", "budget", "stopped"):
             return
-        folder, display, env = self._run.folder, self._run.display, self._env
-        again = command("hone", "report", str(folder))
+        folder, display = self._run.folder, self._run.display
+        self._again = command("hone", "report", str(folder))
         try:
             from hone.viewer.card.facts import facts_of
             from hone.viewer.card.files import write_card
 
             display.phase("report")
-            read = None if env is None else lambda run, rows: self._read(env, run, rows, status, again)
-            card = facts_of(folder, read, ours=True)
+            card = facts_of(folder, self._env and partial(self._read, status == "done"), ours=True)
             if card.run.progress.history:
                 write_card(card, folder)
                 display.message(f"Card: {folder / CARD[0]}")
         except KeyboardInterrupt:
-            display.message(f"The card was left out: {again} writes it.")
+            display.message(f"The card was left out: {self._again} writes it.")
         except Exception as error:
             if not isinstance(error, OSError):  # a disk that takes no card may take no log either
                 logging.getLogger(__name__).warning("the run card could not be written", exc_info=True)
             cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            display.message(f"The card could not be written ({cause}): {again} writes it.")
+            display.message(f"The card could not be written ({cause}): {self._again} writes it.")
 
-    def _read(self, env: Any, run: Any, evaluated: Any, status: str, again: str) -> Any:
+    def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
         """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
         from hone.environments.rubric import is_async
         from hone.viewer.card.lenient import Leniency, read
 
-        if status != "done":
-            return Leniency(f"the run was to end at once: {again} reads it")
-        if any(map(is_async, env.rubric.funcs.values())) or not (env.rubric.inline or env.has_workers):
-            return Leniency(f"reward functions might ask a service, or hang: {again} reads it")
-        return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
+        rubric = self._env.rubric
+        if has_time and not any(map(is_async, rubric.funcs.values())) and (rubric.inline or self._env.has_workers):
+            return read(self._env, evaluated, run.info["seed"], LENIENT_SECONDS)
+        why = "reward functions might ask a service, or hang" if has_time else "the run was to end at once"
+        return Leniency(f"{why}: {self._again} reads it")
 
 
 class HandOver(Observer):

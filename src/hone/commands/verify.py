@@ -61,9 +61,11 @@ def run(config: VerifyConfig) -> int:
         print_labelled("note", note)
     print_labelled("verdict", f"{verdict}: {explain(verification)}")
     executed = verification.steps or verification.evaluation
-    print_labelled(
-        "", *(checked.damages if verdict == "damaged" else verification.reasons if executed else []), most=SHOWN
-    )
+    listed = checked.damages if verdict == "damaged" else verification.reasons if executed else []
+    for item in listed[:SHOWN]:
+        print(f"  {item}")
+    if len(listed) > SHOWN:
+        print(f"  and {len(listed) - SHOWN} more, in the certificate")
     try:
         print_labelled("certificate", str(verification.write_certificate(recorded, here())))
     except UserError as error:  # the verdict stands without it
@@ -150,7 +152,7 @@ def explain(verification: Verification) -> str:
     if verdict == "files only":
         return (
             "all files fit their hashes; no step was executed again, which alone finds completions, scores or weights "
-            "that were made up with hashes to fit"
+            "that were made up"
         )
     if verdict == "verified":
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
@@ -163,7 +165,5 @@ def explain(verification: Verification) -> str:
         return verification.reasons[0]
     if verdict == "not comparable":
         return f"{found.sentence()}\n  which proves nothing, for these are not as they were for the run:"
-    return (
-        f"{found.sentence()}\n  machine, versions and sources are those of the run: so its record was changed, or "
-        "something in it can't be\n  repeated, such as a reward function that asks a clock or the network"
-    )
+    same = "machine, versions and sources are those of the run"
+    return f"{found.sentence()}\n  {same}: its record was changed, or something in it can't be repeated"

@@ -10,7 +10,7 @@ import threading
 from shlex import quote
 
 from hone.commands.serving import listen, serve
-from hone.config.view import ViewConfig
+from hone.config.runs import ViewConfig
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
 from hone.viewer.site import Site
@@ -39,10 +39,10 @@ def _intro(config: ViewConfig, catalog: Catalog) -> str:
     url, entries, around = f"http://{HOST}:{config.port}/", catalog.entries(), catalog.around
     if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
         url += f"run/{entries[0].slug}/"
-    lines = [f"Showing {len(entries)} run{'' if len(entries) == 1 else 's'} under {config.root} at {url}"]
-    if not entries and around:
-        lines += [f"Warning: {config.root} lies in the run {around}: `hone view {quote(str(around))}` shows it"]
-    elif not entries:
-        lines += [f"Warning: there is no run under {config.root}: name a run, or the folder that holds your runs"]
+    text = f"Showing {len(entries)} run{'' if len(entries) == 1 else 's'} under {config.root} at {url}\n"
+    if not entries:
+        lies = f"{config.root} lies in the run {around}: `hone view {quote(str(around))}` shows it"
+        none = f"there is no run under {config.root}: name a run, or the folder that holds your runs"
+        text += f"Warning: {lies if around else none}\n"
     forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
-    return "\n".join([*lines, f"from another machine   {forward}", "stop                   Ctrl-C"])
+    return f"{text}from another machine   {forward}\nstop                   Ctrl-C"

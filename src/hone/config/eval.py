@@ -7,17 +7,16 @@ from typing import Any
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, flag
 from hone.config.shared import GradingConfig, Precision, server_url
 from hone.errors import UserError
 
 MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
-NEEDS_SERVER = {"api_key_var": "-k", "concurrency": "-c", "timeout": "--timeout", "max_retries": "--max-retries"}
-"""Fields that mean something with `base_url` alone, and their flags."""
-NEEDS_PROCESS = {"precision": "--precision", "threads": "--threads", "chat_template": "--chat-template"}
-"""Fields that mean something without `base_url` alone, and their flags."""
-SHORT = {"temperature": "-T", "top_p": "--top-p", "max_tokens": "-t", "seed": "--seed"}
+NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
+NEEDS_PROCESS = {"precision", "threads", "chat_template"}
+"""Fields that mean something with `base_url` alone, and without it alone."""
+SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments that have flags of their own."""
 
 
@@ -81,13 +80,12 @@ class EvalConfig(BaseConfig):
         """Refuse flags that the chosen way of sampling would ignore, and sampling arguments that are given twice."""
         # A saved config.toml has all fields: only what differs from its default was meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name in meant & NEEDS_SERVER.keys() if self.base_url is None else ():
-            raise UserError(f"{NEEDS_SERVER[name]} is for a server: give its URL with -b")
-        for name in meant & NEEDS_PROCESS.keys() if self.base_url is not None else ():
-            raise UserError(f"{NEEDS_PROCESS[name]} is for a model in this process: the server behind -b decides that")
-        for name, flag in SHORT.items():
-            if name in self.sampling_args and name in meant:
-                raise UserError(f"{name} is given twice, by {flag} and in -S: leave one out")
+        for name in meant & NEEDS_SERVER if self.base_url is None else ():
+            raise UserError(f"{flag((name,))} is for a server: give its URL with -b")
+        for name in meant & NEEDS_PROCESS if self.base_url is not None else ():
+            raise UserError(f"{flag((name,))} is for a model in this process: the server behind -b decides that")
+        for name in meant & SAMPLING & self.sampling_args.keys():
+            raise UserError(f"{name} is given twice, by a flag and in -S: leave one out")
         return self
 
     def sampling(self) -> dict[str, Any]:
