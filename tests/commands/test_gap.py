@@ -35,8 +35,6 @@ def test_a_gap_that_stops_saves_the_run_which_can_then_go_on(bench, warned, caps
     assert run.info["status"] == "failed" and "disagree at version 0" in run.info["failure"]
     (line,) = [json.loads(text) for text in (halted / "metrics.jsonl").read_text().splitlines()]
     assert line["step"] == 0 and line["canary/verdict"] == 2.0 and "lr" not in line
-    (event,) = [event for event in run.events() if event["kind"] == "gap"]
-    assert (event["step"], event["verdict"], event["of"]) == (0, "stop", "canary") and event["mean"] > 1e-12
     assert run.checkpoints.steps() == [0] and (halted / "weights" / "step_0").exists()
 
     again = ["rl", "@", str(halted / "config.toml"), "--output-dir", str(halted), "--resume"]
@@ -53,6 +51,7 @@ def test_verify_measures_the_canary_again(rl_run, tmp_path, capsys):
     run = shutil.copytree(rl_run, tmp_path / "run")
     gaps = [json.loads(text)["canary/gap/mean"] for text in (run / "metrics.jsonl").read_text().splitlines()]
     assert all(0 < gap <= 1e-5 for gap in gaps) and len(set(gaps)) > 1
+    shutil.rmtree(run / "checkpoints" / "step_6")  # which knows the lines before it
     tampering.edit_metrics(run, 5, "canary/gap/mean", 0.0, fit_hashes=True)
     assert main(["verify", str(run), "--steps", "6"]) == 1
     assert "executed again, step 5, metrics: canary/gap/mean is 0.0 in the run" in capsys.readouterr().out
