@@ -33,7 +33,7 @@ CASES = {
     "audit --template hone/tiny -m hone/tiny": "--model is for the audit of a task",
     "audit gsm8k --chat-template x.jinja": "--chat-template overrides a model's",
     "eval revers-text": "did you mean reverse-text",
-    "eval reverse-text -a '{\"min_char\": 3}'": "did you mean 'min_chars'",
+    "eval reverse-text -a '{\"min_char\": 3}'": "num_eval_examples, min_chars, ",
     'eval reverse-text -a \'{"dataset": "no.jsonl"}\'': "no.jsonl does not exist",
     "eval reverse-text -m no/such/folder": "no/such/folder",
     "eval reverse-text -c 8": "--concurrency is for a server: give its URL with -b",
