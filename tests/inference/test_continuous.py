@@ -6,25 +6,18 @@ import numpy as np
 import pytest
 import torch
 
-from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.engine import Engine
 from hone.inference.prefill import BLOCK, PrefixCache
 from hone.inference.types import Job, SamplingParams, Token
-from hone.model.presets import random_decoder, tiny_config
 
-CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
-FREE = SamplingParams(ignore_eos=True)
+from .many_jobs import CONFIG, FREE, peaked
 
 
 @pytest.fixture(scope="module")
 def model():
-    decoder = random_decoder(CONFIG, seed=2, precision="fp32")
-    with torch.no_grad():
-        decoder.embed.mul_(8)  # a peaked distribution: different tokens have clearly different logprobs
-    decoder.refresh()
-    return decoder
+    return peaked()
 
 
 def random_jobs(seed: int, count: int, params: SamplingParams = FREE) -> list[Job]:

@@ -4,50 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
-from hone.config.shared import InitConfig
 from hone.inference import invariant
 from hone.inference.engine import Engine
-from hone.inference.types import Job, SamplingParams
-from hone.model.presets import random_decoder, tiny_config
+from hone.inference.types import Job
 
-CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
-FREE = SamplingParams(ignore_eos=True)
-
-
-def peaked(precision: str):
-    decoder = random_decoder(CONFIG, seed=2, precision=precision)
-    with torch.no_grad():
-        decoder.embed.mul_(8)
-    decoder.refresh()
-    return decoder
-
-
-def jobs(count: int, seed: int = 0, shared: int = 40) -> list[Job]:
-    """Jobs of different lengths; half of them begin with the same 40 tokens, some have equal prompts."""
-    draw = np.random.default_rng(seed)
-    system = tuple(draw.integers(4, 250, shared).tolist())
-    found: list[Job] = []
-    for i in range(count):
-        prompt = tuple(draw.integers(4, 250, draw.integers(1, 70)).tolist())
-        prompt = system + prompt if i % 2 else prompt
-        prompt = found[-1].prompt if i % 5 == 4 else prompt
-        found.append(Job(prompt, key=1000 + i, max_tokens=int(draw.integers(1, 50)), params=FREE))
-    return found
-
-
-def sampled(engine: Engine, order: list[Job], arrivals: np.random.Generator | None = None) -> dict[int, list]:
-    """(token, logprob) of each job by its key; with `arrivals`, the jobs come a few at a time while others run."""
-    waiting, keys, got = list(order), {}, {job.key: [] for job in order}
-    while waiting or engine.busy:
-        for _ in range(len(waiting) if arrivals is None else arrivals.integers(0, 4)):
-            if waiting:
-                job = waiting.pop(0)
-                keys[engine.add(job)] = job.key
-        for token in engine.step():
-            got[keys[token.ticket]].append((token.id, token.logprob))
-    return got
+from .many_jobs import FREE, assert_same, jobs, peaked, sampled
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", pytest.param("bf16", marks=pytest.mark.long)])
@@ -88,6 +50,4 @@ def test_where_kernels_treat_rows_differently_a_tile_has_one(monkeypatch):
 def test_logprobs_are_those_of_the_other_engine():
     model, some = peaked("fp32"), jobs(12)
     invariant_tokens, usual = (sampled(Engine(model, batch_invariant=b), some) for b in (True, False))
-    for key, pairs in usual.items():
-        assert [token for token, _ in pairs] == [token for token, _ in invariant_tokens[key]]
-        np.testing.assert_allclose([p for _, p in pairs], [p for _, p in invariant_tokens[key]], atol=1e-5)
+    assert_same(invariant_tokens, usual)

@@ -34,41 +34,29 @@ def hermes(body: str) -> str:
     return f"<tool_call>{body}</tool_call>"
 
 
-GOOD = '{"name": "add", "arguments": {"a": 1}}'
+GOOD, ONE = '{"name": "add", "arguments": {"a": 1}}', ("add", {"a": 1})
+NOW = hermes('{"name": "now"}')
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (hermes(GOOD), [("add", {"a": 1})]),
-        (
-            "I add.\n" + hermes(f"\n{GOOD}\n") + "\n" + hermes('{"name": "now"}') + " bye",
-            [("add", {"a": 1}), ("now", {})],
-        ),
-        (hermes(r'{"name": "add", "arguments": "{\"a\": 1}"}'), [("add", {"a": 1})]),
-        (
-            hermes('{"name": "add", "arguments": {"c": "</tool_call> <think> é 🎲"}}'),
-            [("add", {"c": "</tool_call> <think> é 🎲"})],
-        ),
-        (
-            hermes('{"name": "add", "arguments": {"c": "<tool_call> </think>"}}') + "\n" + hermes(GOOD),
-            [("add", {"c": "<tool_call> </think>"}), ("add", {"a": 1})],
-        ),
-        ("say <tool_call>" + hermes(GOOD) + "</think>" + hermes('{"name": "now"}'), [("now", {})]),
-        ("<think>" + hermes(GOOD) + "</think>so", []),
-        ("<think>" + hermes(GOOD), []),
-        (hermes(GOOD) + "</think>" + hermes('{"name": "now"}'), [("now", {})]),
-        (
-            "<think>a</think>" + hermes(GOOD) + "<think>b</think>" + hermes('{"name": "now"}'),
-            [("add", {"a": 1}), ("now", {})],
-        ),
-        ("no call", []),
-        (GOOD, []),
-        ("<tool_call>" + GOOD, [(BAD, GOOD)]),
-        ("<tool_call>" + GOOD + hermes(GOOD), [(BAD, GOOD), ("add", {"a": 1})]),
-        (hermes("print(1)") + hermes(GOOD), [(BAD, "print(1)"), ("add", {"a": 1})]),
-    ],
-)
+@pytest.mark.parametrize(("text", "expected"), [
+    (hermes(GOOD), [ONE]),
+    ("I add.\n" + hermes(f"\n{GOOD}\n") + "\n" + NOW + " bye", [ONE, ("now", {})]),
+    (hermes(r'{"name": "add", "arguments": "{\"a\": 1}"}'), [ONE]),
+    (hermes('{"name": "add", "arguments": {"c": "</tool_call> <think> é 🎲"}}'),
+     [("add", {"c": "</tool_call> <think> é 🎲"})]),
+    (hermes('{"name": "add", "arguments": {"c": "<tool_call> </think>"}}') + "\n" + hermes(GOOD),
+     [("add", {"c": "<tool_call> </think>"}), ONE]),
+    ("say <tool_call>" + hermes(GOOD) + "</think>" + NOW, [("now", {})]),
+    ("<think>" + hermes(GOOD) + "</think>so", []),
+    ("<think>" + hermes(GOOD), []),
+    (hermes(GOOD) + "</think>" + NOW, [("now", {})]),
+    ("<think>a</think>" + hermes(GOOD) + "<think>b</think>" + NOW, [ONE, ("now", {})]),
+    ("no call", []),
+    (GOOD, []),
+    ("<tool_call>" + GOOD, [(BAD, GOOD)]),
+    ("<tool_call>" + GOOD + hermes(GOOD), [(BAD, GOOD), ONE]),
+    (hermes("print(1)") + hermes(GOOD), [(BAD, "print(1)"), ONE]),
+])  # fmt: skip
 def test_hermes(text, expected):
     assert calls(HERMES, text) == expected
 
@@ -81,28 +69,21 @@ def test_what_is_no_strict_json_object_is_malformed(arguments):
         assert calls(HERMES, hermes(body)) == [(BAD, body)]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            hermes(
-                "\n<function=add>\n<parameter=a>\n7\n</parameter>\n<parameter=b>\n[1, 2]\n</parameter>\n</function>\n"
-            ),
-            [("add", {"a": 7, "b": [1, 2]})],
-        ),
-        (hermes("<function=add><parameter=c>\n\n 7 <b>\n\n</parameter></function>"), [("add", {"c": "\n 7 <b>\n"})]),
-        (hermes("<function=add><parameter=a>seven</parameter></function>"), [("add", {"a": "seven"})]),
-        (hermes("<function=other><parameter=a>7</parameter></function>"), [("other", {"a": "7"})]),
-        (hermes("<function=add></function>"), [("add", {})]),
-        (
-            hermes("<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>"),
-            [(BAD, "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>")],
-        ),
-        (hermes("<function=add><parameter=a>1</function>"), [(BAD, "<function=add><parameter=a>1</function>")]),
-        ("<tool_call><function=add>", [(BAD, "<function=add>")]),
-        (hermes(GOOD), [(BAD, GOOD)]),
-    ],
-)
+TWICE = "<function=add><parameter=a>1</parameter><parameter=a>2</parameter></function>"
+
+
+@pytest.mark.parametrize(("text", "expected"), [
+    (hermes("\n<function=add>\n<parameter=a>\n7\n</parameter>\n<parameter=b>\n[1, 2]\n</parameter>\n</function>\n"),
+     [("add", {"a": 7, "b": [1, 2]})]),
+    (hermes("<function=add><parameter=c>\n\n 7 <b>\n\n</parameter></function>"), [("add", {"c": "\n 7 <b>\n"})]),
+    (hermes("<function=add><parameter=a>seven</parameter></function>"), [("add", {"a": "seven"})]),
+    (hermes("<function=other><parameter=a>7</parameter></function>"), [("other", {"a": "7"})]),
+    (hermes("<function=add></function>"), [("add", {})]),
+    (hermes(TWICE), [(BAD, TWICE)]),
+    (hermes("<function=add><parameter=a>1</function>"), [(BAD, "<function=add><parameter=a>1</function>")]),
+    ("<tool_call><function=add>", [(BAD, "<function=add>")]),
+    (hermes(GOOD), [(BAD, GOOD)]),
+])  # fmt: skip
 def test_xml(text, expected):
     assert calls(XML, text, [ADD]) == expected
 
