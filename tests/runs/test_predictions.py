@@ -158,7 +158,7 @@ def test_a_branch_starts_without(tmp_path):
     assert predictions.problem(info, tmp_path / "c") == ""
 
 
-@pytest.mark.parametrize("edit", ["p", "step", "made", "gone", "rehashed", "bad"])
+@pytest.mark.parametrize("edit", ["p", "step", "made", "gone", "rehashed", "event", "bad"])
 def test_a_later_edit_shows(tmp_path, edit):
     run = start(tmp_path, "reward/mean@2 > 0.1 p=0.8")
     take(run, 0, 5, save=4)
@@ -172,9 +172,12 @@ def test_a_later_edit_shows(tmp_path, edit):
     elif edit == "bad":
         facts["entries"] = "none"
     else:
-        facts["entries"][0]["p" if edit == "rehashed" else edit] = 1
-    if edit == "rehashed":
+        facts["entries"][0]["p" if edit in ("rehashed", "event") else edit] = 1
+    if edit in ("rehashed", "event"):
         facts["sha256"] = predictions._sha256(facts, info["id"])
+    if edit == "event":  # taken out as well
+        events = (tmp_path / "events.jsonl").read_text().splitlines(keepends=True)
+        (tmp_path / "events.jsonl").write_text("".join(line for line in events if '"predicted"' not in line))
     (tmp_path / "run.json").write_text(json.dumps(info))
     assert predictions.problem(info, tmp_path).startswith("its predictions ")
     with pytest.raises(UserError, match=r"run\.json: its predictions .*: restore it, or begin a new run"):

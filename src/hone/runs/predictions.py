@@ -169,7 +169,9 @@ def problem(info: Mapping[str, Any], folder: Path) -> str:
         entries(info)
     except (KeyError, TypeError, ValueError):
         return "its predictions can't be read"
-    if fits and digest in (None, info[KEY]["sha256"]):  # a run that was killed at once has no event
+    first = info.get("parent", {}).get("step", 0)
+    begun = any(line["step"] >= first for line in read_lines(folder / "metrics.jsonl"))
+    if fits and (digest == info[KEY]["sha256"] or (digest is None and not begun)):  # killed at once, it has no event
         return ""
     return "its predictions are not those that were made before step 0 (SHA-256 differs)"
 
