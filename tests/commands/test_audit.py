@@ -86,6 +86,7 @@ def test_a_sound_task_passes_and_is_told_how_to_go_on(capsys):
     assert main(["audit", "char-count", "-n", "2"]) == 0
     said = capsys.readouterr().out
     assert "audit of char-count: 2 examples, " in said and "verdict     nothing fails" in said
+    assert said.endswith("next        rl --orchestrator.env.id char-count --model.name MODEL\n")
 
 
 def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):

@@ -32,6 +32,7 @@ def test_a_checkpoint_is_evaluated_and_the_results_saved(here: Path, tiny_model_
     mean = metadata["metrics"]["eval/reverse-text/reward/mean"]
     assert re.search(rf"^reward +{mean:.3f} ±", out, re.MULTILINE)
     assert f"saved       {folder.relative_to(here)}/results.jsonl" in out
+    assert out.endswith(f"next        hone report {folder.relative_to(here)}\n")
     assert "\x1b" not in out
 
 

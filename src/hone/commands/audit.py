@@ -8,6 +8,7 @@ hone audit --template Qwen/Qwen3-0.6B
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
@@ -50,9 +51,15 @@ def run(config: AuditConfig) -> int:
     else:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         show_report(console, report)
+        following = ""
         if report.failures:
-            allow = f"--allow.{report.failures[0].name} REASON"
-            console.print(Text(f"next        mend what fails, or say that it is meant so: {allow}"), soft_wrap=True)
+            following = f"mend what fails, or say that it is meant so: --allow.{report.failures[0].name} REASON"
+        elif config.env is not None:
+            args = ["--orchestrator.env.args", json.dumps(config.env_args)] if config.env_args else []
+            words = ["rl", "--orchestrator.env.id", config.env, *args, "--model.name", config.model or "MODEL"]
+            following = shlex.join(words)
+        if following:
+            console.print(Text(f"next        {following}"), soft_wrap=True)
         if config.html is not None:
             console.print(Text(f"page        {config.html}"), soft_wrap=True)
     return int(report.verdict is Verdict.FAIL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 
 from rich.console import Console
@@ -33,6 +34,7 @@ def run(config: EvalConfig) -> int:
     if evaluation.folder is not None:
         evaluation.save(result, sys.argv)
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
+        console.print(Text(f"next        {shlex.join(['hone', 'report', str(evaluation.folder)])}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)
 
 
