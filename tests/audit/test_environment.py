@@ -12,7 +12,7 @@ from hone.audit.environment import audit_before_training, audit_environment
 from hone.audit.probes import AT_ONCE, Text
 from hone.audit.report import Check, Finding, Report, Verdict, show_report
 from hone.environments import Rubric
-from hone.environments.workers import Limits
+from hone.environments.environment import Limits
 from hone.types import Outcome
 
 NOISY = """

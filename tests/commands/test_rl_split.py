@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from processes import wait_until_gone
 
-from hone.commands.rl import roles, run_split, serve_config, variables
+from hone.commands.split import roles, run_split, serve_config, variables
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
@@ -105,7 +105,7 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
 
 
 def test_the_launcher_loads_nothing_heavy():
-    program = "import sys\nimport hone.commands.rl, hone.cli\nprint(*sys.modules)"
+    program = "import sys\nimport hone.commands.split, hone.cli\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "datasets", "tokenizers"} & set(done.stdout.split())
     program = "import sys\nbefore = {*sys.modules}\nimport hone.orchestrator.launch\nprint(*{*sys.modules} - before)"

@@ -23,7 +23,7 @@ from hone.audit.report import Check, Finding, Report, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.audit.statistics import check_signal
 from hone.environments import Environment
-from hone.environments.workers import Limits
+from hone.environments.environment import Limits
 
 FAST_REFERENCES, FAST_EXAMPLES = 32, 4
 """Examples whose reference is tried before training, and those that are tried with other texts too."""

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hone.audit.environment import audit_before_training
-from hone.audit.report import Report, Verdict
 from hone.commands.status import Status, command
 from hone.config.rl import RLConfig
 from hone.errors import UserError
@@ -16,6 +14,9 @@ from hone.runs.observer import Observer
 from hone.runs.outputs import AUDIT
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
+
+if TYPE_CHECKING:
+    from hone.audit.report import Report
 
 MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
@@ -41,6 +42,8 @@ class Audit(Observer):
         self._record = {"verdict": "skipped", "why": "--no-audit"}
         if not config.audit:
             return
+        from hone.audit.report import Verdict
+
         report = _audit(training)
         task = config.orchestrator.env
         flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
@@ -71,6 +74,7 @@ def _audit(training: Any) -> Report:
     """Audit a task of its own, in processes of its own, so that what reward functions remember is not from here; only
     the data is read once.
     """
+    from hone.audit.environment import audit_before_training
     from hone.composition.parts import task_of
 
     config, fresh, status = training.config, task_of(training.config, training.given), Status()

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of
-from hone.composition.sampling import KV_GIB, prefix_bytes
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
-from hone.evaluation.remote import check_body, evaluate_url, find_model
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
-from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
-from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.colocated import KV_GIB, EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
+
+if TYPE_CHECKING:
+    from hone.inference.endpoint import Endpoint
 
 Progress = Callable[[int, int], None]
 """Gets how many completions are done, of how many."""
@@ -73,6 +73,8 @@ class Evaluation:
         return evaluate_weights(policy, self.env, sampling, **limits, **counts)
 
     def _there(self, counts: dict[str, Any]) -> EvalResult:
+        from hone.evaluation.remote import check_body, evaluate_url
+
         config, body, seed = self.config, self.config.sampling(), self.config.seed
         if isinstance(body["seed"], int):
             seed = body.pop("seed")
@@ -93,6 +95,8 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
     """Return the config with the model that the server serves, if there is one; and True if that is hone's own."""
     if config.base_url is None:
         return config, False
+    from hone.evaluation.remote import find_model
+
     name = config.model if "model" in config.model_fields_set else None
     model, exact_keys = find_model(_endpoint(config), name)
     return config.model_copy(update={"model": model}), exact_keys
@@ -100,6 +104,8 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 
 def _endpoint(config: EvalConfig) -> Endpoint:
     """Return the server. Raises UserError if the variable of the API key is not set."""
+    from hone.inference.endpoint import Endpoint, api_key
+
     assert config.base_url is not None
     key = api_key(config.api_key_var, "-k")
     return Endpoint(config.base_url, key, config.concurrency, config.timeout, config.max_retries)

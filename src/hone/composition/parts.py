@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hone.algorithms.losses import policy_objective
 from hone.composition.machine import device_of
@@ -16,7 +16,6 @@ from hone.config.shared import EnvConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
-from hone.environments.functions import Given, given_task
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
@@ -31,11 +30,13 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Policy
-from hone.runs.reader import Run
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.step import Trainer
+
+if TYPE_CHECKING:
+    from hone.environments.functions import Given
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -59,6 +60,8 @@ def model_source(config: RunConfig) -> str:
     name = config.model.name
     if config.resume is None or name == TINY or Path(name).exists():
         return name
+    from hone.runs.reader import Run
+
     weights = Run(config.resume.dir or config.output_dir).weights()
     return str(weights[max(weights)]) if weights else name
 
@@ -108,6 +111,8 @@ def with_given_task(
     """Return the config with the task that a program gives, and that task; None if it gives none."""
     if dataset is None and eval_dataset is None and not reward_funcs and reward_weights is None and correct is None:
         return config, None
+    from hone.environments.functions import given_task
+
     env = config.orchestrator.env
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set

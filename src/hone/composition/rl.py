@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
 from hone.composition.machine import configure, device_of
-from hone.composition.sampling import reached, sampling
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import OnlineEvalConfig, RLConfig
@@ -33,7 +32,7 @@ from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
 from hone.model.chat import load_renderer
 from hone.orchestrator.canary import Canary, GapWatch, band_from_config
-from hone.orchestrator.colocated import LocalTrainer
+from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, close_draws, step_metrics, trainable
@@ -262,7 +261,11 @@ class RL(Training):
     def _open(self, stack: ExitStack) -> None:
         config, model, renderer = self.config, self.model, self.renderer
         configure(config.threads, model.num_parameters, bool(config.deterministic))
-        server = reached(config, renderer, model.num_parameters)
+        server = None
+        if config.sampled_by is not None:
+            from hone.composition.sampling import reached
+
+            server = reached(config, renderer, model.num_parameters)
         self._check()
         digests = parts.model_digests(model, renderer) if self.source == config.model.name else {}
         run = self._open_run(stack, digests, parameters=dict(model.named_parameters()))
@@ -274,7 +277,12 @@ class RL(Training):
             tensors, state = run.restored
             trainer.load_tensors(tensors, run.start_step)
         ledger = self._restored(state)
-        self.policy = stack.enter_context(sampling(config, self.env, server, run, trainer, renderer))
+        if config.sampled_by is None:
+            self.policy = own_policy(config, self.env, trainer, renderer)
+        else:
+            from hone.composition.sampling import sampling
+
+            self.policy = stack.enter_context(sampling(config, server, run, trainer, renderer))
         sampler = GroupSampler(config, self.env, renderer, self.policy, self.curriculum)
 
         def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:

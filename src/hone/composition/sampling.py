@@ -1,4 +1,4 @@
-"""What `hone rl` samples from: the engine in this process, a server that is up, or vLLM, started as a child."""
+"""What `hone rl` samples from, if not from the engine in this process: a server that is up, or vLLM as a child."""
 
 from __future__ import annotations
 
@@ -11,14 +11,11 @@ from functools import partial
 import torch
 
 from hone.config.rl import SAMPLED_BY, RLConfig
-from hone.environments import Environment, MultiTurnEnv
 from hone.inference.endpoint import Endpoint, api_key
-from hone.inference.engine import Engine
 from hone.inference.vllm import VllmServer
 from hone.inference.vllm.server import check_device, find_vllm
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
-from hone.orchestrator.colocated import EnginePolicy
 from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Policy
@@ -26,11 +23,6 @@ from hone.runs.outputs import SPOOL
 from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool
 from hone.trainer.step import Trainer
-
-KV_GIB = 4.0
-"""Memory for the own engine's keys and values, unless the config says how much."""
-PREFIX_SHARE = 0.25
-"""As much again of it for the prompts of conversations, whose next turns begin with them."""
 
 
 def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server | None:
@@ -48,33 +40,12 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     return reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
 
 
-def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
-    """Make the engine in this process, on the trainer's parameters."""
-    settings = config.inference
-    kv_bytes = int((settings.kv_gib or KV_GIB) * 2**30)
-    engine = Engine(
-        trainer.model,
-        kv_bytes=kv_bytes,
-        prefix_bytes=prefix_bytes(env, kv_bytes),
-        batch_invariant=settings.batch_invariant,
-        cuda_graphs=settings.cuda_graphs,
-    )
-    return EnginePolicy(engine, renderer, lambda: trainer.version)
-
-
-def prefix_bytes(env: Environment, kv_bytes: int) -> int:
-    """Return the bytes for keys and values of prompts that come again: those of conversations, grown by a turn."""
-    return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv) else 0
-
-
 @contextmanager
 def sampling(
-    config: RLConfig, env: Environment, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
+    config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
 ) -> Iterator[Policy]:
     """Make the policy of the run. A server takes weights from a spool in the run's directory; one started here ends."""
-    if config.sampled_by is None:
-        yield own_policy(config, env, trainer, renderer)
-        return
+    assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:
         spool = Spool(config.output_dir / SPOOL, trainer.model)

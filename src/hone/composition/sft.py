@@ -28,7 +28,6 @@ from hone.config.sft import SFTConfig
 from hone.digests import of_rows, text_sha256
 from hone.environments.data import Rows, given_rows, load_rows, to_jsonl
 from hone.environments.loading import configured
-from hone.environments.template import Template
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -303,6 +302,8 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
             raise UserError(f"data.path {name} does not exist: give a JSONL or Parquet file, or a folder of them.")
         rows = given or load_rows(path or name, config.data.split)
         if config.data.template is not None:
+            from hone.environments.template import Template
+
             rows = Template(config.data.template, "data.template").rows(rows)
         digests = {"data": of_rows(rows)}
         if config.val:

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -19,23 +19,63 @@ from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_colum
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Measured, Rubric, Sample
 from hone.environments.task_files import source_digest
-from hone.environments.template import Template
-from hone.environments.workers import Limits, Origin, Progress, Workers
 from hone.errors import UserError
 from hone.grading import Work, together
-from hone.grading.pool import inside
+from hone.grading.inline import inside
 from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
+    from hone.environments.template import Template
+    from hone.environments.workers import Workers
 
 Completion = str | list[Message] | Trajectory | Reply
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 COLUMNS = ("prompt", "question", "answer", "info")
-
-
+Progress = Callable[[str], None]
+"""Called with what worker processes do, in words; "" when they are done."""
 Split = Rows[Example]
 """The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """The number of processes, and the limits of a sample.
+
+    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
+    much by the clock; else time of the clock. `hash_seed` is PYTHONHASHSEED, which decides the order of sets.
+    """
+
+    workers: int | None = None
+    timeout: float = 10.0
+    memory_gib: float = 4.0
+    deterministic: bool = True
+    backstop: float = 6.0
+    hash_seed: int = 0
+
+    def seconds(self, waits: int) -> tuple[float | None, float]:
+        """Return (processor time, time by the clock) of a question whose functions may wait so many times."""
+        clock = self.timeout * (waits + 1)
+        return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The way an environment was loaded, with the digests of its task files (`task_files.sources`)."""
+
+    env_id: str
+    kwargs: dict[str, Any]
+    folder: str
+    path: list[str]
+    sources: dict[str, str]
+
+    @property
+    def repeatable(self) -> bool:
+        """True if the arguments are JSON, so that another process can load the environment."""
+        try:
+            return json.loads(json.dumps(self.kwargs)) == self.kwargs
+        except (TypeError, ValueError):
+            return False
 
 
 class Environment:
@@ -129,6 +169,8 @@ class Environment:
         Call it before the data is used. Errors call the template `name`. Raises UserError for a malformed
         template, one that makes a column nothing reads, and a task that generates its rows itself.
         """
+        from hone.environments.template import Template
+
         if not self._has_own_columns and (unknown := [column for column in columns if column not in COLUMNS]):
             near = difflib.get_close_matches(unknown[0], COLUMNS, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -285,6 +327,8 @@ class Environment:
         if self._workers is not None and self._workers.limits != self.limits:
             self.close_workers()
         if self._workers is None:
+            from hone.environments.workers import Workers
+
             self._workers = Workers(origin, self.limits, lambda words: self.progress(words))
         return self._workers
 

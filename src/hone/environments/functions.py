@@ -29,12 +29,11 @@ from typing import Any, NamedTuple
 from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
-from hone.environments.environment import Environment, SingleTurnEnv
+from hone.environments.environment import Environment, Origin, SingleTurnEnv
 from hone.environments.kept_source import kept_source
 from hone.environments.parsers import completion_text
 from hone.environments.rubric import OFFERED, RewardFunc, Rubric, component_name, is_async, is_inline
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
-from hone.environments.workers import Origin
 from hone.errors import UserError
 from hone.types import content_hash
 

@@ -20,7 +20,7 @@ from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 import hone
 from hone.config.hoist import FUNCTIONS
-from hone.environments.environment import Environment
+from hone.environments.environment import Environment, Origin
 from hone.environments.task_files import (
     find_file,
     folders,
@@ -29,7 +29,6 @@ from hone.environments.task_files import (
     note_source,
     sources,
 )
-from hone.environments.workers import Origin
 from hone.errors import UserError
 
 ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}

@@ -13,10 +13,11 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hone.environments.environment import Limits, Origin, Progress
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.errors import UserError
 from hone.grading import GraderFailure, together
@@ -24,54 +25,10 @@ from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool
 from hone.types import Message, Outcome
 
-Progress = Callable[[str], None]
-"""Called with what the processes do, in words; "" when they are done."""
 CHUNK = 64
 """Most samples in one question, where async functions wait together."""
-BACKSTOP = 6.0
-"""Wall time of a sample may be this many times its processor time."""
 _FAILURES = {outcome.value for outcome in Outcome if outcome.is_failure}
 _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no answer to the question it was asked")
-
-
-@dataclass(frozen=True)
-class Limits:
-    """The number of processes, and the limits of a sample.
-
-    `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
-    much by the clock; else time of the clock. `hash_seed` is PYTHONHASHSEED, which decides the order of sets.
-    """
-
-    workers: int | None = None
-    timeout: float = 10.0
-    memory_gib: float = 4.0
-    deterministic: bool = True
-    backstop: float = BACKSTOP
-    hash_seed: int = 0
-
-    def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return (processor time, time by the clock) of a question whose functions may wait so many times."""
-        clock = self.timeout * (waits + 1)
-        return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
-
-
-@dataclass(frozen=True)
-class Origin:
-    """The way an environment was loaded, with the digests of its task files (`task_files.sources`)."""
-
-    env_id: str
-    kwargs: dict[str, Any]
-    folder: str
-    path: list[str]
-    sources: dict[str, str]
-
-    @property
-    def repeatable(self) -> bool:
-        """True if the arguments are JSON, so that another process can load the environment."""
-        try:
-            return json.loads(json.dumps(self.kwargs)) == self.kwargs
-        except (TypeError, ValueError):
-            return False
 
 
 class Workers:

@@ -1,5 +1,9 @@
 """Running reward functions, and deciding what their results mean. Knows nothing of environments."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from hone.grading.inline import (
     GraderFailure,
     Work,
@@ -11,7 +15,9 @@ from hone.grading.inline import (
     run_reward,
     together,
 )
-from hone.grading.sandbox import Limits, Ran, Sandbox
+
+if TYPE_CHECKING:
+    from hone.grading.sandbox import Limits, Ran, Sandbox
 
 __all__ = [
     "GraderFailure",
@@ -27,3 +33,11 @@ __all__ = [
     "run_reward",
     "together",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in ("Limits", "Ran", "Sandbox"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hone.grading import sandbox
+
+    return getattr(sandbox, name)

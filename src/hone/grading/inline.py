@@ -14,6 +14,7 @@ import inspect
 import math
 import os
 import re
+import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
@@ -55,6 +56,11 @@ class GraderFailure:
         assert self.outcome.is_failure
         # Text of a reward function may hold half a surrogate pair, which no file takes.
         object.__setattr__(self, "detail", self.detail.encode("utf-8", "replace").decode())
+
+
+def inside() -> bool:
+    """Return True if this code runs in a process of `hone.grading.pool`, so that it need not be protected once more."""
+    return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from hone.errors import UserError
 from hone.grading import math_worker
-from hone.grading.inline import GraderFailure, describe_exception
-from hone.grading.pool import NoVerdict, Worker, inside
+from hone.grading.inline import GraderFailure, describe_exception, inside
+from hone.grading.pool import NoVerdict, Worker
 from hone.types import Outcome
 
 LONGEST = 512

@@ -63,11 +63,6 @@ _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal
 _numbers = itertools.count()
 
 
-def inside() -> bool:
-    """Return True if this code runs in such a process already, so that it need not be protected once more."""
-    return getattr(sys.modules.get("__main__"), "IS_HONE_WORKER", False)
-
-
 class StartFailure(Halt):
     """A process could not be started; the last line says why. A run that had others before saves what it has."""
 

@@ -31,7 +31,7 @@ import time
 import traceback
 
 IS_HONE_WORKER = True
-"""What `hone.grading.pool.inside` looks for."""
+"""What `hone.grading.inline.inside` looks for."""
 MAX_ANSWER = 16 * 2**20
 """Bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
@@ -17,8 +17,10 @@ from torch import Tensor
 
 from hone import rng
 from hone.inference.sampler import sample_tokens, token_distribution
-from hone.inference.text import StopWatch
 from hone.inference.types import Failure, Job, SamplingParams, Token
+
+if TYPE_CHECKING:
+    from hone.inference.text import StopWatch
 
 COMPACT_AT = 0.75
 """Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""

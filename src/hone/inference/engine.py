@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from tokenizers import Tokenizer
@@ -18,14 +19,14 @@ from hone import rng
 from hone.errors import Halt, UserError
 from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import kv_bytes_per_token
-from hone.inference.graphs import GraphRunner
-from hone.inference.invariant import InvariantRunner
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner
 from hone.inference.sampler import target_logprobs
-from hone.inference.text import StopWatch
 from hone.inference.types import Completion, Failure, Job, SamplingParams, ScoredToken, Token
 from hone.model.decoder import Decoder
+
+if TYPE_CHECKING:
+    from hone.inference.text import StopWatch
 
 ADMIT_AT = 0.25
 """While others run, what waits is let in once this share of the cache is free, or all of it fits: not one by one."""
@@ -59,9 +60,15 @@ class Engine:
         if batch_invariant and cuda_graphs:
             raise UserError("an engine is either batch_invariant or uses cuda_graphs: leave out one of the two")
         if cuda_graphs:
+            from hone.inference.graphs import GraphRunner
+
             self.runner: Runner = GraphRunner(model, prefix_bytes, kv_bytes)
+        elif batch_invariant:
+            from hone.inference.invariant import InvariantRunner
+
+            self.runner = InvariantRunner(model, prefix_bytes)
         else:
-            self.runner = (InvariantRunner if batch_invariant else Runner)(model, prefix_bytes)
+            self.runner = Runner(model, prefix_bytes)
         self.prefill = self.runner.prefill
         self._waiting: deque[Ticket] = deque()
         self._starting: tuple[list[Ticket], list[Prompt]] | None = None
@@ -242,6 +249,10 @@ class Engine:
 
     def _stop_watch(self, params: SamplingParams) -> StopWatch | None:
         strings = [stop for stop in params.stop if isinstance(stop, str)]
-        if strings and self.tokenizer is None:
+        if not strings:
+            return None
+        if self.tokenizer is None:
             raise UserError(f"stop has the string {strings[0]!r}, for which the engine needs Engine(…, tokenizer=…)")
-        return StopWatch(self.tokenizer, strings) if self.tokenizer and strings else None
+        from hone.inference.text import StopWatch
+
+        return StopWatch(self.tokenizer, strings)

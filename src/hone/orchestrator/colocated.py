@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from hone.config.rl import RLConfig
+from hone.environments import Environment, MultiTurnEnv
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
@@ -17,6 +19,11 @@ from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
 from hone.types import Trajectory
+
+KV_GIB = 4.0
+"""Memory for the engine's keys and values, unless the config says how much."""
+PREFIX_SHARE = 0.25
+"""As much again of it for the prompts of conversations, whose next turns begin with them."""
 
 
 class EnginePolicy:
@@ -48,6 +55,25 @@ class EnginePolicy:
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         return self.engine.score(sequences, temperature)
+
+
+def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+    """Make the engine in this process, on the trainer's parameters."""
+    settings = config.inference
+    kv_bytes = int((settings.kv_gib or KV_GIB) * 2**30)
+    engine = Engine(
+        trainer.model,
+        kv_bytes=kv_bytes,
+        prefix_bytes=prefix_bytes(env, kv_bytes),
+        batch_invariant=settings.batch_invariant,
+        cuda_graphs=settings.cuda_graphs,
+    )
+    return EnginePolicy(engine, renderer, lambda: trainer.version)
+
+
+def prefix_bytes(env: Environment, kv_bytes: int) -> int:
+    """Return the bytes for keys and values of prompts that come again: those of conversations, grown by a turn."""
+    return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv) else 0
 
 
 def trajectory(request: Request, completion: Completion, versions: Sequence[int], renderer: ChatRenderer) -> Trajectory:

@@ -162,3 +162,9 @@ def memory_fields(path: Path) -> dict[str, int]:
     except OSError:
         return {}
     return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
+
+
+def size(count: float) -> str:
+    """Return bytes in a fitting unit: `512 MiB`, `1.3 GiB`, `138 GiB`."""
+    gib = count / 2**30
+    return f"{gib:,.0f} GiB" if gib >= 100 else f"{gib:.1f} GiB" if abs(gib) >= 1 else f"{count / 2**20:.0f} MiB"

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hone
+from hone.planning.devices import size
 
 if TYPE_CHECKING:
     from hone.config.rl import RLConfig
@@ -48,7 +49,7 @@ count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 gpus = [[torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)] for i in range(count)]
 print(json.dumps([torch.__version__, torch.version.cuda or torch.version.hip, gpus]))
 """
-MIB, GIB = 2**20, 2**30
+GIB = 2**30
 
 Row = tuple[str, str, str, str]
 
@@ -373,12 +374,6 @@ def check_run(subject: Subject) -> Iterator[Row]:
         except UserError as error:
             text = f"{task.id} loads, but its data are not here ({error})"
             yield "task", "warning", text, f"hone audit {task.id}   # fetches them"
-
-
-def size(count: float) -> str:
-    """Return bytes in a fitting unit: `512 MiB`, `1.3 GiB`, `138 GiB`."""
-    gib = count / GIB
-    return f"{gib:,.0f} GiB" if gib >= 100 else f"{gib:.1f} GiB" if abs(gib) >= 1 else f"{count / MIB:.0f} MiB"
 
 
 def _text(path: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -12,12 +12,13 @@ from hone.errors import UserError
 from hone.planning.advice import remedies, surprises
 from hone.planning.arithmetic import Lengths, Steps, checkpoints_kept
 from hone.planning.data import Facts
-from hone.planning.devices import PRICES_OF, Device
-from hone.planning.doctor import size
+from hone.planning.devices import PRICES_OF, Device, size
 from hone.planning.memory import KV_GIB, PHASES, Memory, checkpoint_bytes, memory, sampled_at_once, weight_bytes
 from hone.planning.shape import Shape
-from hone.planning.time import SOURCE, Times, times
 from hone.runs.progress import duration, short_seconds
+
+if TYPE_CHECKING:
+    from hone.planning.time import Times
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,8 @@ def plan_of(
     if shape is not None:
         needs = memory(evaluated, shape, device, lengths)
         if device.flops:
+            from hone.planning.time import times
+
             usual = times(evaluated, shape, device, lengths, usd_per_hour, facts.pool)
             worst = times(evaluated, shape, device, lengths.worst, usd_per_hour, facts.pool)
     plan = Plan(config, evaluated, device, here, steps, facts, lengths, shape, needs, usual, worst, notes)
@@ -159,6 +162,8 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
 
 
 def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:
+    from hone.planning.time import SOURCE
+
     lengths = plan.lengths
     if isinstance(plan.config, RLConfig):
         how = f"as long as {lengths.measured}" if lengths.measured else "half as long as they may be, by guess"

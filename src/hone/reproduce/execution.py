@@ -16,7 +16,6 @@ from hone.algorithms.advantages import group_advantages
 from hone.algorithms.losses import sft_objective
 from hone.composition.parts import make_evaluate, make_trainer, model_digests, task_digests, task_of
 from hone.composition.rl import Steps
-from hone.composition.sampling import own_policy
 from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import AdvantageConfig, RLConfig
 from hone.config.sft import SFTConfig
@@ -25,7 +24,7 @@ from hone.errors import UserError
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
-from hone.orchestrator.colocated import LocalTrainer
+from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, group_state, rewards, valid
 from hone.orchestrator.ledger import Ledger

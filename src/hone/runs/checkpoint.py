@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.runs import shards
 from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, verify, write_file
 from hone.runs.rollouts import steps_in
 
@@ -111,6 +110,8 @@ def load_groups(folder: Path) -> Tensors:
     """Return the groups of tensors in `folder`, whole and on the CPU, however many ranks wrote them."""
     from safetensors.torch import load_file
 
+    from hone.runs import shards
+
     if shards.is_sharded(folder):
         return shards.load(folder)
     return {file.stem: load_file(file) for file in sorted(folder.glob("*.safetensors"))}
@@ -118,10 +119,12 @@ def load_groups(folder: Path) -> Tensors:
 
 def shapes(folder: Path) -> dict[str, torch.Tensor]:
     """Return the parameters of the model in a checkpoint, without their content: on torch's device `meta`."""
-    if shards.is_sharded(folder):
-        return shards.shapes(folder)["model"]
     from safetensors import safe_open
 
+    from hone.runs import shards
+
+    if shards.is_sharded(folder):
+        return shards.shapes(folder)["model"]
     with safe_open(folder / "model.safetensors", framework="pt") as stored:
         return {name: stored.get_tensor(name).to("meta") for name in stored.keys()}  # noqa: SIM118 (not a dict)
 

@@ -23,7 +23,6 @@ from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings
 from hone.runs.files import current_name, read_lines
-from hone.runs.metrics import written
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -97,6 +96,10 @@ def check(config: RunConfig, env_id: str | None = None) -> None:
 
 def read(config: RunConfig, env_id: str | None = None) -> list[Prediction]:
     """Return the predictions of a run of `config`. UserError names the one that can't be, and what to write instead."""
+    if not config.predict:
+        return []
+    from hone.runs.metrics import written
+
     found: dict[tuple, Prediction] = {}
     for text in config.predict:
         one = parse(text)

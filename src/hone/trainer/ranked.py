@@ -21,7 +21,6 @@ from hone.trainer.export import save_policy
 from hone.trainer.logprobs import sequence_logprobs
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks
-from hone.trainer.parts import load_part, save_part
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
 from hone.types import PackedBatch
@@ -135,6 +134,8 @@ class RankedTrainer:
     @on_all_ranks
     def save_part(self, folder: Path) -> None:
         """Write model and optimiser into `folder`, see `parts.save_part`."""
+        from hone.trainer.parts import save_part
+
         try:
             save_part(folder, self.trainer)
         except OSError:  # of any rank, raised on all, which wait for the next call: the first one reports it
@@ -145,6 +146,8 @@ class RankedTrainer:
     @on_all_ranks
     def load_part(self, folder: Path, version: int) -> None:
         """Restore what `save_part` wrote, on however many ranks."""
+        from hone.trainer.parts import load_part
+
         load_part(folder, self.trainer, version)
 
     def _dealt(self, sequences: list[Sequence]) -> list[PackedBatch]:

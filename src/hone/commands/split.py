@@ -1,0 +1,170 @@
+"""RL in one process for each role: what `hone rl` starts in mode split, and what each of them is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shlex
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
+from hone.config.dump import to_toml
+from hone.config.inference import ServeConfig
+from hone.config.rl import RLConfig
+from hone.errors import UserError
+from hone.model.files import TINY
+from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
+from hone.orchestrator.launch import HOST, Launch, Role, port_problem
+from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
+from hone.runs.checkpoint import Checkpoints
+from hone.runs.outputs import LAUNCHER as LOCK
+from hone.runs.outputs import Lock, holder
+from hone.runs.predictions import check as check_predictions
+from hone.runs.provenance import resume_command
+from hone.runs.settings import run_toml
+
+
+def run_split(config: RLConfig) -> int:
+    """Start a process for each role, and return the orchestrator's exit code when they have ended.
+
+    The roles get the resolved config in files of the launcher's, so that one that is started again reads what it read
+    before, whatever became of the files on the command line.
+
+    Raises UserError if one can't be started, or dies in a way that the run does not survive.
+    """
+    check_predictions(config)
+    folder, port = config.output_dir, config.inference.port
+    if holder(folder) is not None:
+        raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")
+    serves = config.orchestrator.client.base_url is None
+    if serves and (problem := port_problem(port)) is not None:
+        raise UserError(
+            f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that with "
+            f"--orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
+            f"--inference.port {port + 1}"
+        )
+    gpus = visible_gpus() if config.model.device in ("auto", "cuda") else []
+    placement = placed(gpus, config.trainer.ranks, serves)
+    scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
+    error = ""
+
+    def opened() -> None:
+        lock = Lock(folder, LOCK)
+        stack.callback(lock.release)
+        stack.callback((folder / LOCK).unlink, missing_ok=True)
+        hand_over(folder, "rl")
+
+    def kept() -> str:
+        steps = Checkpoints(folder / "checkpoints").steps()
+        return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
+
+    with ExitStack() as stack:
+        launch = Launch(
+            roles(config, placement, scratch),
+            folder,
+            scratch,
+            _say,
+            kept,
+            resume_command(folder, {"kind": "rl"}),
+            variables(),
+            restarts=config.restarts,
+            grace_seconds=config.grace_seconds,
+            began=lambda children: _say(introduction(config, children)),
+            opened=opened,
+        )
+        try:
+            return launch.run()
+        except UserError as problem:
+            error = str(problem)
+            raise
+        finally:
+            if str(scratch) not in error:  # else it names a log in there
+                shutil.rmtree(scratch, ignore_errors=True)
+
+
+def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
+    """Return the processes of the run, with their configs in `scratch`."""
+    whole, served = scratch / "config.toml", scratch / "inference.toml"
+    whole.write_text(run_toml(config, "rl"))
+    python = [sys.executable, "-P", "-m", "hone.cli"]
+    drift, first = ["--allow-drift"] if config.allow_drift else [], []
+    if (resume := config.resume) is not None:  # config.toml does not hold it
+        first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
+        first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
+    serves, ranks = config.orchestrator.client.base_url is None, config.trainer.ranks
+    cores = share_of_cores(ranks + serves)
+
+    def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
+        """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
+        devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
+        return {CORES: str(processes * cores)} | devices
+
+    trainer = Role(TRAINER, [*python, TRAINER, "@", str(whole)], ranks=ranks, env=computing(placement.trainer, ranks))
+    driver = Role(
+        ORCHESTRATOR,
+        [*python, ORCHESTRATOR, "@", str(whole)],
+        first=[*first, *drift],
+        again=["--resume", *drift],
+        env={"CUDA_VISIBLE_DEVICES": ""} if placement.trainer else {},
+    )
+    if not serves:
+        return [trainer, driver]
+    served.write_text(to_toml(serve_config(config, bool(placement.inference))))
+    command, env = [*python, INFERENCE, "@", str(served)], computing(placement.inference, 1)
+    return [Role(INFERENCE, command, env=env, port=config.inference.port), trainer, driver]
+
+
+def variables() -> dict[str, str]:
+    """Return the environment of all roles: lines as they come, no spinning on cores that they share."""
+    # What torchrun or a scheduler has set for this process is not for those of the run.
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED)
+    own = {name: value for name, value in os.environ.items() if name not in foreign}
+    launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
+    return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched
+
+
+def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
+    """Return the config of the run's own server. vLLM has the memory and dtype that it has in a run of one process."""
+    own = config.inference
+    names = ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype")
+    settings: dict[str, Any] = {name: getattr(own, name) for name in names}
+    settings |= {name: getattr(config, name) for name in ("model", "seed", "precision", "threads", "transport")}
+    settings |= {"host": HOST, "output_dir": config.output_dir}
+    kv_gib = own.kv_gib
+    if own.backend == "vllm":
+        kv_gib = kv_gib or (8.0 if on_gpu else 1.0)
+        longest = None  # of the model; only the hub knows
+        if config.model.name == TINY:
+            longest = config.model.init.max_positions
+        with contextlib.suppress(OSError, ValueError):
+            longest = json.loads((Path(config.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
+        settings["max_model_len"] = min(config.seq_len + 1, longest or config.seq_len + 1)
+        if own.dtype == "auto":
+            settings["dtype"] = "float32" if config.precision == "fp32" else "bfloat16"
+    if kv_gib is not None:
+        settings["kv_gib"] = kv_gib
+    return ServeConfig(**settings)
+
+
+def introduction(config: RLConfig, children: Sequence[Child]) -> str:
+    """Describe which processes there are, where their lines go, and how to end them all."""
+    folder, server = config.output_dir, config.orchestrator.client.base_url
+    lines = [f"RL in {len(children)} processes on this machine, into {folder}"]
+    lines += [f"    inference     the server that is up at {server}"] if server else []
+    for role in dict.fromkeys(child.role for child in children):
+        pids = " ".join(str(child.pid) for child in children if child.role == role)
+        lines.append(f"    {role:<13} pid {pids}: log {folder / 'logs' / f'{role}.log'}")
+    end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
+    return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # a reader that has left is no reason to lose the run
+        print(text, flush=True)
