@@ -153,7 +153,8 @@ class Card(Observer):
     def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
         """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
         from hone.environments.rubric import is_async
-        from hone.viewer.card.lenient import Leniency, read
+        from hone.viewer.card.lenient import read
+        from hone.viewer.card.measures import Leniency
 
         rubric = self._env.rubric
         if has_time and not any(map(is_async, rubric.funcs.values())) and (rubric.inline or self._env.has_workers):

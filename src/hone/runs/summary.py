@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -225,6 +226,11 @@ def held_out(run: Summary) -> str:
         return f"loss {loss:.4f}"
     rewards = [value for name, value in evals.items() if name.endswith("/reward/mean") and name.count("/") <= 3]
     return f"reward {rewards[0]:.3f}" if rewards and rewards[0] is not None else ""
+
+
+def environments(names: Sequence[str]) -> list[str]:
+    """Return the tasks that a run was evaluated on: `t` for each `eval/t/reward/mean`."""
+    return [match[1] for name in names if (match := re.fullmatch("eval/([^/]+)/reward/mean", name))]
 
 
 def pool_in_words(metrics: Mapping[str, float | None]) -> str:

@@ -13,6 +13,7 @@ from hone.runs.listing import find_runs, is_previous
 from hone.runs.outputs import existing_run, holder, run_info
 from hone.runs.settings import flat
 from hone.runs.summary import Raised, Summary, alarms_in, summarize
+from hone.viewer.series import stamps
 
 _FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "metadata.json")
 """What a summary is made of."""
@@ -133,19 +134,6 @@ class Catalog:
         entry = Entry(slug, name, path, is_previous(relative), summary, damage)
         self._known[path] = files, entry
         return entry
-
-
-def stamps(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int] | None, ...]:
-    """Return when each file was last changed, in ns, and its bytes; None for one that is not there."""
-
-    def stamp(path: Path) -> tuple[int, int] | None:
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size
-
-    return tuple(stamp(folder / name) for name in names)
 
 
 def _as_text(name: str) -> str:

@@ -131,11 +131,6 @@ CHARTS = (
 """In the order of the page."""
 
 
-def environments(names: Sequence[str]) -> list[str]:
-    """Return the tasks that a run was evaluated on: `t` for each `eval/t/reward/mean`."""
-    return [match[1] for name in names if (match := re.fullmatch("eval/([^/]+)/reward/mean", name))]
-
-
 def charts(names: Sequence[str], info: Mapping[str, Any]) -> list[Chart]:
     """Return the charts of a run that has these metrics and this run.json, with the lines that it has."""
     found = []

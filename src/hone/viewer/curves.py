@@ -8,8 +8,7 @@ from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
 from hone.runs.metrics import METRICS, unit
-from hone.runs.summary import shortened
-from hone.viewer.charts import environments
+from hone.runs.summary import environments, shortened
 from hone.viewer.runs import differing_settings
 from hone.viewer.series import read_series, to_json
 from hone.viewer.site import Site, names_in

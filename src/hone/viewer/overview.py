@@ -13,10 +13,10 @@ from hone.runs.alarms import OVER
 from hone.runs.metrics import SHARE, label, unit
 from hone.runs.progress import duration, percent, short_seconds, thousands
 from hone.runs.reader import Run
-from hone.runs.summary import alarms_in, describe_event, next_commands, typed
+from hone.runs.summary import alarms_in, describe_event, environments, next_commands, typed
 from hone.viewer import curves
 from hone.viewer.catalog import RunState
-from hone.viewer.charts import charts, environments
+from hone.viewer.charts import charts
 from hone.viewer.series import Series, read_series, to_json
 from hone.viewer.site import Links, Site
 

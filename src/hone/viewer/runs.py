@@ -12,9 +12,9 @@ from starlette.datastructures import QueryParams
 
 from hone.runs.progress import duration, percent, reward_interval, thousands
 from hone.runs.settings import differing
-from hone.runs.summary import exactness, latest, local_time, shortened
+from hone.runs.summary import environments, exactness, latest, local_time, shortened
 from hone.viewer.catalog import Entry, RunState
-from hone.viewer.charts import environments, sparkline
+from hone.viewer.charts import sparkline
 from hone.viewer.site import Site, names_in
 
 COLUMNS = {

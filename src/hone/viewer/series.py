@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from hone.runs.files import read_lines
-from hone.viewer.catalog import stamps
 
 POINTS = 2000
 """Rows up to which every one is drawn; of more, the extremes of each metric."""
@@ -69,6 +68,19 @@ def _read(folder: Path, changed: Any) -> Series:
 def read_series(folder: Path) -> Series:
     """Return the columns of the run in `folder` as they are now, read again only if its logs have changed."""
     return _read(folder, stamps(folder, _LOGS))
+
+
+def stamps(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int] | None, ...]:
+    """Return when each file was last changed, in ns, and its bytes; None for one that is not there."""
+
+    def stamp(path: Path) -> tuple[int, int] | None:
+        try:
+            stat = path.stat()
+        except OSError:
+            return None
+        return stat.st_mtime_ns, stat.st_size
+
+    return tuple(stamp(folder / name) for name in names)
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:

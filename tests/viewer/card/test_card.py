@@ -19,7 +19,8 @@ from hone.types import Example
 from hone.viewer.card.curve import MOST, curve
 from hone.viewer.card.facts import chosen, facts_of
 from hone.viewer.card.files import stored, to_json, whole_page, write_card
-from hone.viewer.card.lenient import Leniency, read_recorded
+from hone.viewer.card.lenient import read_recorded
+from hone.viewer.card.measures import Leniency
 
 
 def leniently(run, evaluated):

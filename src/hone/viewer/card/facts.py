@@ -15,12 +15,10 @@ from hone.errors import UserError
 from hone.runs import Run, provenance
 from hone.runs.files import RESTORE, read_lines
 from hone.runs.rollouts import RESULTS
-from hone.runs.summary import Summary, status_text, summarize
+from hone.runs.summary import Summary, environments, status_text, summarize
 from hone.viewer.card import tables
-from hone.viewer.card.lenient import Leniency
-from hone.viewer.card.measures import FAILED, Change, Comparison, Evaluated, Row, changes, compare, usable
+from hone.viewer.card.measures import FAILED, Change, Comparison, Evaluated, Leniency, Row, changes, compare, usable
 from hone.viewer.card.verdict import caveats, verdict
-from hone.viewer.charts import environments
 
 Read = Callable[[Summary, Sequence[Evaluated]], Leniency]
 """Reads evaluations leniently, or returns what was read of them before."""

@@ -24,8 +24,7 @@ from hone.runs.rollouts import RESULTS, evals_file, plain
 from hone.runs.summary import Summary
 from hone.viewer.card.curve import curve
 from hone.viewer.card.facts import NOT_READ, Card
-from hone.viewer.card.lenient import Leniency
-from hone.viewer.card.measures import Evaluated
+from hone.viewer.card.measures import Evaluated, Leniency
 from hone.viewer.card.tables import measure_rows
 from hone.viewer.conversation import turns
 

@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from hone import rng
 from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
@@ -34,7 +31,7 @@ from hone.errors import UserError
 from hone.runs.reader import Run
 from hone.runs.summary import Summary
 from hone.types import Example, Outcome, Score
-from hone.viewer.card.measures import Evaluated, Row, Values, is_correct
+from hone.viewer.card.measures import Answer, Evaluated, Leniency, Row, is_correct
 
 TRIED = 16
 """Examples by which it is tried whether a task can be read leniently."""
@@ -44,55 +41,6 @@ LONGEST = 2_000
 """Characters of an answer; a longer one is none."""
 END = 4 * LONGEST
 """Characters at the end of a text that are looked at, so that whatever a model wrote is read in some milliseconds."""
-MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient", "gap")
-
-
-class Answer(NamedTuple):
-    """What was found in a completion: the kind of place it stood in, the reward of a completion that says that in the
-    task's form, and whether the task calls that correct.
-    """
-
-    example: int
-    rollout: int
-    kind: str
-    reward: float
-    correct: bool
-
-
-@dataclass(frozen=True)
-class Leniency:
-    """What was read leniently. `examples` are those, of `asked`, of which all completions were; `found` has for each
-    evaluation (by its key) what was found. `why_not`: why nothing was measured.
-    """
-
-    why_not: str = ""
-    examples: Sequence[int] = ()
-    found: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
-    asked: int = 0
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Leniency:
-        """Return what was written as JSON. TypeError for something else."""
-        found = {key: [Answer(*row) for row in rows] for key, rows in record.get("found", {}).items()}
-        return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
-
-    def measures(self, one: Evaluated) -> dict[str, Values]:
-        """Return for each example the means of `MEASURES`: `strict` and `lenient` are the share of completions that is
-        correct, the others their reward, and a gap is by how much the lenient one is more.
-        """
-        means: dict[int, list[float]] = {}
-        found: dict[tuple[int, int], list[Answer]] = {}
-        for answer in self.found[one.key]:
-            found.setdefault((answer.example, answer.rollout), []).append(answer)
-        for example in self.examples:
-            values = []
-            for row in one.by_example[example]:
-                answers, strict, paid = found.get((example, row["rollout"]), []), is_correct(row), row["reward"]
-                lenient = strict or any(answer.correct for answer in answers)
-                more = max([paid, *(answer.reward for answer in answers)])
-                values.append((paid, more, more - paid, strict, lenient, lenient - strict))
-            means[example] = np.mean(values, axis=0).tolist()
-        return {name: {example: mean[i] for example, mean in means.items()} for i, name in enumerate(MEASURES)}
 
 
 class CannotSay(Exception):

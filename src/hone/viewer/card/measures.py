@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,6 +70,57 @@ class Evaluated:
             name = "correct" if k == 1 else f"pass@{k}"
             measured[name] = {e: pass_at_k(n, right, k) for e, (n, right) in counts.items() if n >= k}
         return measured
+
+
+MEASURES = ("strict reward", "lenient reward", "reward gap", "strict", "lenient", "gap")
+
+
+class Answer(NamedTuple):
+    """What was found in a completion: the kind of place it stood in, the reward of a completion that says that in the
+    task's form, and whether the task calls that correct.
+    """
+
+    example: int
+    rollout: int
+    kind: str
+    reward: float
+    correct: bool
+
+
+@dataclass(frozen=True)
+class Leniency:
+    """What was read leniently. `examples` are those, of `asked`, of which all completions were; `found` has for each
+    evaluation (by its key) what was found. `why_not`: why nothing was measured.
+    """
+
+    why_not: str = ""
+    examples: Sequence[int] = ()
+    found: Mapping[str, Sequence[Answer]] = field(default_factory=dict)
+    asked: int = 0
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Leniency:
+        """Return what was written as JSON. TypeError for something else."""
+        found = {key: [Answer(*row) for row in rows] for key, rows in record.get("found", {}).items()}
+        return cls(record.get("why_not", ""), record.get("examples", ()), found, record.get("asked", 0))
+
+    def measures(self, one: Evaluated) -> dict[str, Values]:
+        """Return for each example the means of `MEASURES`: `strict` and `lenient` are the share of completions that is
+        correct, the others their reward, and a gap is by how much the lenient one is more.
+        """
+        means: dict[int, list[float]] = {}
+        found: dict[tuple[int, int], list[Answer]] = {}
+        for answer in self.found[one.key]:
+            found.setdefault((answer.example, answer.rollout), []).append(answer)
+        for example in self.examples:
+            values = []
+            for row in one.by_example[example]:
+                answers, strict, paid = found.get((example, row["rollout"]), []), is_correct(row), row["reward"]
+                lenient = strict or any(answer.correct for answer in answers)
+                more = max([paid, *(answer.reward for answer in answers)])
+                values.append((paid, more, more - paid, strict, lenient, lenient - strict))
+            means[example] = np.mean(values, axis=0).tolist()
+        return {name: {example: mean[i] for example, mean in means.items()} for i, name in enumerate(MEASURES)}
 
 
 @dataclass(frozen=True)
