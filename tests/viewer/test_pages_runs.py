@@ -104,7 +104,7 @@ def names(text: str) -> list[str]:
     return re.findall(r'<a class="open" href="[^"]*">([^<]*)</a>', text)
 
 
-def test_settings_that_differ_become_columns(tmp_path: Path) -> None:
+def test_settings_that_differ_become_columns_and_groups(tmp_path: Path) -> None:
     for number, lr in enumerate((1e-3, 1e-5, 1e-3)):
         with_settings(tmp_path / f"r{number}", lr, started=f"2026-01-0{number + 1}T00:00:00+00:00")
     ask = client(tmp_path)
@@ -116,6 +116,9 @@ def test_settings_that_differ_become_columns(tmp_path: Path) -> None:
     assert names(text) == ["r1", "r2", "r0"]
     assert 'href="?settings=seed%2Ctrainer.optim.lr&amp;sort=-trainer.optim.lr"' in text
     assert set(re.findall(r'value="([^"]*)" checked', text)) == {"seed", "trainer.optim.lr"}
+    text = ask.get("/?group=trainer.optim.lr&sort=name").text
+    heads = re.findall(r'<tr class="group">.*?</code> = (\S+) <span class="sub">(.*?)</span>', text)
+    assert heads == [("1e-05", "1 run"), ("0.001", "2 runs")] and names(text) == ["r1", "r0", "r2"]
     assert "No run here has the setting x.y" in ask.get("/?settings=x.y").text
 
 

@@ -59,24 +59,26 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of runs."""
+    """A table of runs: rows by the value of the setting that they are grouped by, all under "" if by none."""
 
     id: str
     columns: dict[str, str]
-    rows: list[Row]
+    groups: dict[str, list[Row]]
+    count: int
 
 
 def runs(site: Site, query: QueryParams) -> str:
     """Show all runs: those that trained in a table, evaluations and earlier runs below.
 
-    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `sort` a
-    column, with `-` in front for the highest first.
+    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `group` one by whose
+    value rows are grouped, `sort` a column, with `-` in front for the highest first.
     """
     entries = site.catalog.entries()
     readable = [entry for entry in entries if entry.summary is not None]
     offered = differing_settings(entry.state for entry in readable)
-    settings = names_in(query, "settings")
-    rows = [_row(entry, settings) for entry in readable]
+    settings, group = names_in(query, "settings"), query.get("group", "")
+    asked = dict.fromkeys([*settings, *filter(None, [group])])
+    rows = [_row(entry, asked) for entry in readable]
     words, tag = query.get("q", "").lower().split(), query.get("tag", "")
     shown = [row for row in rows if all(word in row.words for word in words) and tag in ("", *row.entry.state.tags)]
     shown = _sorted(shown, query.get("sort", ""))
@@ -90,7 +92,7 @@ def runs(site: Site, query: QueryParams) -> str:
         "",
         "Runs",
         query=query,
-        tables={id: _table(id, part, settings) for id, part in parts.items()},
+        tables={id: _table(id, part, settings, group) for id, part in parts.items()},
         shown=len(shown),
         total=len(rows),
         unreadable=[entry for entry in entries if entry.damage],
@@ -98,7 +100,8 @@ def runs(site: Site, query: QueryParams) -> str:
         quoted=quote,
         offered=list(dict.fromkeys([*settings, *offered])),
         settings=settings,
-        unknown=[name for name in settings if not any(name in entry.state.settings for entry in readable)],
+        group=group,
+        unknown=[name for name in asked if not any(name in entry.state.settings for entry in readable)],
         live=any(row.entry.state.pid is not None for row in rows),
     )
 
@@ -121,13 +124,16 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
     return filled + [row for row in rows if values[row.entry.slug] == ""]
 
 
-def _table(id: str, rows: list[Row], settings: list[str]) -> Table:
+def _table(id: str, rows: list[Row], settings: list[str], group: str) -> Table:
     """Return the table of these runs, settings beside their names; prices and alarms only where a run has some."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))
     columns |= {key: head for key, head in heads.items() if key not in unused}
-    return Table(id, columns, rows)
+    groups: dict[str, list[Row]] = {}
+    for row in _sorted(rows, group) if group else rows:
+        groups.setdefault(row.cells[group].text or "unset" if group else "", []).append(row)
+    return Table(id, columns, groups, len(rows))
 
 
 def _row(entry: Entry, settings: Iterable[str]) -> Row:
