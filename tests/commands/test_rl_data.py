@@ -47,7 +47,7 @@ def test_held_out_prompts_are_taken_out_of_training(rl, tmp_path, capsys):
     assert (Run("outputs").info["pool"], Run("outputs").info["left_out"]) == (5, [2, 5, 6])
     for command in (["verify", "outputs", "--steps", "2"], ["replay", "outputs"], ["runs", "ledger", "outputs"]):
         assert main(command) == 0
-    assert "2 of 5 examples, each exactly once" in capsys.readouterr().out
+    assert "draws     10 in 5 steps: 10 filtered" in capsys.readouterr().out
     again = ["rl", "@", "outputs/config.toml", "--resume", "--resume.step", "2"]
     assert main(again) == 0 and Run("outputs").info["left_out"] == [2, 5, 6]
     assert main([*again, "--allow-drift", "--orchestrator.eval.overlap", "warn"]) == 0

@@ -126,10 +126,8 @@ class Sampling:
         self.found: list[Any] = []
         self.error: Exception | None = None
         self._thread = threading.Thread(target=self._run, args=(policy, asked))
-        served.service.pause().result()  # else the first may have been answered when the last comes
         self._thread.start()
         until(lambda: served.service.running == len(asked), "all are there")
-        served.service.resume().result()
 
     def _run(self, policy: ServerPolicy, asked: list[Request]) -> None:
         try:

@@ -5,9 +5,11 @@ Shapes: N tokens of all prompts end to end, H query heads, K key/value heads, Dh
 
 from __future__ import annotations
 
+from array import array
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import pairwise
 
 import torch
@@ -168,7 +170,7 @@ class PrefixCache:
         self.max_bytes, self.block = max_bytes, block
         self.bytes = 0
         self._prompts: OrderedDict[tuple[int, ...], Layers] = OrderedDict()
-        self._owner: dict[int, tuple[int, ...]] = {}  # by the hash of a prefix: the latest prompt that begins so
+        self._owner: dict[bytes, tuple[int, ...]] = {}  # by the hash of a prefix: the latest prompt that begins so
 
     def longest(self, ids: tuple[int, ...]) -> tuple[Layers, int]:
         """Return keys and values of the longest known prefix, and its length; ([], 0) if none is known."""
@@ -199,11 +201,11 @@ class PrefixCache:
         self._owner.clear()
         self.bytes = 0
 
-    def _hashes(self, ids: tuple[int, ...]) -> Iterator[int]:
+    def _hashes(self, ids: tuple[int, ...]) -> Iterator[bytes]:
         """Yield a hash of each prefix of whole blocks, shortest first: each is made of the one before."""
-        key = 0
+        key = b""
         for end in range(self.block, len(ids) + 1, self.block):
-            key = hash((key, ids[end - self.block : end]))
+            key = blake2b(key + array("q", ids[end - self.block : end]).tobytes(), digest_size=16).digest()
             yield key
 
     def _drop(self, ids: tuple[int, ...]) -> None:
