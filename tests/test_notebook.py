@@ -19,8 +19,8 @@ def test_the_notebook_trains_shows_how_far_it_is_and_learns(tmp_path, monkeypatc
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, 4)
     NotebookClient(notebook, timeout=None, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    said = ["".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in notebook.cells]
-    assert "step 250/250" in "".join(said) and "held out, at step 80: functions reward" in "".join(said)
+    shown = ["".join(out.get("text", "") for out in cell.get("outputs", [])) for cell in notebook.cells]
+    assert "step 250/250" in "".join(shown) and "held out, at step 80: functions reward" in "".join(shown)
     figures = [out for cell in notebook.cells for out in cell.get("outputs", []) if "data" in out]
     assert any("application/vnd.plotly.v1+json" in out["data"] for out in figures)
 

@@ -129,23 +129,23 @@ def test_prompts_and_answers_of_tiny_recipes_fit(task: str, tiny_model_dir: Path
     config = rl(f"{task}/tiny.toml")
     env = load_environment(config.orchestrator.env.id, **config.orchestrator.env.args)
     renderer = load_renderer(str(tiny_model_dir))
-    said = int((ROOT / "examples" / task / "tiny.toml").read_text().split("# Prompt (at most ")[1].split()[0])
+    text = int((ROOT / "examples" / task / "tiny.toml").read_text().split("# Prompt (at most ")[1].split()[0])
     examples = env.split("train")[:500]
     answers = [len(renderer.completion_ids(example.prompt, env.reference(example))) for example in examples]
     assert max(answers) <= config.orchestrator.sampling.max_tokens
-    assert max(len(renderer.prompt_ids(example.prompt)) for example in examples) == said
-    assert said + config.orchestrator.sampling.max_tokens <= config.seq_len
+    assert max(len(renderer.prompt_ids(example.prompt)) for example in examples) == text
+    assert text + config.orchestrator.sampling.max_tokens <= config.seq_len
 
 
 def test_conversations_of_the_calculator_fit() -> None:
     env, config = load_environment("calculator"), rl("calculator/tiny.toml")
     renderer = load_renderer("hone/tiny")
     example = env.example(a=12, b=34)
-    called, told, answered = env.reference(example)
+    called, noted, answered = env.reference(example)
     prompt = renderer.prompt_ids(example.prompt, env.tool_schemas)
     call = renderer.completion_ids(example.prompt, called, env.tool_schemas)
-    bridge = renderer.bridge_ids([*example.prompt, called], [told], env.tool_schemas)
-    answer = renderer.completion_ids([*example.prompt, called, told], answered, env.tool_schemas)
+    bridge = renderer.bridge_ids([*example.prompt, called], [noted], env.tool_schemas)
+    answer = renderer.completion_ids([*example.prompt, called, noted], answered, env.tool_schemas)
     assert (len(prompt), len(call), len(answer)) == (133, 58, 6)
     assert len(prompt + call + bridge + answer) < config.seq_len
     assert max(len(call), len(answer)) <= config.orchestrator.sampling.max_tokens
@@ -156,12 +156,12 @@ def test_demonstrations_of_the_calculator() -> None:
     train, held_out = ({(e.info["a"], e.info["b"]) for e in env.split(name)} for name in ("train", "eval"))
     assert (len(train), len(held_out)) == (7290, 810) and not train & held_out
     example = env.example(a=12, b=34)
-    called, told, answered = env.reference(example)
+    called, noted, answered = env.reference(example)
     function = called["tool_calls"][0]["function"]
     assert (function["name"], json.loads(function["arguments"])) == ("multiply", {"a": 12, "b": 34})
-    assert told["tool_call_id"] == called["tool_calls"][0]["id"] and told["content"] == "408"
-    assert env.grade(example, [called, told, answered]).reward == 1.0
-    assert env.grade(example, [called, told]).outcome is Outcome.UNPARSABLE
+    assert noted["tool_call_id"] == called["tool_calls"][0]["id"] and noted["content"] == "408"
+    assert env.grade(example, [called, noted, answered]).reward == 1.0
+    assert env.grade(example, [called, noted]).outcome is Outcome.UNPARSABLE
     teacher, rng = load_environment("calculator", demo_noise=1.0), np.random.default_rng(0)
     shown = [teacher.grade(e, teacher.demonstrate(e, rng)).outcome for e in env.split("train")[:600]]
     assert shown.count("correct") / 600 == pytest.approx(2 / 3, abs=0.05) and set(shown) == {"correct", "wrong"}
@@ -194,8 +194,8 @@ def test_the_page_on_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
     sft, rl, evaluate = (shlex.split(line, comments=True) for line in commands.splitlines())
     short = ["--display", "plain", "--max-steps", "1"]
     assert main([*sft, *short]) == 0
-    told = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: hone ")
-    assert shlex.split(told)[-1] == '{"prompt": "{word} {letter}", "format_hint": false, "demo_noise": 1.0}'
+    noted = capsys.readouterr().out.splitlines()[-1].removeprefix("Next: hone ")
+    assert shlex.split(noted)[-1] == '{"prompt": "{word} {letter}", "format_hint": false, "demo_noise": 1.0}'
     Path("outputs/char-count-sft/weights/step_1000").symlink_to("step_1")
     few = ["--orchestrator.eval.num-examples", "4", "--orchestrator.batch-size", "16"]
     assert main([*rl, *short, *few]) == 0

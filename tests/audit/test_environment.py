@@ -112,5 +112,5 @@ def test_data_is_shown_as_it_is() -> None:
     check = Check("signal", "the best guess [/b] \x1b[31m", (finding,), {"blind": rows})
     out = io.StringIO()
     show_report(Console(file=out, width=100, highlight=False), Report("made", (check,)))
-    said = out.getvalue()
-    assert "the best guess [/b] \\x1b[31m" in said and "always answering [/b] :smile:" in said and "\x1b" not in said
+    shown = out.getvalue()
+    assert "the best guess [/b] \\x1b[31m" in shown and "always answering [/b] :smile:" in shown and "\x1b" not in shown

@@ -28,14 +28,14 @@ def result(*groups: str) -> EvalResult:
         example = Example([{"role": "user", "content": f"{index}?"}])
         for rollout, letter in enumerate(group):
             outcome = names[letter]
-            said = {"role": "assistant", "content": f"{letter}{rollout}"}
+            output = {"role": "assistant", "content": f"{letter}{rollout}"}
             tokens = 2 + rollout
             trajectory = Trajectory(
                 np.arange(1 + tokens),
                 np.array([False] + [True] * tokens),
                 np.zeros(1 + tokens, dtype=np.float32),
                 np.full(1 + tokens, 0, dtype=np.int32),
-                [*example.prompt, said],
+                [*example.prompt, output],
                 "length" if letter in "Tt" else "stop",
                 f"{index}.{rollout}",
             )

@@ -46,7 +46,7 @@ def finding(report: Report, name: str) -> Finding:
     return next(one for one in report.findings if one.name == name)
 
 
-def said(one: Finding, what: str) -> list[str]:
+def text(one: Finding, what: str) -> list[str]:
     """What the messages of the conversation say that shows it."""
     shown = next(shown for shown in one.shown if shown.outcome == what)
     return [message["content"] for message in shown.completion if isinstance(message, dict)]
@@ -166,14 +166,14 @@ def test_defects(name: str, tmp_path: Path) -> None:
     assert set(whats) <= found(report).get(kind, set()), found(report)
     assert (kind in report.names()) == (verdict == "fail" and kind != "tools-unread")
     for what, messages in whats.items():
-        assert messages is None or said(finding(report, kind), what) == messages
+        assert messages is None or text(finding(report, kind), what) == messages
     sound = audit_template(folder_of(tmp_path / "sound", CHATML))
     assert not set(whats) & found(sound).get(kind, set())
 
 
 def test_qwen3_takes_out_thoughts_and_its_thinking_template_opens_one(tmp_path: Path) -> None:
     one = finding(audit_template(folder_of(tmp_path, QWEN3)), "think-stripping")
-    assert said(one, "user") == ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky.", "and what is green?"]
+    assert text(one, "user") == ["what is blue?", "<think>\nlook up\n</think>\n\nthe sky.", "and what is green?"]
     thinking = audit_template(folder_of(tmp_path / "thinking", QWEN3_THINKING))
     assert thinking.facts["opened_by_template"] == "<think>\n" and thinking.names() == {"think-stripping"}
 

@@ -55,7 +55,7 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
     def drawn(points: int) -> None:
         page.wait_for_function(f"() => document.querySelector('{REWARD}')?.data?.[0].x.length === {points}")
 
-    def said(words: str) -> None:
+    def text(words: str) -> None:
         page.wait_for_function("words => document.querySelector('#words').innerText.includes(words)", arg=words)
 
     with held(run) as process:
@@ -65,7 +65,7 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
         take(3)
         drawn(3)
         assert page.locator("#no-charts").count() == 0
-        said("running: 3 of 40 steps")
+        text("running: 3 of 40 steps")
         take(20, 3)
         drawn(20)
         for name in ("metrics", "timings"):  # a resume from step 10
@@ -80,5 +80,5 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
         process.terminate()
         process.wait()
         page.wait_for_selector("#live", state="hidden")
-    said("stopped: 12 of 40 steps")
+    text("stopped: 12 of 40 steps")
     assert page.evaluate("window.notReloaded") is True

@@ -31,8 +31,8 @@ def test_from_the_list_of_runs_to_a_completion(page: Any, url: str, root: Path) 
     page.wait_for_url(re.compile(rf"/{RL}/step/39/$"))
     page.locator("li.item a.open").nth(5).click()
     page.wait_for_url(re.compile(rf"/{RL}/sample/39/5/$"))
-    said = page.locator("#completion").inner_text()
-    assert texts(root / "quickstart" / "rl", 39)[5] in said
+    shown = page.locator("#completion").inner_text()
+    assert texts(root / "quickstart" / "rl", 39)[5] in shown
     row = Run(root / "quickstart" / "rl").rollouts(39, ["reward", "detail", "outcome"]).to_pylist()[5]
     known = page.locator("main").inner_text()
     assert row["detail"] in known and f"{row['reward']:.4f}" in known and row["outcome"] in known
@@ -120,14 +120,14 @@ def test_what_a_model_wrote_is_only_text(looks: Looks, url: str, root: Path) -> 
     page.goto(f"{base}/step/1/")
     for row, name in zip(range(0, 80, 16), hostile.TEXTS, strict=True):
         page.goto(f"{base}/sample/1/{row}/")
-        said = page.evaluate("document.querySelector('#completion').textContent")
+        shown = page.evaluate("document.querySelector('#completion').textContent")
         if name == "script":
-            assert hostile.TEXTS[name] in said
+            assert hostile.TEXTS[name] in shown
             assert hostile.SCRIPT in page.locator(".why").inner_text()
         if name == "ends":
-            assert hostile.TEXTS[name] in said and "49" not in said
+            assert hostile.TEXTS[name] in shown and "49" not in shown
         if name == "odd":
-            assert "\x1b" not in said and "\u202e" not in said and "🙂 汉字 é" in said
+            assert "\x1b" not in shown and "\u202e" not in shown and "🙂 汉字 é" in shown
         assert page.evaluate("document.querySelectorAll('#completion img, #completion svg, #completion a').length") == 0
         assert overflow(page) <= 0
         shot(page, f"hostile-{name}")

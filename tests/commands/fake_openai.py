@@ -156,17 +156,17 @@ class FakeOpenAI:
         return Handler
 
 
-def completion(said: Say) -> dict[str, Any]:
+def completion(shown: Say) -> dict[str, Any]:
     """The answer of /v1/chat/completions. Tokens are counted as characters; the prompt has 11."""
-    message = {"role": "assistant", "content": said.text} | said.extra
+    message = {"role": "assistant", "content": shown.text} | shown.extra
     body: dict[str, Any] = {
         "id": "chatcmpl-1",
         "object": "chat.completion",
         "created": 0,
         "model": "toy",
-        "choices": [{"index": 0, "message": message, "finish_reason": said.finish_reason, "logprobs": None}],
+        "choices": [{"index": 0, "message": message, "finish_reason": shown.finish_reason, "logprobs": None}],
     }
-    if said.usage:
-        count = len(said.text or "")
+    if shown.usage:
+        count = len(shown.text or "")
         body["usage"] = {"prompt_tokens": 11, "completion_tokens": count, "total_tokens": 11 + count}
     return body

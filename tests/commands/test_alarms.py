@@ -54,12 +54,12 @@ def test_a_warning_is_an_event_and_changes_nothing_else(bench, warned, capsys):
 def test_a_stop_is_saved_and_goes_on_where_it_was(bench, warned, capsys):
     with pytest.raises(AssertionError):
         bench.rl("stopped", *CUT, "--alarms.truncation.action", "stop", *PREDICT, "--report", "true")
-    said = [
+    shown = [
         "stopped at step 1 by the alarm truncation (--alarms.truncation warn goes on)",
         "stopped/checkpoints/step_2",
     ]
     captured = capsys.readouterr()
-    assert captured.err.startswith("error: ") and all(words in captured.err for words in said)
+    assert captured.err.startswith("error: ") and all(words in captured.err for words in shown)
     assert "Predictions: 1 of 2 decided" in captured.out
     run = bench.folder / "stopped"
     info = Run(run).info
@@ -93,8 +93,8 @@ def test_a_pause_waits_to_be_continued(bench, warned, capsys):
         wait_for_the_pause(run, pausing)
         assert main(["runs", "list", str(bench.folder)]) == 0 and "paused" in capsys.readouterr().out
         assert main(["runs", "show", str(run)]) == 0
-        said = capsys.readouterr().out
-        assert "paused by an alarm before step 3 of 6" in said and f"hone runs continue {run}" in said
+        shown = capsys.readouterr().out
+        assert "paused by an alarm before step 3 of 6" in shown and f"hone runs continue {run}" in shown
         assert Run(run).checkpoints.steps() == [2]
         assert main(["runs", "continue", str(run)]) == 0
         assert "goes on with step 3 of 6" in capsys.readouterr().out

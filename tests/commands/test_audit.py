@@ -84,17 +84,17 @@ def rl(model: Path, task: str, *flags: str) -> int:
 
 def test_a_sound_task_passes_and_is_told_how_to_go_on(capsys):
     assert main(["audit", "char-count", "-n", "2"]) == 0
-    said = capsys.readouterr().out
-    assert "audit of char-count: 2 examples, " in said and "verdict     nothing fails" in said
-    assert said.endswith("next        rl --orchestrator.env.id char-count --model.name MODEL\n")
+    text = capsys.readouterr().out
+    assert "audit of char-count: 2 examples, " in text and "verdict     nothing fails" in text
+    assert text.endswith("next        rl --orchestrator.env.id char-count --model.name MODEL\n")
 
 
 def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):
     """The bonus of the published run: the inversion is named by its numbers."""
     assert main(["audit", "words", "-n", "2"]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "fail inversion: 5 " in said and "(tool_calls: 5.0) can beat a right answer" in said and "(1.0)" in said
-    assert "verdict fails: inversion" in said
+    text = " ".join(capsys.readouterr().out.split())
+    assert "fail inversion: 5 " in text and "(tool_calls: 5.0) can beat a right answer" in text and "(1.0)" in text
+    assert "verdict fails: inversion" in text
 
 
 def test_json_is_the_whole_report(tasks, capsys):
@@ -124,9 +124,9 @@ def test_what_is_meant_so_becomes_a_note(tasks, capsys):
 
 def test_a_run_does_not_start_on_an_inversion(tasks, tiny_model_dir, capsys):
     assert rl(tiny_model_dir, "words") == 2
-    said = capsys.readouterr().err
-    assert "the reward of words fails its audit: inversion: " in said and "(tool_calls: 5.0) can beat a right" in said
-    assert "See it with: hone audit words" in said and "--no-audit" in said
+    text = capsys.readouterr().err
+    assert "the reward of words fails its audit: inversion: " in text and "(tool_calls: 5.0) can beat a right" in text
+    assert "See it with: hone audit words" in text and "--no-audit" in text
     assert not Path("outputs").exists()
 
 

@@ -137,11 +137,13 @@ def test_a_detached_run_outlives_its_terminal_and_is_watched_and_stopped_from_el
     run = folder / "out"
     with no_survivor(run):
         with terminal([HONE, *flags(tiny_model_dir)], folder) as first:
-            said = first.read_until("End it, saved: hone runs stop out")
+            shown = first.read_until("End it, saved: hone runs stop out")
             assert first.process.wait(DEADLINE) == 0
-            assert "RL: " in said and "Its output: out/logs/rl.out" in said and "Watch it: hone runs attach out" in said
+            assert (
+                "RL: " in shown and "Its output: out/logs/rl.out" in shown and "Watch it: hone runs attach out" in shown
+            )
             pid = holder(run)
-            assert f"Process {pid} goes on in the background" in said and pid != first.process.pid
+            assert f"Process {pid} goes on in the background" in shown and pid != first.process.pid
         assert pid is not None
         os.kill(pid, signal.SIGHUP)  # what some systems send to all that is left of a session
         steps = summarize(run).progress.done

@@ -72,11 +72,11 @@ def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> Non
         while not lines or not lines[-1].startswith("stop"):
             lines.append(server.stdout.readline())
             assert lines[-1], server.stderr.read()
-        said = "".join(lines)
-        assert f"Serving {tiny_model_dir} (0.43M parameters, bf16_linear, cpu, 1 thread)" in said
-        assert "sesame" not in said and b"sesame" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
+        shown = "".join(lines)
+        assert f"Serving {tiny_model_dir} (0.43M parameters, bf16_linear, cpu, 1 thread)" in shown
+        assert "sesame" not in shown and b"sesame" not in Path(f"/proc/{server.pid}/cmdline").read_bytes()
 
-        assert f"vf-eval reverse-text -m {tiny_model_dir} -b http://localhost:{port}/v1 -k KEY" in said
+        assert f"vf-eval reverse-text -m {tiny_model_dir} -b http://localhost:{port}/v1 -k KEY" in shown
         with pytest.raises(openai.AuthenticationError):
             openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="KEY", max_retries=0).models.list()
         client = openai.OpenAI(base_url=f"http://localhost:{port}/v1", api_key="sesame", max_retries=0)

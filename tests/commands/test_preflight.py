@@ -82,9 +82,9 @@ def test_a_resume_is_audited_if_it_has_another_task(task, tiny_model_dir, capsys
     first = Path("outputs/audit.json").read_bytes()
     other = ("--max-steps", "2", "--orchestrator.env.args", '{"broken": true}', "--resume")
     assert rl(tiny_model_dir, *other) == 2
-    said = capsys.readouterr().err
-    assert "the reward of says fails its audit: reference: 2 of 2 references" in said
-    assert "See it with: hone audit says -a '{\"broken\": true}'" in said
+    text = capsys.readouterr().err
+    assert "the reward of says fails its audit: reference: 2 of 2 references" in text
+    assert "See it with: hone audit says -a '{\"broken\": true}'" in text
     assert Path("outputs/audit.json").read_bytes() == first and not Path("outputs/superseded").exists()
     assert rl(tiny_model_dir, *other, "--no-audit") == 0
     assert json.loads(Path("outputs/audit.json").read_text())["verdict"] == "skipped"
@@ -93,5 +93,5 @@ def test_a_resume_is_audited_if_it_has_another_task(task, tiny_model_dir, capsys
 def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limit(task, tiny_model_dir, capsys):
     task.write_text(SAYS.replace("SECONDS", "1000"))
     assert rl(tiny_model_dir, "--orchestrator.grading.timeout", "0.3") == 2
-    said = capsys.readouterr().err
-    assert "fails its audit: hangs: " in said and "grading.timeout allows 0.3 s of the processor" in said
+    text = capsys.readouterr().err
+    assert "fails its audit: hangs: " in text and "grading.timeout allows 0.3 s of the processor" in text

@@ -113,10 +113,10 @@ def made(tmp_path, monkeypatch) -> Path:
 
 def test_the_report_of_a_run_says_what_the_card_says(made, capsys):
     assert main(["report", "run"]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("RL on char-count: run (done, 4 of 4 steps)\n\nBetter on the same 40 held-out")
-    assert "Of +0.68 reward, -0.2" in said and "is skill and +0.90 (" in said
-    assert "- This is one seed (3)" in said and said.endswith("Wrote run/report.html, run/report.json\n")
+    text = capsys.readouterr().out
+    assert text.startswith("RL on char-count: run (done, 4 of 4 steps)\n\nBetter on the same 40 held-out")
+    assert "Of +0.68 reward, -0.2" in text and "is skill and +0.90 (" in text
+    assert "- This is one seed (3)" in text and text.endswith("Wrote run/report.html, run/report.json\n")
     changes = facts(made)["changes"]
     assert main(["report", "run", "--no-lenient"]) == 0 and facts(made)["changes"] == changes, "it is still true"
 

@@ -72,9 +72,9 @@ def test_a_run_through_a_server_takes_the_steps_of_one_in_process(rl, server, tm
 
     out = str(there.path)
     assert main(["verify", out, "--steps", "3"]) == 0
-    said = capsys.readouterr().out
-    assert f"completions were sampled by the server at {server.url}/v1, which can't be asked again" in said
-    assert "3 steps came out equal from their recorded completions, bit for bit" in said and "evaluation " not in said
+    shown = capsys.readouterr().out
+    assert f"completions were sampled by the server at {server.url}/v1, which can't be asked again" in shown
+    assert "3 steps came out equal from their recorded completions, bit for bit" in shown and "evaluation " not in shown
     assert main(["replay", out]) == 0
     assert "verdict       equal" in capsys.readouterr().out
 

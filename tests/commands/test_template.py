@@ -44,8 +44,8 @@ def test_the_section_on_other_columns(capsys):
     assert main([*sft, *SHORT, "--data.batch-size", "4", "--no-data.pack"]) == 0
     Path("outputs/words-sft/weights/step_200").symlink_to("step_2")
     assert main([*rl, *SHORT, *FEW, "--orchestrator.sampling.max-tokens", "8"]) == 0
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert shlex.split(told)[-2:] == evaluate[-2:]
+    noted = capsys.readouterr().out.splitlines()[-1]
+    assert shlex.split(noted)[-2:] == evaluate[-2:]
     prompts = Run("outputs/words-rl").rollouts(0).column("prompt").to_pylist()
     assert all(re.search(r"Think step by step\.(.|\n)*(\d+ \+ \d+|Mia has .*)\?", prompt) for prompt in prompts), (
         prompts

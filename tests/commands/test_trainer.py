@@ -62,9 +62,9 @@ def test_the_updates_are_those_of_the_colocated_run_to_the_bit(orchestrator, rl_
         assert orchestrator.result(6).saved and same_files(end, rl_run / "checkpoints" / "step_6")
     orchestrator.transport.close()
     assert not orchestrator.transport.path.exists()
-    said = capsys.readouterr().out
-    assert "Trainer: model (" in said and f"Waiting for the orchestrator at {tmp_path}/transport" in said
-    assert "step 5: " in said and "Done: the run has come to version 6." in said
+    shown = capsys.readouterr().out
+    assert "Trainer: model (" in shown and f"Waiting for the orchestrator at {tmp_path}/transport" in shown
+    assert "step 5: " in shown and "Done: the run has come to version 6." in shown
 
 
 def scores(model) -> list[float]:
@@ -100,17 +100,17 @@ def test_a_new_session_goes_back_to_its_checkpoint_or_to_the_initial_model(orche
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "shown"),
     [
         ({"max_steps": 7}, r"max_steps is 6 in .*, but 7 in the orchestrator's \(.*rl/config.toml\)"),
         ({"precision": "bf16"}, "precision is fp32 in .*, but bf16 in the orchestrator's"),
         ({"model.name": "/other"}, r"model.name is /.*/model in .*, but /other in"),
     ],
 )
-def test_shared_keys_that_disagree(orchestrator, rl_run, changes, said):
+def test_shared_keys_that_disagree(orchestrator, rl_run, changes, shown):
     with contextlib.chdir(rl_run.parent):
         shared = shared_values(orchestrator.config) | changes
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=shown):
             check_agreement(orchestrator.config, Session("s", 0, None, str(rl_run), shared, 1.0, ()), "this config")
 
 

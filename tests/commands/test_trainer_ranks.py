@@ -81,8 +81,8 @@ def test_two_ranks_train_as_one_and_one_goes_on_from_their_checkpoint(rl_run, tm
             assert orchestrator.result(step + 1)
         orchestrator.transport.put(Order(6, "end"))
         assert process.wait(LIMIT) == 0, (tmp_path / "log").read_text()
-    said = (tmp_path / "log").read_text()
-    assert said.count("Waiting for the orchestrator") == 1 and said.count("step 3: ") == 1 and "2 ranks" in said
+    text = (tmp_path / "log").read_text()
+    assert text.count("Waiting for the orchestrator") == 1 and text.count("step 3: ") == 1 and "2 ranks" in text
     alone = Orchestrator(rl_run, tmp_path / "u")
     with alone.trainer():
         alone.transport.hello(LIMIT)
@@ -98,8 +98,8 @@ def test_what_the_user_can_mend_is_said_once(rl_run, tmp_path):
         orchestrator.transport.hello(LIMIT)
         orchestrator.open("s1", shared={"max_steps": 9})
         assert process.wait(LIMIT) != 0
-    said = (tmp_path / "log").read_text()
-    assert said.count("error: max_steps is 6 in this trainer's config") == 1, said
+    text = (tmp_path / "log").read_text()
+    assert text.count("error: max_steps is 6 in this trainer's config") == 1, text
 
 
 def test_sigterm_ends_all_at_once(rl_run, tmp_path):

@@ -277,9 +277,9 @@ def test_why_a_run_is_not_reproducible_excuses_a_difference_from_that_step_on(co
         (copied / "run.json").write_text(json.dumps(info))
         code, certificate = verify(copied)
         assert (code, certificate["verdict"]) == (1 if step else 3, verdict)
-        said = f"a deadline fired (from step {step} on)"
-        assert certificate["incomparable"] == ([] if step else [said])
-        assert f"the run itself says that it is not reproducible: {said}" in capsys.readouterr().out
+        text = f"a deadline fired (from step {step} on)"
+        assert certificate["incomparable"] == ([] if step else [text])
+        assert f"the run itself says that it is not reproducible: {text}" in capsys.readouterr().out
 
 
 def test_hashes_that_are_gone_are_missed(copied, verify):

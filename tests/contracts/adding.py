@@ -41,7 +41,7 @@ class Adding(MultiTurnEnv):
         return super().initial_state(example, seed) | {"calls": 0}
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        said = []
+        shown = []
         for call in messages[-1].get("tool_calls", []):
             state["calls"] += 1
             try:
@@ -49,8 +49,8 @@ class Adding(MultiTurnEnv):
                 content = str(numbers["a"] + numbers["b"])
             except (ValueError, KeyError, TypeError) as error:
                 content = f"error: {error!r}"
-            said.append({"role": "tool", "name": "add", "tool_call_id": call["id"], "content": content})
-        return said
+            shown.append({"role": "tool", "name": "add", "tool_call_id": call["id"], "content": content})
+        return shown
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         return SAID

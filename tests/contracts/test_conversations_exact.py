@@ -52,23 +52,23 @@ def test_conversations_are_recorded_and_trained_on(recipe):
         rows = Run(recipe.unbroken).rollouts(step).to_pylist()
         assert lines[step]["tokens/environment"] == sum(between(row).sum() for row in rows)
         for row in rows:
-            said = json.loads(row["completion"])
-            assert [m["role"] for m in said] == (["assistant", "user"] * 3)[: len(said)]
-            assert row["text"] == "\n\n".join(m["content"] for m in said[::2])
+            shown = json.loads(row["completion"])
+            assert [m["role"] for m in shown] == (["assistant", "user"] * 3)[: len(shown)]
+            assert row["text"] == "\n\n".join(m["content"] for m in shown[::2])
             assert json.loads(row["prompt"])[0]["content"].startswith("Guess ")
-            turns.add((len(said) + 1) // 2)
+            turns.add((len(shown) + 1) // 2)
         assert_sampled_tokens_are_told_of(rows, Run(recipe.unbroken).token_stats(step).to_pylist())
     assert turns == {1, 2, 3}
 
 
 def assert_sampled_tokens_are_told_of(rows: list[dict], tokens: list[dict]) -> None:
     """Of each token that the policy sampled in a row that was trained on; not of what the environment said."""
-    for row, told in zip(rows, tokens, strict=True):
+    for row, shown in zip(rows, tokens, strict=True):
         sampled = np.array(row["logprobs"])[np.array(row["sampled_mask"])]
-        assert told["sample_id"] == row["sample_id"] and (told["entropies"] is None) == (row["state"] != "trained")
-        if told["entropies"] is not None:
-            assert len(told["entropies"]) == len(sampled)
-            assert np.abs(np.array(told["trainer_logprobs"]) - sampled).max() < 1e-4
+        assert shown["sample_id"] == row["sample_id"] and (shown["entropies"] is None) == (row["state"] != "trained")
+        if shown["entropies"] is not None:
+            assert len(shown["entropies"]) == len(sampled)
+            assert np.abs(np.array(shown["trainer_logprobs"]) - sampled).max() < 1e-4
 
 
 def between(row: dict) -> np.ndarray:
@@ -104,8 +104,8 @@ def test_an_answer_that_never_comes_costs_its_own_sample_or_is_told_to_the_model
             assert {**row, "advantage": 0, "state": ""} == {**other, "advantage": 0, "state": ""}
         elif patience:
             hit += 1
-            said = json.loads(row["completion"])
-            assert said[2 * guesses.index("3") + 1] == {"role": "user", "content": "no answer"}
+            shown = json.loads(row["completion"])
+            assert shown[2 * guesses.index("3") + 1] == {"role": "user", "content": "no answer"}
             assert row["outcome"] in ("correct", "wrong", "unparsable")
         else:
             hit += 1
@@ -149,9 +149,9 @@ def test_a_changed_turn_is_found_where_it_is(recipe, tmp_path):
         row = next(row for row in rows if between(row).any())
         index = int(np.flatnonzero(between(row))[5])
         row["token_ids"][index] += 1
-        said = json.loads(row["completion"])
-        said[1]["content"] = "hot, higher"
-        row["completion"] = json.dumps(said)
+        shown = json.loads(row["completion"])
+        shown[1]["content"] = "hot, higher"
+        row["completion"] = json.dumps(shown)
 
     run, log = shutil.copytree(recipe.unbroken, tmp_path / "run"), tmp_path / "log"
     tampering.edit_rollouts(run, 3, edit, fit_hashes=True)

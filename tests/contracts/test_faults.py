@@ -32,16 +32,16 @@ BROKEN = ("the disk reports an I/O error", "Input/output error")
 READ_ONLY = ("the file system is read-only", "Read-only file system")
 
 
-def told(log: Path, out: Path) -> tuple[str, Path]:
+def reported(log: Path, out: Path) -> tuple[str, Path]:
     """The one line of an error that a run ended with, and the path that it says could not be written (or `out`)."""
     text = log.read_text()
-    said = text.splitlines()[-1]
-    assert "Traceback" not in text and said.startswith("error: ") and text.count("error: ") == 1, text
-    found = re.match(r"error: (?:(\S+) can't be written|[^(:]+ \((\S+)\): )", said)
-    assert found, said
+    shown = text.splitlines()[-1]
+    assert "Traceback" not in text and shown.startswith("error: ") and text.count("error: ") == 1, text
+    found = re.match(r"error: (?:(\S+) can't be written|[^(:]+ \((\S+)\): )", shown)
+    assert found, shown
     path = Path(found.group(1) or found.group(2))
-    assert path == out or out in path.parents, said
-    return said, path
+    assert path == out or out in path.parents, shown
+    return shown, path
 
 
 def assert_recovers(recipe: Recipe, out: Path, log: Path, *more: str) -> None:
@@ -55,8 +55,8 @@ def assert_recovers(recipe: Recipe, out: Path, log: Path, *more: str) -> None:
 
 def assert_checkpoints_survive(out: Path) -> None:
     """Those that were told of, and not deleted since, are intact; none that is damaged is in its place."""
-    told = [event["step"] for event in states.lines(out / "events.jsonl") if event["kind"] == "checkpoint"]
-    assert set(told[-KEEP_LAST:]) <= set(states.intact_checkpoints(out))
+    shown = [event["step"] for event in states.lines(out / "events.jsonl") if event["kind"] == "checkpoint"]
+    assert set(shown[-KEEP_LAST:]) <= set(states.intact_checkpoints(out))
 
 
 @pytest.fixture
@@ -74,8 +74,8 @@ def small_disk(tmp_path, request, rl) -> Iterator[Disk]:
 def test_a_full_disk(small_disk, rl, tmp_path):
     out, log = small_disk.folder / "run", tmp_path / "log"
     assert small_disk.run(rl.argv(out), log) == 2, log.read_text()
-    said, path = told(log, out)
-    assert any(word in said for word in FULL) and out in path.parents, said
+    shown, path = reported(log, out)
+    assert any(word in shown for word in FULL) and out in path.parents, shown
     assert_checkpoints_survive(small_disk.copy("run", tmp_path / "full"))
     small_disk.remount("32M")
     assert small_disk.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
@@ -91,7 +91,7 @@ def test_a_read_only_disk(small_disk, rl, tmp_path):
     for folder, flags in ((out, ["--resume"]), (out, []), (small_disk.folder / "other", [])):
         log.unlink()
         assert small_disk.run(rl.argv(folder, *flags), log) == 2, log.read_text()
-        assert any(word in told(log, folder)[0] for word in READ_ONLY)
+        assert any(word in reported(log, folder)[0] for word in READ_ONLY)
     assert states.everything(small_disk.copy("run", tmp_path / "after")) == before
     small_disk.remount("32M")
     assert small_disk.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
@@ -130,11 +130,11 @@ def meet(fault: Trap, recipe: Recipe, out: Path, log: Path, *more: str) -> None:
         return states.assert_ended_like(out, recipe.unbroken)
     assert code == 2, f"{fault}: exit code {code}\n{log.read_text()}"
     words = {"ENOSPC": FULL, "EIO": BROKEN, "EROFS": READ_ONLY}[fault.action]
-    said, path = told(log, out)
-    assert any(word in said for word in words), f"{fault}: {said}"
+    shown, path = reported(log, out)
+    assert any(word in shown for word in words), f"{fault}: {shown}"
     if not fault.lasting and fault.where.path != ".":  # else another thread may be the first to tell
         part = fault.where.path.removeprefix(NEW_PREFIX).split("/")[0]
-        assert path.relative_to(out).parts[0].removeprefix(NEW_PREFIX) == part, f"{fault}: {said}"
+        assert path.relative_to(out).parts[0].removeprefix(NEW_PREFIX) == part, f"{fault}: {shown}"
     if out.exists():
         assert_checkpoints_survive(out)
     assert_recovers(recipe, out, log, *more)
@@ -182,7 +182,7 @@ def test_a_fault_while_resuming(part, rl, tmp_path):
         code = trials.run(rl.argv(out, *back), log, fault)
         assert code == 2 or (code == 0 and fault.where.kind == "mkdir"), f"{fault}: {code}\n{log.read_text()}"
         if code:
-            told(log, out)
+            reported(log, out)
             assert_recovers(rl, out, log)
         states.assert_nothing_lost(before, out, KEEP_LAST)
 

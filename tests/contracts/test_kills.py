@@ -121,8 +121,8 @@ def resume(recipe: Recipe, out: Path, log: Path, stopped: bool = False) -> None:
         assert states.contents(out) == before
     else:
         states.assert_nothing_lost(before, out, KEEP_LAST)
-    told = [(event["kind"], event["step"]) for event in states.lines(out / "events.jsonl")]
-    saved = [event for event in told if event[0] in ("weights", "checkpoint")]
+    shown = [(event["kind"], event["step"]) for event in states.lines(out / "events.jsonl")]
+    saved = [event for event in shown if event[0] in ("weights", "checkpoint")]
     assert len(saved) == len(set(saved)), f"told twice: {saved}"
 
 

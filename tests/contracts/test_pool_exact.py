@@ -62,8 +62,8 @@ def test_it_is_verified_and_replayed(recipe, tmp_path):
     for command in (["verify", str(run), "--steps", str(STEPS)], ["replay", str(run)], ["runs", "ledger", str(run)]):
         assert trials.run([*command, "--output-dir", str(tmp_path / "replayed")] if command[0] == "replay" else command,
                           log) == 0, log.read_text()  # fmt: skip
-    said = log.read_text()
-    assert "retired (solved)" in said
+    text = log.read_text()
+    assert "retired (solved)" in text
     assert tampering.snapshot(run) == before
 
 

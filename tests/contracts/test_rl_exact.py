@@ -69,8 +69,8 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_one_sentence(rl, tmp_path):
     out, log = tmp_path / "run", tmp_path / "log"
     full = Trap(At("save", "checkpoints/*step_6/model.safetensors", 1, "half"), "ENOSPC", lasting=True)
     assert trials.run(rl.argv(out), log, full) == 2
-    said = log.read_text().splitlines()[-1]
-    assert said.startswith(f"error: the disk is full ({out}/") and "the last checkpoint is step_4" in said
+    text = log.read_text().splitlines()[-1]
+    assert text.startswith(f"error: the disk is full ({out}/") and "the last checkpoint is step_4" in text
     assert states.intact_checkpoints(out) == [2, 4]
     assert trials.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
     states.assert_ended_like(out, rl.unbroken)

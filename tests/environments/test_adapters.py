@@ -46,8 +46,8 @@ def test_without_the_library_one_sentence_says_how_to_get_it(env_id, remedies, t
     hidden = ("reasoning_gym", "verifiers")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in hidden else find(name, *rest))
     assert main(["eval", env_id, "-m", "hone/tiny"]) == 2
-    said = capfd.readouterr().err
-    assert all(remedy in said for remedy in remedies) and "Traceback" not in said
+    text = capfd.readouterr().err
+    assert all(remedy in text for remedy in remedies) and "Traceback" not in text
 
 
 def test_the_lists_are_what_was_measured():

@@ -82,9 +82,9 @@ def answers(env, *codes: str) -> list[str]:
     """What the tool says to calls with this code, all in one message."""
     functions = [{"name": "python", "arguments": json.dumps({"code": code})} for code in codes]
     calls = [{"id": str(i), "function": function} for i, function in enumerate(functions)]
-    ((said, state),) = env.respond_many([([{"role": "assistant", "content": "", "tool_calls": calls}], {})])
-    assert state == {} and [message["tool_call_id"] for message in said] == [str(i) for i in range(len(codes))]
-    return [message["content"] for message in said]
+    ((shown, state),) = env.respond_many([([{"role": "assistant", "content": "", "tool_calls": calls}], {})])
+    assert state == {} and [message["tool_call_id"] for message in shown] == [str(i) for i in range(len(codes))]
+    return [message["content"] for message in shown]
 
 
 RUNS = [
@@ -109,10 +109,10 @@ RUNS = [
 
 
 def check_runs(env):
-    for (code, expected), said in zip(RUNS, answers(env, *[code for code, _ in RUNS]), strict=True):
+    for (code, expected), shown in zip(RUNS, answers(env, *[code for code, _ in RUNS]), strict=True):
         # Which part of a line Python marks depends on its version, and so does the name of what is wrong with a NUL.
-        said = "\n".join(line for line in said.splitlines() if line.strip("~^ ")).replace("ValueError", "SyntaxError")
-        assert said == expected, code
+        shown = "\n".join(line for line in shown.splitlines() if line.strip("~^ ")).replace("ValueError", "SyntaxError")
+        assert shown == expected, code
 
 
 @pytest.fixture(scope="module")
@@ -132,8 +132,8 @@ def test_what_the_tool_says_in_the_sandbox(env):
     slow, large, loud = answers(env, "while True: pass", "[0] * 10**10", "while True: print('x' * 1000)")
     assert slow == "error: it took too long (the limits are 5 s of the processor, 8 s in all)"
     assert (large, loud) == ("error: it took too much memory", "error: it printed too much")
-    (said,) = answers(env, "open('/etc/passwd').read()")
-    assert said.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/etc/passwd'")
+    (shown,) = answers(env, "open('/etc/passwd').read()")
+    assert shown.endswith("FileNotFoundError: [Errno 2] No such file or directory: '/etc/passwd'")
 
 
 def test_the_conversation_goes_on_until_nothing_is_called(unguarded, example):

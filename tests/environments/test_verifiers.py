@@ -76,10 +76,10 @@ def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
         load_environment("verifiers:nowhere")
 
 
-@pytest.mark.parametrize(("text", "said"), [("raise", "no such city"), ("nan", "nan"), ("call", "without network")])
-def test_a_reward_that_fails_is_no_reward(env: Environment, text: str, said: str):
+@pytest.mark.parametrize(("text", "shown"), [("raise", "no such city"), ("nan", "nan"), ("call", "without network")])
+def test_a_reward_that_fails_is_no_reward(env: Environment, text: str, shown: str):
     score = env.grade(env.example(index=0), text)
-    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and said in score.detail
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and shown in score.detail
 
 
 def test_a_reward_that_blocks_is_ended_and_the_next_is_scored(env: Environment, monkeypatch):

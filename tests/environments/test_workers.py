@@ -143,7 +143,7 @@ def grades(env: Environment, texts: list[str]) -> list:
     return env.grade_many([(example, reply) for reply in replies], seed=7)
 
 
-def told(scores) -> list:
+def shown(scores) -> list:
     return [(repr(score.reward), score.components, score.weights, score.outcome, score.detail) for score in scores]
 
 
@@ -151,7 +151,7 @@ TEXTS = ["a", "b", "raise", "", "nothing", "½ \ud800", "long " * 20_000] * 5
 
 
 def test_the_scores_are_those_of_one_process_whatever_the_number_of_workers():
-    scores = {workers: told(grades(load(workers), TEXTS)) for workers in (0, 1, 3)}
+    scores = {workers: shown(grades(load(workers), TEXTS)) for workers in (0, 1, 3)}
     assert scores[0] == scores[1] == scores[3]
     assert len({reward for reward, *_ in scores[0]}) > 10
     assert [list(components) for _, components, *_ in scores[0][:3]] == [["graded", "where"], ["graded", "where"], []]
@@ -163,7 +163,7 @@ def test_what_goes_wrong_costs_its_own_completion():
     clean = grades(load(0), [text if text in ("a", "b", "raise") else "a" for text in texts])
     for text, score, right in zip(texts, grades(env, texts), clean, strict=True):
         if text in ("a", "b", "raise"):
-            assert told([score]) == told([right])
+            assert shown([score]) == shown([right])
     scores = grades(env, ["exit", "spin", "sleep"])
     assert [score.outcome for score in scores] == ["grader_error", "grader_timeout", "grader_timeout"]
     assert [score.detail for score in scores] == [
@@ -199,10 +199,10 @@ def test_an_async_function_that_does_not_wait_harms_no_other():
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 def test_what_was_graded_by_a_process_that_was_killed_is_graded_again_and_only_the_guilty_fails(kind):
-    right = told(grades(load(0, kind=kind), ["a", "b", "die 0", "a"]))
+    right = shown(grades(load(0, kind=kind), ["a", "b", "die 0", "a"]))
     scores = grades(load(1, kind=kind), ["a", "b", "die 1", "a"])
     assert len(list(Path().glob("died-*"))) == 1 and not any(score.killed for score in scores)
-    assert [one[:4] for one in told(scores)] == [one[:4] for one in right]
+    assert [one[:4] for one in shown(scores)] == [one[:4] for one in right]
     scores = grades(load(1, kind=kind), ["a", "b", "die 99", "a"])
     assert [(score.outcome.is_failure, score.killed) for score in scores] == [(i == 2, i == 2) for i in range(4)]
 

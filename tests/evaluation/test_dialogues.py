@@ -159,8 +159,8 @@ def test_answers_are_asked_for_one_call_at_a_time_in_a_thread_and_stay_with_thei
     assert threading.get_ident() not in threads and sum(map(len, asked)) > len(asked) > 1
     for sample in result.samples:
         seeds = [rng.key(5, "eval", 0, sample.index, sample.rollout, *more) >> 33 for more in ((), (1,), (2,))]
-        said = [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"]
-        assert said == [str(rng.key(seed) % 10) for seed in seeds][: len(said)]
+        text = [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"]
+        assert text == [str(rng.key(seed) % 10) for seed in seeds][: len(text)]
 
 
 def test_a_long_conversation_is_shown_in_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):

@@ -43,8 +43,8 @@ def start(pids: str, broken: str = "") -> Callable[[Any], Any]:
     def answer(question: Any) -> Any:
         Ways.begun += 1
         way = getattr(ways, question.replace(" ", "_"), None) if isinstance(question, str) else None
-        said = None if way is None else way()
-        return question if said is None else said
+        shown = None if way is None else way()
+        return question if shown is None else shown
 
     return answer
 

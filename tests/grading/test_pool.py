@@ -73,15 +73,15 @@ ANSWERED = {
 }
 
 
-@pytest.mark.parametrize(("question", "outcome", "said"), FAILURES, ids=[question for question, *_ in FAILURES])
-def test_what_goes_wrong_is_the_failure_of_one_question(question, outcome, said, pool, pids, monkeypatch):
-    if said.endswith("closed its output"):
+@pytest.mark.parametrize(("question", "outcome", "shown"), FAILURES, ids=[question for question, *_ in FAILURES])
+def test_what_goes_wrong_is_the_failure_of_one_question(question, outcome, shown, pool, pids, monkeypatch):
+    if shown.endswith("closed its output"):
         monkeypatch.setattr("hone.grading.pool._CLOSING_SECONDS", 1.0)
-    clock = 5.0 if said.endswith("took 5 seconds") else 120.0
+    clock = 5.0 if shown.endswith("took 5 seconds") else 120.0
     first, second, failure, third, fourth = pool.ask_all([1, "2", question, [3], None], 0.5, clock)
     assert [first, second, third, fourth] == [1, "2", [3], None]
     assert isinstance(failure, GraderFailure) and failure.outcome is outcome
-    assert said in failure.detail
+    assert shown in failure.detail
     assert all(map(gone, map(int, pids.read_text().split())))
     assert pool.ask_all([5], 0.5, 120.0) == [5]
 
@@ -181,20 +181,20 @@ def test_a_keeper_that_is_stopped_is_ended_with_its_process(pool, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"),
+    ("broken", "shown"),
     [
         ("raises", "ValueError: the data is not there"),
         ("dies", "ended with 7: no such library"),
         ("writes", "it wrote to the pipe of the answers while it started"),
     ],
 )
-def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, said, pids):
+def test_a_process_that_cannot_start_is_one_error_in_its_own_words(broken, shown, pids):
     with (
         Pool(SCRIPT, [str(pids), broken], "testing", workers=2) as pool,
         pytest.raises(UserError, match="the process for testing could not start") as error,
     ):
         pool.ask_all(list(range(1000)), 5.0, 60.0)
-    assert str(error.value).endswith(said) and pool.pids == []
+    assert str(error.value).endswith(shown) and pool.pids == []
 
 
 def test_a_forked_process_has_processes_of_its_own(pool):
@@ -249,9 +249,9 @@ def test_what_was_started_ends_when_hone_is_killed(pids):
         assert process.stdout is not None
         keepers = list(map(int, process.stdout.readline().split()))
         processes = [pid for keeper in keepers for pid in children(keeper)]
-        while not (said := pids.read_text()).endswith("\n") and process.poll() is None:
+        while not (shown := pids.read_text()).endswith("\n") and process.poll() is None:
             time.sleep(0.01)
-        forked = list(map(int, said.split()))
+        forked = list(map(int, shown.split()))
         process.kill()
     assert forked
     assert len(keepers) == len(processes) == 2 and all(map(gone, keepers + processes + forked))
@@ -270,7 +270,7 @@ def test_the_process_ends_with_its_worker(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "seconds", "outcome", "said", "killed"),
+    ("code", "seconds", "outcome", "shown", "killed"),
     [
         (-signal.SIGXCPU, 2.5, TIMEOUT, "grading took 2.5 seconds of processor time", False),
         (-signal.SIGXCPU, None, TIMEOUT, "grading took too long", False),
@@ -279,6 +279,6 @@ def test_the_process_ends_with_its_worker(tmp_path):
         (None, 10, ERROR, "the process that was grading was killed: words", True),
     ],
 )
-def test_what_a_process_ended_of_in_words(code, seconds, outcome, said, killed):
+def test_what_a_process_ended_of_in_words(code, seconds, outcome, shown, killed):
     failure = Ended(code, "words").failure("grading", seconds)
-    assert (failure.outcome, failure.detail, failure.killed) == (outcome, said, killed)
+    assert (failure.outcome, failure.detail, failure.killed) == (outcome, shown, killed)

@@ -36,8 +36,8 @@ def test_without_bubblewrap_it_says_how_to_get_it(tmp_path: Path, monkeypatch: p
 
 def test_where_bubblewrap_may_not_work_it_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With a bwrap that says what the real one says where the kernel has no user namespaces for it."""
-    said = "bwrap: No permissions to create new namespace, likely because the kernel does not allow it"
-    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
+    shown = "bwrap: No permissions to create new namespace, likely because the kernel does not allow it"
+    (tmp_path / "bwrap").write_text(f"#!/bin/sh\necho '{shown}' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(UserError, match=r"can't be made here: .*No permissions to create new namespace") as caught:

@@ -73,14 +73,14 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_prompt_sampled_and_bridge_are_what_the_template_writes(case: str, tmp_path: Path) -> None:
-    template, family, eos, said = CASES[case]
+    template, family, eos, shown = CASES[case]
     renderer = renderer_of(tmp_path, template, family, eos)
     ids, conversation = renderer.prompt_ids([USER], TOOLS), [USER]
     for turn in range(3):
-        own = sampled(renderer, said)
+        own = sampled(renderer, shown)
         message = renderer.message(own, TOOLS)
-        assert message["content"] == renderer.opened_by_template + said
-        assert [c["function"]["name"] for c in message["tool_calls"]] == ["add"] * said.count("add")
+        assert message["content"] == renderer.opened_by_template + shown
+        assert [c["function"]["name"] for c in message["tool_calls"]] == ["add"] * shown.count("add")
         conversation.append(message)
         answers = answer(message, f"{turn}<&é")
         ids += own + renderer.bridge_ids(conversation, answers, TOOLS)
@@ -92,8 +92,8 @@ def test_prompt_sampled_and_bridge_are_what_the_template_writes(case: str, tmp_p
 def test_what_a_model_said_does_not_change_the_bridge(tmp_path: Path) -> None:
     renderer = renderer_of(tmp_path, QWEN3)
     bridges = set()
-    for said in (CALL, "<tool_call>{", "said", "</tool_call><|im_start|>user\n", "<think>never closed", ""):
-        message = {"role": "assistant", "content": said}
+    for shown in (CALL, "<tool_call>{", "said", "</tool_call><|im_start|>user\n", "<think>never closed", ""):
+        message = {"role": "assistant", "content": shown}
         bridges.add(tuple(renderer.bridge_ids([USER, message], [{"role": "tool", "content": "2"}], TOOLS)))
     assert len(bridges) == 1
 
@@ -135,13 +135,13 @@ def test_qwen3_keeps_thoughts_for_tools_and_drops_them_for_users(tmp_path: Path)
 
 
 def test_templates_that_cannot_go_on_are_refused(tmp_path: Path) -> None:
-    said, user = {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sure?"}
+    shown, user = {"role": "assistant", "content": "2"}, {"role": "user", "content": "Sure?"}
     endless = "{% for m in messages %}{{ m.content }}|{% endfor %}"
     with pytest.raises(UserError, match=r"does not write where an assistant's turn ends.*model\.chat_template"):
-        renderer_of(tmp_path, endless).bridge_ids([USER, said], [user])
+        renderer_of(tmp_path, endless).bridge_ids([USER, shown], [user])
     only_last = "{% for m in messages[-1:] %}{{ m.content }}<|im_end|>{% endfor %}"
     with pytest.raises(UserError, match="rewrites earlier turns"):
-        renderer_of(tmp_path, only_last).bridge_ids([USER, said], [user])
+        renderer_of(tmp_path, only_last).bridge_ids([USER, shown], [user])
     unknown = QWEN3.replace("<tool_call>", "<call>")
     renderer = renderer_of(tmp_path, unknown)
     assert renderer.prompt_ids([USER])
@@ -194,8 +194,8 @@ def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
     for i in range(20):
         ids, conversation = random_conversation(rng.stream(1, "test", i), renderer, users=True)
         assert ids == renderer.prompt_ids(conversation, TOOLS)
-    for said in (CALL, THOUGHT + CALL, THOUGHT + CALL + "\n" + CALL):
-        own = sampled(renderer, said)
+    for shown in (CALL, THOUGHT + CALL, THOUGHT + CALL + "\n" + CALL):
+        own = sampled(renderer, shown)
         message = renderer.message(own)
         assert message == by_template.message(own)
         bridge = renderer.bridge_ids([USER, message], answer(message), TOOLS)

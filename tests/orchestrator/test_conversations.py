@@ -72,11 +72,11 @@ def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_wr
     (example,), (t,) = rolled(script, env, 1)
     seed = rng.key(1, "rollout", 9, 4, 0, "environment")
     moods = [guessing.HINTS[int(rng.stream(seed, n).integers(3))] for n in (1, 2)]
-    said = [f"{moods[0]}, higher", f"{moods[1]}, lower"]
+    shown = [f"{moods[0]}, higher", f"{moods[1]}, lower"]
     text = (
         "<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n3<|im_end|>"
-        f"\n<|im_start|>user\n{said[0]}<|im_end|>\n<|im_start|>assistant\n9<|im_end|>"
-        f"\n<|im_start|>user\n{said[1]}<|im_end|>\n<|im_start|>assistant\n5<|im_end|>"
+        f"\n<|im_start|>user\n{shown[0]}<|im_end|>\n<|im_start|>assistant\n9<|im_end|>"
+        f"\n<|im_start|>user\n{shown[1]}<|im_end|>\n<|im_start|>assistant\n5<|im_end|>"
     )
     assert t.token_ids.tolist() == encode(text)
     assert t.token_ids[t.sampled_mask].tolist() == [*encode("3"), END, *encode("9"), END, *encode("5"), END]
@@ -85,9 +85,9 @@ def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_wr
     assert t.messages == [
         *example.prompt,
         {"role": "assistant", "content": "3"},
-        {"role": "user", "content": said[0]},
+        {"role": "user", "content": shown[0]},
         {"role": "assistant", "content": "9"},
-        {"role": "user", "content": said[1]},
+        {"role": "user", "content": shown[1]},
         {"role": "assistant", "content": "5"},
     ]
     assert (t.turns, t.stop_reason, t.sample_id, t.completion_text) == (3, "stop", "9-4-0", "3\n\n9\n\n5")

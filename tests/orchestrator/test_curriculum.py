@@ -107,11 +107,11 @@ def test_a_prompt_that_is_never_solved_is_parked_and_comes_back():
 
 
 def test_an_empty_pool_starts_over():
-    curriculum, told = make(3, retire_at=0.9), []
-    curriculum.restarted = told.append
+    curriculum, shown = make(3, retire_at=0.9), []
+    curriculum.restarted = shown.append
     take(curriculum, 0, 3, {0: 4, 1: 4, 2: 4})
-    assert curriculum.metrics()["pool/active"] == 0 and told == []
-    assert drawn(take(curriculum, 1, 2, {0: 4})) == "0 1" and told == [1]
+    assert curriculum.metrics()["pool/active"] == 0 and shown == []
+    assert drawn(take(curriculum, 1, 2, {0: 4})) == "0 1" and shown == [1]
     assert curriculum.metrics() == {"pool/active": 2, "pool/retired": 1, "pool/parked": 0}
     assert drawn(take(curriculum, 2, 3, {})) == "2 1 2", "0 was retired anew"
 

@@ -267,9 +267,9 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         assert words in error(url)
     assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
     with FakeOpenAI(models=Status(503, "an update of the weights failed")) as fake:
-        said = error(fake.url.removesuffix("/v1"))
-        assert "(status 503: an update of the weights failed; 1 try): stop that server and start it anew" in said
-        assert "start one" not in said
+        shown = error(fake.url.removesuffix("/v1"))
+        assert "(status 503: an update of the weights failed; 1 try): stop that server and start it anew" in shown
+        assert "start one" not in shown
     (tmp_path / "elsewhere").mkdir()
     with serving(weights_root=tmp_path / "elsewhere", api_key="sesame") as served:
         assert "wrong: send it" in error(served.url) and "--orchestrator.client.api-key-var" in error(served.url)

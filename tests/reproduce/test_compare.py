@@ -95,9 +95,9 @@ def test_the_first_quantity_is_named() -> None:
 def talk(*contents: str, ids: list[int] | None = None) -> StepRecord:
     """A sample of two turns, or one: prompt 7, a turn of 8 and 9, an answer of 1, 2 and 3, a turn of 4."""
     roles = ("assistant", "user")
-    said = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
+    shown = [{"role": roles[i % 2], "content": content} for i, content in enumerate(contents)]
     mask = [False, True, True, False, False, False, True][: len(ids or range(7))]
-    several = {"token_ids": ids or [7, 8, 9, 1, 2, 3, 4], "sampled_mask": mask, "completion": json.dumps(said)}
+    several = {"token_ids": ids or [7, 8, 9, 1, 2, 3, 4], "sampled_mask": mask, "completion": json.dumps(shown)}
     return StepRecord(5, [row(10, 0) | several])
 
 

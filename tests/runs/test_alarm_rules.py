@@ -91,8 +91,8 @@ def test_a_component_counts_by_its_weight_and_not_while_correctness_rises_too():
     gain = {"reward/bonus/mean": 0.9, "outcome/correct": 0.4}
     assert "component" not in run_of(gain, weights={"answer": 1.0, "bonus": 0.1})
     assert "component" not in run_of(gain | {"outcome/correct": 0.7})
-    step, said = run_of({"reward/bonus/mean": 0.9})["component"]
-    assert step == 43 and "since step 13" in said, "flat for three windows, where it does not fall"
+    step, text = run_of({"reward/bonus/mean": 0.9})["component"]
+    assert step == 43 and "since step 13" in text, "flat for three windows, where it does not fall"
 
 
 def test_a_component_that_is_the_task_may_rise_for_long_before_anything_is_exact():
@@ -103,8 +103,8 @@ def test_a_component_that_is_the_task_may_rise_for_long_before_anything_is_exact
         ({"likeness": 1.0, "exact": 0.0}, "exact"),
         ({"likeness": 0.9, "form": 0.1}, "likeness"),
     ):
-        told = [weights, correctness]
-        assert raised_by("reward/likeness/mean", rising, *told, **exact) == []
+        shown = [weights, correctness]
+        assert raised_by("reward/likeness/mean", rising, *shown, **exact) == []
     ((name, _),) = raised_by("reward/likeness/mean", rising, {"likeness": 0.9, "answer": 0.1}, "answer", **exact)
     assert name == "component"
 

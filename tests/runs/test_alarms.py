@@ -73,12 +73,12 @@ def found(value: float = 0.5) -> Finding:
 
 
 def test_a_gap_that_was_told_before_a_resume_is_not_told_again():
-    told = [{"kind": "alarm", "step": 1, "name": "gap"}]
+    shown = [{"kind": "alarm", "step": 1, "name": "gap"}]
     alarms = Alarms(AlarmsConfig(window=2, action="stop", truncation={"action": "off"}))
-    alarms.restore(lines(0.8, 0.8, 0.8), told)
+    alarms.restore(lines(0.8, 0.8, 0.8), shown)
     assert list(alarms.active) == ["gap"] and alarms.raised(3, "gap", found()) is None and alarms.asked == "off"
     alarms = Alarms(AlarmsConfig(window=2))
-    alarms.restore(lines(0.0, 0.0, 0.0), [*told, {"kind": "alarm_over", "step": 2, "name": "gap"}])
+    alarms.restore(lines(0.0, 0.0, 0.0), [*shown, {"kind": "alarm_over", "step": 2, "name": "gap"}])
     assert list(alarms.active) == [] and alarms.raised(3, "gap", found()) is not None
 
 
@@ -101,8 +101,8 @@ def test_a_run_writes_tells_and_shows_its_alarms(tmp_path, capsys):
     ]
     assert events[0]["value"] == 0.8 and events[0]["threshold"] == 0.4 and events[0]["action"] == "warn"
     assert events[0]["evidence"].startswith("80 % of the completions were cut") and "max_tokens" in events[0]["advice"]
-    said = capsys.readouterr().out
-    assert said.count("ALARM truncation at step 1: 80 % of the completions") == 1 and "What helps: raise" in said
+    text = capsys.readouterr().out
+    assert text.count("ALARM truncation at step 1: 80 % of the completions") == 1 and "What helps: raise" in text
 
 
 def test_an_alarm_that_stops_does_so_once_its_step_is_written(tmp_path):

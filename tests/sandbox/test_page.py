@@ -17,10 +17,10 @@ PAGE = (Path(__file__).resolve().parents[2] / "docs" / "tasks.md").read_text().s
 
 def test_the_calls_of_the_page_print_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     exec(compile(CALLS, "tasks.md", "exec"), {})
-    told = [line.split("# ")[1].rstrip("…") for line in CALLS.splitlines() if "# " in line]
+    shown = [line.split("# ")[1].rstrip("…") for line in CALLS.splitlines() if "# " in line]
     printed = capsys.readouterr().out.replace("\n\n", "\n").splitlines()
-    assert len(printed) == len(told) == 2
-    assert all(line.startswith(start) for line, start in zip(printed, told, strict=True)), printed
+    assert len(printed) == len(shown) == 2
+    assert all(line.startswith(start) for line, start in zip(printed, shown, strict=True)), printed
 
 
 def test_the_limits_of_the_page_are_the_defaults() -> None:

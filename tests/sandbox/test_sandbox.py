@@ -56,7 +56,7 @@ def test_a_traceback_shows_the_code_and_no_path_of_the_machine(sandbox: Sandbox)
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("code", "shown"),
     [
         ("print('\udc80')", "surrogates not allowed"),
         ("print('\0')", "null bytes"),
@@ -64,9 +64,9 @@ def test_a_traceback_shows_the_code_and_no_path_of_the_machine(sandbox: Sandbox)
         ("print('\\ud800 \\0')", "\ufffd\ufffd\ufffd \0"),
     ],
 )  # fmt: skip
-def test_strange_text(code: str, said: str, sandbox: Sandbox) -> None:
+def test_strange_text(code: str, shown: str, sandbox: Sandbox) -> None:
     ran = sandbox.run(code)
-    assert said in ran.output + ran.errors, ran
+    assert shown in ran.output + ran.errors, ran
 
 
 def test_nothing_stays_from_one_call_to_the_next(sandbox: Sandbox) -> None:
@@ -137,8 +137,8 @@ def test_the_first_process_of_a_container_is_left_no_dead_ones() -> None:
         "s = Sandbox()\nfor code in ('1', 'print(\"x\" * 10**6)') * 5: s.run(code)\n"
         "print(open(f'/proc/self/task/{os.getpid()}/children').read().split())"
     )
-    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert said.stdout == "[]\n", said
+    shown = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert shown.stdout == "[]\n", shown
 
 
 def of_the_sandbox() -> set[int]:

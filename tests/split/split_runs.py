@@ -90,15 +90,15 @@ class Command:
             self.lines.append(line)
 
     @property
-    def said(self) -> str:
+    def output(self) -> str:
         return "".join(self.lines)
 
     def says(self, text: str) -> None:
         """Returns once it has said this."""
-        until(lambda: text in self.said or self.process.poll() is not None)
+        until(lambda: text in self.output or self.process.poll() is not None)
         if self.process.poll() is not None:
             self._reader.join(60)
-        assert text in self.said, self.said
+        assert text in self.output, self.output
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
@@ -144,7 +144,7 @@ class Run(Command):
     def at_step(self, step: int) -> None:
         """Returns when so many steps are recorded."""
         until(lambda: self.steps() >= step or self.process.poll() is not None)
-        assert self.process.poll() is None, self.said
+        assert self.process.poll() is None, self.output
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -109,9 +109,11 @@ def test_a_rank_takes_the_others_and_the_orchestrator_with_it(launch):
     starts = run.starts("trainer")
     assert code == 0 and sorted(start["rank"] for start in starts) == ["0", "0", "1", "1"]
     assert {start["world"] for start in starts} == {"2"} and all(start["meeting"] for start in starts)
-    (told,) = run.starts("orchestrator")[1]["told"]
-    assert (told["role"], told["rank"], told["cause"]) == ("trainer", 1, "was ended by SIGKILL")
-    sentence = f"The trainer's rank 1 (pid {told['pid']}) was ended by SIGKILL: starting trainer and orchestrator again"
+    (shown,) = run.starts("orchestrator")[1]["told"]
+    assert (shown["role"], shown["rank"], shown["cause"]) == ("trainer", 1, "was ended by SIGKILL")
+    sentence = (
+        f"The trainer's rank 1 (pid {shown['pid']}) was ended by SIGKILL: starting trainer and orchestrator again"
+    )
     assert sentence in out and len(run.starts("inference")) == 1
     assert "[rank 1] trainer 1 start 0\n" in run.log("trainer") and "\ntrainer 0 start 1\n" in run.log("trainer")
 

@@ -42,7 +42,7 @@ def begin(recipe: list[str], out: Path, *more: str) -> Path:
     """A run to its end, in the mode that `more` says."""
     command = Started([*recipe, "--inference.port", str(free_port()), *more], out)
     try:
-        assert command.ended() == 0, command.said
+        assert command.ended() == 0, command.output
     finally:
         command.kill()
     return out
@@ -125,7 +125,7 @@ def test_an_alarm_pauses_all_processes_at_a_checkpoint(recipe: list[str], folder
         (step,) = Run(command.out).checkpoints.steps()
         assert 2 <= step <= 5 and hone(folder, "runs", "show", "paused").count("paused by an alarm") == 1
         hone(folder, "runs", "continue", "paused")
-        assert command.ended() == 0, command.said
+        assert command.ended() == 0, command.output
     finally:
         command.kill()
     assert Run(command.out).info["status"] == "done" and sum(draws(command.out).values()) == STEPS * PROMPTS

@@ -39,7 +39,7 @@ def begin(bench: Bench, name: str, *more: str, steps: int = STEPS) -> Path:
     argv += ["--orchestrator.eval.interval", "3", "--orchestrator.eval.num-examples", "4"]
     run = Started([*argv, "--inference.port", str(free_port()), *more], bench.folder / name)
     try:
-        assert run.ended() == 0, run.said
+        assert run.ended() == 0, run.output
     finally:
         run.kill()
     return bench.folder / name
@@ -74,27 +74,27 @@ def test_lock_step_is_done_again_in_one_process(
     bench: Bench, lock_step: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = tampering.snapshot(lock_step)
-    code, said = tool(bench, capsys, "verify", "lock-step", "--steps", str(STEPS))
-    assert code == 0 and "6 steps and the last evaluation came out equal, bit for bit" in said, said
-    assert "not as they were" not in said and "note" not in said, said
-    code, said = tool(bench, capsys, "replay", "lock-step")
-    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in said
+    code, text = tool(bench, capsys, "verify", "lock-step", "--steps", str(STEPS))
+    assert code == 0 and "6 steps and the last evaluation came out equal, bit for bit" in text, text
+    assert "not as they were" not in text and "note" not in text, text
+    code, text = tool(bench, capsys, "replay", "lock-step")
+    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text
     assert tampering.snapshot(lock_step) == before
 
 
 def test_tokens_of_several_versions_are_trained_on_again(
     bench: Bench, ahead: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, said = tool(bench, capsys, "replay", "ahead")
-    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in said, said
+    code, text = tool(bench, capsys, "replay", "ahead")
+    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text, text
     assert max(line["staleness/max"] for line in records(ahead / "metrics.jsonl")[:8]) > 0
-    code, said = tool(bench, capsys, "verify", "ahead", "--steps", "8")
-    assert code == 0 and "8 steps came out equal from their recorded completions, bit for bit" in said, said
-    assert "completions were sampled by a server without inference.batch_invariant, which can't be asked again" in said
-    code, said = tool(bench, capsys, "regrade", "ahead")
-    assert code == 0 and "the recorded reward" in said, said
-    code, said = tool(bench, capsys, "runs", "show", "ahead")
-    assert "completions are sampled by a server without inference.batch_invariant" in " ".join(said.split())
+    code, text = tool(bench, capsys, "verify", "ahead", "--steps", "8")
+    assert code == 0 and "8 steps came out equal from their recorded completions, bit for bit" in text, text
+    assert "completions were sampled by a server without inference.batch_invariant, which can't be asked again" in text
+    code, text = tool(bench, capsys, "regrade", "ahead")
+    assert code == 0 and "the recorded reward" in text, text
+    code, text = tool(bench, capsys, "runs", "show", "ahead")
+    assert "completions are sampled by a server without inference.batch_invariant" in " ".join(text.split())
 
 
 def test_two_ranks_are_replayed_by_one_within_the_tolerance(
@@ -103,8 +103,8 @@ def test_two_ranks_are_replayed_by_one_within_the_tolerance(
     info = Run(two_ranks).info
     assert (info["ranks"], info["exact"]) == (2, False)
     assert info["inexact"] == [{"step": 4, "cause": "resumed with other ranks (2, now 1)"}]
-    code, said = tool(bench, capsys, "replay", "ranks")
-    assert code == 0, said
-    assert "verdict       equal within 1e-05: the run was trained on 2 ranks, this is one process" in said
-    code, said = tool(bench, capsys, "verify", "ranks", "--steps", str(STEPS))
-    assert code == 0 and "6 steps came out equal from their recorded completions, up to 1e-05" in said, said
+    code, text = tool(bench, capsys, "replay", "ranks")
+    assert code == 0, text
+    assert "verdict       equal within 1e-05: the run was trained on 2 ranks, this is one process" in text
+    code, text = tool(bench, capsys, "verify", "ranks", "--steps", str(STEPS))
+    assert code == 0 and "6 steps came out equal from their recorded completions, up to 1e-05" in text, text

@@ -89,9 +89,9 @@ def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin
     (pid,) = run.pids("inference")
     os.kill(pid, signal.SIGKILL)
     run.let_go()
-    assert run.ended() == 0, run.said
+    assert run.ended() == 0, run.output
     cause = f"The inference server (pid {pid}) was ended by SIGKILL: starting inference, trainer and orchestrator again"
-    assert cause in run.said
+    assert cause in run.output
     consumed_once(run.out)
     (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
     assert event["role"] == "inference"
@@ -106,11 +106,11 @@ def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, 
     first, second = run.pids("trainer")
     os.kill(second, signal.SIGKILL)
     run.let_go()
-    assert run.ended() == 0, run.said
+    assert run.ended() == 0, run.output
     cause = (
         f"The trainer's rank 1 (pid {second}) was ended by SIGKILL: starting trainer and orchestrator again from the"
     )
-    assert cause in run.said
+    assert cause in run.output
     consumed_once(run.out)
     (event,) = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
     assert (event["role"], event["rank"]) == ("trainer", 1)
@@ -124,16 +124,16 @@ def test_ctrl_c_saves_what_was_on_its_way_and_a_resume_makes_the_rest(begin, sma
     run.at_step(3)
     run.signal(signal.SIGINT)
     run.let_go()
-    assert run.ended() == 130, run.said
-    assert "Ctrl-C: finishing this step and saving a checkpoint" in run.said
-    (stopped,) = map(int, re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.said, re.MULTILINE))
+    assert run.ended() == 130, run.output
+    assert "Ctrl-C: finishing this step and saving a checkpoint" in run.output
+    (stopped,) = map(int, re.findall(rf"^Stopped after (\d+) of {STEPS} steps", run.output, re.MULTILINE))
     assert (run.out / "checkpoints" / f"step_{stopped}" / "COMPLETE").exists()
     assert [line["step"] for line in records(run.out / "metrics.jsonl")] == list(range(stopped))
     assert sum(draws(run.out).values()) == stopped * PROMPTS
-    assert f"hone rl @ {run.out.name}/config.toml --resume" in run.said
+    assert f"hone rl @ {run.out.name}/config.toml --resume" in run.output
     again = begin("@", "out/config.toml", "--resume")
-    assert again.ended() == 0, again.said
-    assert f"Resuming out at step {stopped}." in again.said
+    assert again.ended() == 0, again.output
+    assert f"Resuming out at step {stopped}." in again.output
     consumed_once(run.out)
     assert (run.out / "logs" / "orchestrator.log").read_text().count("Resuming") == 1, "logs are continued"
 
@@ -145,19 +145,19 @@ def test_a_grader_that_breaks_ends_the_run_with_its_state_saved(begin, small, tm
     run.at_step(2)
     (tmp_path / "broken").touch()
     run.let_go()
-    assert run.ended() == 2, run.said
-    (step,) = map(int, re.findall(r"every completion of step (\d+) failed in the grader", run.said)[-1:])
-    (saved,) = re.findall(r"Saved: out/checkpoints/step_(\d+);", run.said)
-    assert step < int(saved) <= step + 3 and run.said.count("error: ") == 1
+    assert run.ended() == 2, run.output
+    (step,) = map(int, re.findall(r"every completion of step (\d+) failed in the grader", run.output)[-1:])
+    (saved,) = re.findall(r"Saved: out/checkpoints/step_(\d+);", run.output)
+    assert step < int(saved) <= step + 3 and run.output.count("error: ") == 1
     (tmp_path / "broken").unlink()
     again = begin("@", "out/config.toml", "--resume")
-    assert again.ended() == 0, again.said
+    assert again.ended() == 0, again.output
     consumed_once(run.out, "failed")
 
 
 def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_path):
     run = begin(*small, "--max-steps", 2000, "--detach")
-    assert run.ended(leaves=True) == 0 and "goes on in the background" in run.said, run.said
+    assert run.ended(leaves=True) == 0 and "goes on in the background" in run.output, run.output
     until(lambda: run.steps() > 2)
     (launcher,) = [pid for pid, command in alive(run.mark).items() if " rl --" in command]
     assert (
@@ -167,9 +167,9 @@ def test_in_the_background_it_is_watched_listed_and_stopped(begin, small, tmp_pa
     assert (run.out / "logs" / "rl.out").read_text().startswith("RL in 3 processes on this machine, into out\n")
     watch = Command(["runs", "attach", "out"], tmp_path)
     watch.says("step ")
-    said = hone(tmp_path, "runs", "stop", "out")
-    assert f"Asked process {launcher} to end" in said and "stopped by a signal" in said
-    assert watch.ended() == 0 and "stopped by a signal" in watch.said
+    text = hone(tmp_path, "runs", "stop", "out")
+    assert f"Asked process {launcher} to end" in text and "stopped by a signal" in text
+    assert watch.ended() == 0 and "stopped by a signal" in watch.output
     until(lambda: not alive(run.mark))
     assert not (run.out / ".hone.launcher.lock").exists()
 
@@ -190,14 +190,16 @@ def test_two_files_use_the_server_that_is_up_and_say_how_to_start_one(begin, war
     argv = sections(tmp_path, warm, port)
     missing = begin(*argv)
     assert missing.ended() == 2
-    assert "start one with `inference --model.name" in missing.said and f"localhost:{port}" in missing.said
+    assert "start one with `inference --model.name" in missing.output and f"localhost:{port}" in missing.output
     start = f"inference --model.name {warm} --output-dir out --port {port} --precision fp32"
     server = Command(start.split(), tmp_path)
     try:
         server.says("Serving")
         run = begin(*argv)
-        assert run.ended() == 0, run.said
-        assert f"the server that is up at http://localhost:{port}/v1" in run.said and "inference.log" not in run.said
+        assert run.ended() == 0, run.output
+        assert (
+            f"the server that is up at http://localhost:{port}/v1" in run.output and "inference.log" not in run.output
+        )
         assert server.process.poll() is None, "it is not the run's to end"
         consumed_once(run.out)
     finally:
@@ -215,8 +217,8 @@ def test_roles_that_are_started_alone_in_any_order(warm, tmp_path):
         Command(serve, tmp_path, PYTHONUNBUFFERED="1"),
     ]
     try:
-        assert roles[0].ended() == 0, roles[0].said
-        assert roles[1].ended() == 0, roles[1].said
+        assert roles[0].ended() == 0, roles[0].output
+        assert roles[1].ended() == 0, roles[1].output
         roles[2].signal(signal.SIGINT)
         assert roles[2].ended() == 0
         consumed_once(tmp_path / "out")

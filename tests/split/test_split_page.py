@@ -50,13 +50,13 @@ def test_the_three_file_run_learns(place: Path, started: list[Command]) -> None:
     rl = next(argv for argv in rest if "--inference" in argv)
     warm = Command([*sft, "--max-steps", "350", "--display", "plain"], place)
     started.append(warm)
-    assert warm.ended() == 0, warm.said
+    assert warm.ended() == 0, warm.output
     (place / "outputs/tiny-sft/weights/step_900").symlink_to("step_350")
     few = ["--max-steps", str(STEPS), "--orchestrator.eval", "None", "--ckpt.interval", "8"]
     run = Command([*rl, *few, "--inference.port", str(free_port())], place)
     started.append(run)
-    assert run.ended() == 0, run.said
-    assert "RL in 3 processes on this machine, into outputs/tiny-split" in run.said
+    assert run.ended() == 0, run.output
+    assert "RL in 3 processes on this machine, into outputs/tiny-split" in run.output
     rewards = [record["reward/mean"] for record in records(place / "outputs/tiny-split/metrics.jsonl")[:STEPS]]
     assert sum(rewards[-4:]) / 4 > sum(rewards[:2]) / 2 + 0.08, rewards
     for role in ("inference", "trainer", "orchestrator"):
@@ -73,8 +73,8 @@ def test_tmux_shows_three_panes_that_follow_the_logs(place: Path, tmp_path: Path
         return subprocess.run(command, cwd=place, env=env, capture_output=True, text=True, check=True).stdout
 
     try:
-        said = shown(*tmux, "-d")
-        assert "Session hone follows outputs/tiny-split/logs" in said
+        output = shown(*tmux, "-d")
+        assert "Session hone follows outputs/tiny-split/logs" in output
         titles = shown("tmux", "list-panes", "-t", "hone:RL", "-F", "#{pane_title}").split()
         assert titles == ["Trainer", "Orchestrator", "Inference"]
         capture = ("capture-pane", "-p", "-J", "-t")

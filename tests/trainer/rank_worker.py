@@ -93,14 +93,14 @@ def training(ranks: Ranks, folder: Path) -> None:
         trainer.record_tokens = True
         before = trainer.fingerprint()
         lines = steps(trainer, 0, STEPS, kind == "rl")
-        told = trainer.token_stats()
+        shown = trainer.token_stats()
         loss = trainer.evaluate(deal(sequences(9), 60, "cpu", False, ranks)) if kind == "sft" else 0.0
         # The fingerprint of shards, and that of the same weights when they are whole.
         from hone.trainer.fingerprint import fingerprint
 
         prints = [before, trainer.fingerprint(), fingerprint(weights(trainer))]
-        assert (told is not None) == ranks.first
-        found = told.by_completion() if told else {}
+        assert (shown is not None) == ranks.first
+        found = shown.by_completion() if shown else {}
         tokens = ranks.agree(sorted((*of, *map(np.ndarray.tolist, values)) for of, values in found.items()))
         results[case] = {"lines": lines, "loss": loss, "fingerprints": prints, "tokens": tokens}
     write(ranks, folder, "training", results)

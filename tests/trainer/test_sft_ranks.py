@@ -61,8 +61,8 @@ def one(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def two(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("two") / "out"
-    said = trained(2, *flags(tiny_model_dir, out))
-    assert said.count("SFT: ") == said.count("Done: 4 steps") == 1 and "2 ranks" in said
+    shown = trained(2, *flags(tiny_model_dir, out))
+    assert shown.count("SFT: ") == shown.count("Done: 4 steps") == 1 and "2 ranks" in shown
     return out
 
 

@@ -39,17 +39,17 @@ def encode(text: str) -> list[int]:
 
 def row(text: str, **changes: Any) -> dict[str, Any]:
     """A completion: its tokens are those of `text` and the end of the turn, each a little less probable."""
-    prompt, said = encode("user\n"), [*encode(text), IM_END_ID]
+    prompt, shown = encode("user\n"), [*encode(text), IM_END_ID]
     made = {
         "step": 0,
         "draw": 0,
         "group": 0,
         "sample_id": "0-0-0",
         "example_id": "e0",
-        "token_ids": [*prompt, *said],
-        "sampled_mask": [False] * len(prompt) + [True] * len(said),
-        "logprobs": [0.0] * len(prompt) + [-0.05 * i for i in range(len(said))],
-        "versions": [-1] * len(prompt) + [0] * len(said),
+        "token_ids": [*prompt, *shown],
+        "sampled_mask": [False] * len(prompt) + [True] * len(shown),
+        "logprobs": [0.0] * len(prompt) + [-0.05 * i for i in range(len(shown))],
+        "versions": [-1] * len(prompt) + [0] * len(shown),
         "reward": 0.1,
         "components": [("format", 1.0), ("correctness", 0.0)],
         "weights": [("format", 0.1), ("correctness", 0.9)],

@@ -83,16 +83,16 @@ def test_what_turned_comes_first(root: Path) -> None:
 
 def test_the_page_of_two_versions(root: Path) -> None:
     page = client(root).get("/run/a/change/0/25/?diff=1")
-    said = text_of(page.text)
+    shown = text_of(page.text)
     assert page.status_code == 200
     assert (
-        "Right: 2 → 2 of 6" in said
-        and "1 turned right, 1 turned wrong" in said
-        and "McNemar's exact test: p = 1" in said
+        "Right: 2 → 2 of 6" in shown
+        and "1 turned right, 1 turned wrong" in shown
+        and "McNemar's exact test: p = 1" in shown
     )
-    assert "2 completions are in one of the two only" in said and "reward 0.100 → 1.000" in said
-    assert said.index("question 0?") < said.index("question 2?") < said.index("question 3?")
-    assert "<script>alert(1)</script>" in said and "<script>alert" not in page.text
+    assert "2 completions are in one of the two only" in shown and "reward 0.100 → 1.000" in shown
+    assert shown.index("question 0?") < shown.index("question 2?") < shown.index("question 3?")
+    assert "<script>alert(1)</script>" in shown and "<script>alert" not in page.text
     assert "fou<mark>r</mark>" in page.text
     assert "/run/a/eval/0/?one=0" in links_of("/run/a/change/0/25/", page.text)
     one = text_of(client(root).get("/run/a/change/0/25/?change=better").text)
@@ -105,10 +105,10 @@ def test_the_page_of_two_versions(root: Path) -> None:
 def test_the_page_of_an_evaluation(root: Path) -> None:
     ask = client(root)
     page = ask.get("/run/a/eval/25/")
-    said = text_of(page.text)
-    assert "7 completions, mean reward 0.386" in said and "correct 2" in said and "question 7?" in said
+    shown = text_of(page.text)
+    assert "7 completions, mean reward 0.386" in shown and "correct 2" in shown and "question 7?" in shown
     assert links_of("/run/a/eval/25/", page.text, "prev") == ["/run/a/eval/0/"]
-    assert said.count("expected 4; said found") == 1
+    assert shown.count("expected 4; said found") == 1
     only = text_of(ask.get("/run/a/eval/25/?outcome=unparsable").text)
     assert "question 2?" in only and "question 0?" not in only
     one = text_of(ask.get("/run/a/eval/25/?one=0").text)
@@ -131,8 +131,8 @@ def test_runs_of_hone_eval_have_the_same_pages(root: Path) -> None:
     assert "/run/tuned/eval/" in links_of("/run/tuned/", ask.get("/run/tuned/").text)
     page = ask.get("/run/tuned/eval/").text
     assert "7 completions" in text_of(page) and '<option value="base">base</option>' in page
-    said = text_of(ask.get("/run/tuned/eval/?against=base").text)
-    assert "What changed from base to tuned" in said and "Right: 2 → 2 of 6" in said
+    shown = text_of(ask.get("/run/tuned/eval/?against=base").text)
+    assert "What changed from base to tuned" in shown and "Right: 2 → 2 of 6" in shown
     assert ask.get("/run/tuned/eval/?against=a").status_code == 404
     assert ask.get("/run/tuned/eval/?against=none").status_code == 404
 
@@ -147,8 +147,8 @@ def test_rows_that_hold_anything(root: Path) -> None:
     for path in ("eval/25/", "eval/25/?one=1", "change/0/25/?diff=1", "change/25/0/"):
         answer = client(root).get(f"/run/a/{path}")
         assert answer.status_code == 200, path
-    said = text_of(client(root).get("/run/a/eval/25/").text)
-    assert r"\ud800 half \x00" in said and "the server said no" in said
+    shown = text_of(client(root).get("/run/a/eval/25/").text)
+    assert r"\ud800 half \x00" in shown and "the server said no" in shown
     (root / "a" / "evals" / "step_000025.jsonl").write_text("{torn\n{}\n")
     broken = client(root).get("/run/a/eval/25/")
     assert broken.status_code == 400 and "is damaged" in broken.text

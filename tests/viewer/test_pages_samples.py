@@ -44,13 +44,15 @@ RUN = "/run/odd%20%27n%27%20%3Ci%3E"
 def test_a_step_is_shown_group_by_group(root: Path) -> None:
     page = client(root).get(f"{RUN}/step/0/")
     assert page.status_code == 200
-    said = text_of(page.text)
-    assert "4 completions" in said and "solved 1 of 2" in said and "solved 0 of 2" in said
-    assert "reward 0.550 ± 0.450" in said and "reward 0.050 ± 0.050" in said
-    assert "1.000 = format 1 × 0.1 + correctness 1 × 0.9 advantage +1.25" in said
+    output = text_of(page.text)
+    assert "4 completions" in output and "solved 1 of 2" in output and "solved 0 of 2" in output
+    assert "reward 0.550 ± 0.450" in output and "reward 0.050 ± 0.050" in output
+    assert "1.000 = format 1 × 0.1 + correctness 1 × 0.9 advantage +1.25" in output
     assert 'title="filtered: all rewards of its group are equal' in page.text
-    assert said.index("Group 0") < said.index("<answer>4</answer>") < said.index("Group 1") < said.index("no idea")
-    assert "expected: 4" in said and "What is 2 + 2?" in said
+    assert (
+        output.index("Group 0") < output.index("<answer>4</answer>") < output.index("Group 1") < output.index("no idea")
+    )
+    assert "expected: 4" in output and "What is 2 + 2?" in output
     assert links_of(f"{RUN}/step/0/", page.text, "next") == [f"{RUN}/step/2/"]
     assert not links_of(f"{RUN}/step/0/", page.text, "prev")
     assert "<i>" not in page.text.replace('<i class="dot', "") and "odd 'n' <i>" in html.unescape(page.text)
@@ -96,7 +98,7 @@ def test_steps_and_completions_that_are_not_there(root: Path) -> None:
 
 def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
     page = client(root).get(f"{RUN}/sample/0/1/").text
-    said = text_of(page)
+    output = text_of(page)
     for expected in (
         "reward 0.1000 = format 1 × 0.1 + correctness 0 × 0.9",
         "advantage -0.750",
@@ -107,7 +109,7 @@ def test_a_completion_with_all_that_is_known_of_it(root: Path) -> None:
         "0-0-1",
         "0 (4 tokens)",
     ):
-        assert expected in said, expected
+        assert expected in output, expected
 
 
 def test_the_completions_beside_one_are_those_of_the_step_that_pass_the_filters(root: Path) -> None:
@@ -173,8 +175,8 @@ def test_a_long_completion_is_folded_and_can_be_unfolded(tmp_path: Path) -> None
     page = ask.get("/run/a/sample/0/0/").text
     hidden = re.search(r"… ([\d,]+) characters …", page)
     assert hidden and int(hidden[1].replace(",", "")) == pytest.approx(len(text) - 20_000, abs=20)
-    said = text_of(page)
-    assert "0 1 2 3 4" in said and "39998 39999" in said and "20000 20001" not in said and len(page) < 1_500_000
+    output = text_of(page)
+    assert "0 1 2 3 4" in output and "39998 39999" in output and "20000 20001" not in output and len(page) < 1_500_000
     everything = ask.get("/run/a/sample/0/0/?all=1&color=none").text
     assert "20000 20001" in everything and "characters …" not in everything and len(everything) < 12_000_000
     assert len(ask.get("/run/a/step/0/").text) < 20_000
@@ -193,9 +195,9 @@ def test_the_prompt_is_shown_as_the_policy_read_it(tmp_path: Path) -> None:
     flat = [token for some in ids for token in some]
     one = row("4", token_ids=flat, sampled_mask=mask, logprobs=[0.0] * len(flat), versions=[0] * len(flat))
     write_run(tmp_path / "runs" / "a", {0: [one]})
-    said = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
-    assert f"as the policy read it, with template and tools: {len(ids[0])} tokens" in said
-    assert "system Tools: <b>multiply(a, b) user" in said
+    output = text_of(client(tmp_path / "runs").get("/run/a/sample/0/0/").text)
+    assert f"as the policy read it, with template and tools: {len(ids[0])} tokens" in output
+    assert "system Tools: <b>multiply(a, b) user" in output
 
 
 def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
@@ -213,16 +215,16 @@ def test_a_conversation_is_laid_out_as_turns(tmp_path: Path) -> None:
     one |= {"logprobs": [-1.5 if m else 0.0 for m in mask], "versions": [3 if m else -1 for m in mask]}
     write_run(tmp_path / "runs" / "a", {0: [one, row("plain")]})
     page = client(tmp_path / "runs").get("/run/a/sample/0/0/").text
-    said = text_of(page)
-    assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60 a call that cannot be read" in said
-    assert "sampled by the policy let me see calls" in said and page.count(", logprob -1.5") == len(ids[1]) + len(
+    output = text_of(page)
+    assert "assistant sampled by the policy let me see calls multiply a 46 b <b>60 a call that cannot be read" in output
+    assert "sampled by the policy let me see calls" in output and page.count(", logprob -1.5") == len(ids[1]) + len(
         ids[3]
     )
     assert (
         '<section class="turn other">\n<h3>tool <code>multiply</code></h3>\n<pre class="said">2760 &lt;script&gt;</pre>'
         in page
     )
-    assert "TOOL" not in said and "3 (14 tokens)" in said
+    assert "TOOL" not in output and "3 (14 tokens)" in output
     torn = row("let me see", completion=json.dumps(messages[:2] * 2))
     write_run(tmp_path / "runs" / "a", {1: [torn]})
     assert "its turns are not those that were sampled" in client(tmp_path / "runs").get("/run/a/sample/1/0/").text
@@ -258,8 +260,8 @@ def test_search_shows_what_it_found_where(root: Path) -> None:
 def test_the_same_prompt_at_two_steps(root: Path) -> None:
     ask = client(root)
     page = ask.get(f"{RUN}/compare/e0/0/0/?diff=1").text
-    said = text_of(page)
-    assert "The same prompt at steps 0 and 9" in said and "solved 1 of 2" in said and "seen at 3 steps" in said
+    output = text_of(page)
+    assert "The same prompt at steps 0 and 9" in output and "solved 1 of 2" in output and "seen at 3 steps" in output
     page = ask.get(f"{RUN}/compare/e0/0/2/?i=1&j=0&diff=1").text
     assert "<mark>" in page and "Step 2 solved 1 of 1, mean reward 1.000" in text_of(page)
     once = ask.get(f"{RUN}/compare/e1/0/0/").text

@@ -20,7 +20,7 @@ def test_words_phrases_and_expressions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "sentence"),
+    ("text", "sentence"),
     [
         ({"outcome": "good"}, "outcome cannot be 'good': it is one of grader_error"),
         ({"reward_min": "much"}, "reward_min is 'much', which is no number"),
@@ -32,9 +32,9 @@ def test_words_phrases_and_expressions() -> None:
         ({"sort": "1; DROP TABLE x"}, "sort cannot be"),
     ],
 )
-def test_what_cannot_be_asked_costs_a_sentence(said: dict[str, str], sentence: str) -> None:
+def test_what_cannot_be_asked_costs_a_sentence(text: dict[str, str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        Query.from_address(said)
+        Query.from_address(text)
 
 
 def test_no_value_is_part_of_the_statement() -> None:

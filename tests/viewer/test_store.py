@@ -194,6 +194,6 @@ def test_questions_of_several_threads_are_answered(store: Store) -> None:
 def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
     settings = "'temp_directory', 'autoinstall_known_extensions', 'lock_configuration', 'memory_limit'"
     columns = duck().columns(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {})
-    said = dict(zip(*columns.values(), strict=True))
-    assert said["temp_directory"] == "" and said["autoinstall_known_extensions"] == "false"
-    assert said["lock_configuration"] == "true" and "MiB" in said["memory_limit"]
+    output = dict(zip(*columns.values(), strict=True))
+    assert output["temp_directory"] == "" and output["autoinstall_known_extensions"] == "false"
+    assert output["lock_configuration"] == "true" and "MiB" in output["memory_limit"]

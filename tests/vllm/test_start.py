@@ -17,9 +17,9 @@ pytestmark = pytest.mark.vllm
 def test_the_cause_is_named_and_the_log(tmp_path: Path, tiny_model_dir: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("ValueError: of an earlier start\n")
-    said: list[str] = []
+    text: list[str] = []
     before = children(os.getpid())
-    server = VllmServer(tiny_model_dir, log=log, max_model_len=99999, kv_gib=1 / 16, progress=said.append)
+    server = VllmServer(tiny_model_dir, log=log, max_model_len=99999, kv_gib=1 / 16, progress=text.append)
     with pytest.raises(UserError) as error, server:
         pytest.fail("it started")
     words = str(error.value)
@@ -27,5 +27,5 @@ def test_the_cause_is_named_and_the_log(tmp_path: Path, tiny_model_dir: Path) ->
         "vLLM ended with exit code 1 before it served: User-specified max_model_len (99999) is greater"
     )
     assert words.endswith(f"(log: {log})") and "\n" not in words
-    assert said[0] == f"Starting vLLM 0.32.0 (log: {log}) ..."
+    assert text[0] == f"Starting vLLM 0.32.0 (log: {log}) ..."
     assert children(os.getpid()) <= before

@@ -73,18 +73,18 @@ def test_a_stream_tells_the_text_as_it_comes_and_the_call_at_its_end(calling: Se
 def test_what_is_no_whole_call_is_text(calling: Served, fields: Any, text: str, reason: str, stream: bool) -> None:
     if stream:
         chunks = list(ask(calling, stream=True, **fields))
-        said = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        output = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
         assert chunks[-1].choices[0].finish_reason == reason
         assert not any(chunk.choices[0].delta.tool_calls for chunk in chunks)
     else:
         (choice,) = ask(calling, **fields).choices
-        said = choice.message.content
+        output = choice.message.content
         assert (choice.finish_reason, choice.message.tool_calls) == (reason, None)
     if "max_tokens" in fields:
         # Twenty tokens, of which one is the tag.
-        assert SAID.startswith(said) and len(RENDERER.tokenizer.encode(said).ids) == 20
+        assert SAID.startswith(output) and len(RENDERER.tokenizer.encode(output).ids) == 20
     else:
-        assert said == text
+        assert output == text
 
 
 def test_the_conversation_goes_on_with_what_the_tool_said(calling: Served) -> None:

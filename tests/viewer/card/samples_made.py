@@ -81,11 +81,11 @@ def make_run(folder: Path, evaluations: dict[int, list[dict[str, Any]]], steps: 
     ]
     for version, rows in evaluations.items():
         rewards = [r["reward"] for r in rows if r["reward"] is not None]
-        told = {"eval/char-count/reward/mean": sum(rewards) / len(rewards)}
+        shown = {"eval/char-count/reward/mean": sum(rewards) / len(rewards)}
         if version < steps:
-            lines[version] |= told
+            lines[version] |= shown
         else:
-            lines.append({"step": version} | told)
+            lines.append({"step": version} | shown)
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     timings = [{"step": s, "time/step": 1.5, "time/total": 1.5 * (s + 1)} for s in range(steps)]
     (folder / "timings.jsonl").write_text("".join(json.dumps(line) + "\n" for line in timings))
