@@ -99,6 +99,10 @@ def test_names_stay_what_they_are_whatever_is_imported():
     for function, name in ((hone.rl, "rl"), (hone.sft, "sft"), (hone.evaluate, "evaluate")):
         assert callable(function) and function.__module__ == "hone.api" and function.__name__ == name
     assert set(hone.__all__) <= set(dir(hone))
+    names = {"environments": ["load_environment"], "inference": ["Engine", "SamplingParams"], "model": ["load_model"]}
+    names |= {"algorithms": ["advantages", "losses"]}
+    for module, stable in names.items():
+        assert all(hasattr(import_module(f"hone.{module}"), name) for name in stable), module
     with pytest.raises(AttributeError, match="has no attribute 'train': it has RL, SFT, Run, evaluate, rl, sft"):
         hone.train  # noqa: B018
 

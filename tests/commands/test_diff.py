@@ -49,6 +49,13 @@ def test_an_edited_line_of_metrics_is_seen_although_the_hashes_agree(rl_run, cop
     assert code == 1 and "they part at step 2, metrics: reward/mean is 0." in printed
 
 
+def test_an_evaluation_that_one_run_lost_is_missing(rl_run, copied, diff):
+    (lost, *_) = sorted((copied / "evals").iterdir())
+    lost.unlink()
+    code, printed = diff(rl_run, copied)
+    assert code == 1 and "evaluation: " in printed and f"{lost.name} is there in A and missing in B" in printed
+
+
 def test_a_longer_run(bench, rl_run, diff):
     code, printed = diff(rl_run, bench.rl("longer", "--max-steps", "8"))
     assert code == 0

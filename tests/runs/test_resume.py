@@ -178,6 +178,11 @@ def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, ca
     assert exact_files(tmp_path / "split") == exact_files(tmp_path / "whole")
 
 
+def edit_metrics(folder):
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(line.replace("0.1", "0.9") for line in lines))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -187,14 +192,22 @@ def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, ca
             r"with another initial model \(aaaaaaaa, now ffffffff\) would give",
         ),
         ({"seed": 5}, r"with another seed \(0, now 5\)"),
+        ({"damage": edit_metrics}, r"metrics\.jsonl changed or went missing after checkpoint step_6 was written"),
+        (
+            {"damage": lambda folder: (folder / "rollouts" / "step_000002.parquet").unlink()},
+            r"rollouts/step_000002\.parquet changed or went missing",
+        ),
     ],
 )
 def test_what_changed_is_refused_unless_drift_is_allowed(run_dir, capsys, change, message):
+    settings = dict(change)
+    if damage := settings.pop("damage", None):
+        damage(run_dir)
     before = everything(run_dir)
     with pytest.raises(UserError, match=message):
-        start(run_dir, resume=ResumeConfig(), **change)
+        start(run_dir, resume=ResumeConfig(), **settings)
     assert everything(run_dir) == before
-    start(run_dir, resume=ResumeConfig(), allow_drift=True, **change).finish("done")
+    start(run_dir, resume=ResumeConfig(), allow_drift=True, **settings).finish("done")
     assert "Changed since the run began: " in capsys.readouterr().out
     (entry,) = Run(run_dir).info["inexact"]
     assert entry["step"] == 6 and entry["cause"].startswith("resumed with other ")

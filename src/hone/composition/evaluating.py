@@ -48,8 +48,11 @@ class Evaluation:
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
         """Sample and grade."""
         config = self.config
-        counts: dict[str, Any] = {"num_examples": config.num_examples, "progress": progress}
-        counts |= {"rollouts_per_example": config.rollouts_per_example}
+        counts: dict[str, Any] = {
+            "num_examples": config.num_examples,
+            "rollouts_per_example": config.rollouts_per_example,
+            "progress": progress,
+        }
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)

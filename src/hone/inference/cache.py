@@ -118,9 +118,8 @@ class KVCache:
         to_prompt = torch.bmm(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
         to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
         to_prompt = self.layout.to_rows(to_prompt, kv_heads)
-        scores = torch.cat(
-            [to_prompt, *(torch.bmm(queries, block.mT) for block in keys)], dim=-1
-        )  # [K·B, G, width + T]
+        # [K·B, G, width + T]
+        scores = torch.cat([to_prompt, *(torch.bmm(queries, block.mT) for block in keys)], dim=-1)
         scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
         prompt_probs, *block_probs = scores.softmax(-1).split(sizes, dim=-1)

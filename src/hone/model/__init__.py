@@ -1,1 +1,19 @@
 """The policy: a dense decoder with Hugging Face files in and out, its tokenizer and its chat rendering."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hone.model.hf import load_model
+
+__all__ = ["load_model"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import `load_model` when it is asked for: reading tool calls, as environments do, needs no torch."""
+    if name != "load_model":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from hone.model.hf import load_model
+
+    return load_model

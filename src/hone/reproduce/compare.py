@@ -20,7 +20,7 @@ from hone.runs.metrics import METRICS
 Row = dict[str, Any]
 """One completion, with the columns of `hone.runs.rollouts.schema` as plain Python values."""
 
-OF_ROWS = {
+ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
     "logprobs": {"logprobs": "that of token"},
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
@@ -34,7 +34,7 @@ OF_ROWS = {
     "advantages": {"advantage": "that"},
 }
 """How completions are compared: by quantity the columns, in words. A traceback in `detail` names folders: left out."""
-QUANTITIES = ("initial weights", "order", "environment", *OF_ROWS, "evaluation", "metrics", "weights")
+QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")
 """In the order in which they are compared."""
 NOTHING = "nothing"
 """Stands for what one of two records lacks."""
@@ -116,12 +116,16 @@ def _compare_rows(step: int, first: Sequence[Row], second: Sequence[Row]) -> Ite
     ids, others = ({index: row["sample_id"] for index, row in enumerate(rows)} for rows in (first, second))
     yield from _compare(step, "tokens", "the sample in row {}", ids, others)
     unequal = [(row, other) for row, other in zip(first, second, strict=True) if row != other]
-    for quantity, columns in OF_ROWS.items():
+    for quantity, columns in ROW_COLUMNS.items():
         for row, other in unequal:
             if quantity == "tokens":
                 yield from _compare_environment(step, row, other)
-            one, two = (dict(v for c, what in columns.items() for v in _named(what, r.get(c))) for r in (row, other))
-            yield from _compare(step, quantity, f"{{}} of sample {row['sample_id']}", one, two)
+            mine, theirs = _named_values(row, columns), _named_values(other, columns)
+            yield from _compare(step, quantity, f"{{}} of sample {row['sample_id']}", mine, theirs)
+
+
+def _named_values(row: Row, columns: Mapping[str, str]) -> dict[str, Any]:
+    return {name: value for column, what in columns.items() for name, value in _named(what, row.get(column))}
 
 
 def _named(what: str, value: Any) -> Iterator[tuple[str, Any]]:

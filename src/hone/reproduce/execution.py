@@ -31,7 +31,7 @@ from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
-from hone.reproduce.recorded import retell
+from hone.reproduce.recorded import resample_recorded
 from hone.reproduce.records import (
     CANARY,
     EVALUATIONS,
@@ -267,7 +267,7 @@ class RebuiltRL(Rebuilt):
                 f"{self.records.run.path}/{rollouts_file(step)} has {len(recorded)} completions, where the config has "
                 f"{wanted}: compare it with another copy of the run"
             )
-        return self.sampler.grade(examples, draws, retell(self.sampler, examples, draws, step, recorded))
+        return self.sampler.grade(examples, draws, resample_recorded(self.sampler, examples, draws, step, recorded))
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)
@@ -375,6 +375,7 @@ def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size
 
 
 def _trajectory(row: Row) -> Trajectory:
+    kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
@@ -383,7 +384,5 @@ def _trajectory(row: Row) -> Trajectory:
         messages=messages_of(row),
         stop_reason=row["stop_reason"],
         sample_id=row["sample_id"],
-        state=None
-        if row.get("completion") is None
-        else {},  # what the environment kept is not recorded, and no step needs it again
+        state=kept,
     )

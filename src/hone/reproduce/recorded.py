@@ -15,7 +15,7 @@ from hone.orchestrator.types import Request
 from hone.types import Example, Trajectory
 
 
-def retell(
+def resample_recorded(
     sampler: GroupSampler,
     examples: Sequence[Example],
     draws: Sequence[int],

@@ -81,7 +81,7 @@ METRICS = (
     Metric("canary/verdict", "canary"),
     Metric("kl", "rl", NATS, "KL to the initial policy", tolerance=10),
     Metric("staleness/max", "rl", "versions"),
-    Metric("staleness/returned", "rl", "versions"),
+    Metric("staleness/returned", "", "versions"),  # of older runs
     Metric("pool/active", "rl", "prompts"),
     Metric("pool/retired", "rl", "prompts"),
     Metric("pool/parked", "rl", "prompts"),

@@ -4,6 +4,7 @@ copies what another run had written up to its checkpoint.
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,10 +16,11 @@ from hone.errors import UserError
 from hone.runs import predictions, provenance, settings
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
-from hone.runs.files import RESTORE, read_lines, verify, write_json
+from hone.runs.files import RESTORE, read_lines, verify, whole_lines, write_json
 from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
+from hone.runs.rollouts import evals_file, rollouts_file
 from hone.runs.settings import Change
 
 if TYPE_CHECKING:
@@ -278,6 +280,13 @@ class Opening:
         if self.restored is None:
             return []
         source, step = self.source, self.start_step
+        edited = self._edited_history(self.restored[1])
+        if edited and not self.config.allow_drift:
+            raise UserError(
+                f"{source}: {', '.join(edited)} changed or went missing after checkpoint step_{step} was written, so "
+                "the run would not be what its records tell: restore it, resume from an earlier step, or add "
+                "--allow-drift"
+            )
         now = settings.settings_of(source, self.config), info.get("sources", {})
         then = dict(now[0]), dict(now[1])
         for entry in reversed(info.get("drift", [])):  # at which steps it went on with others, and what was before
@@ -292,7 +301,7 @@ class Opening:
                 "run has: set it back (the run's own settings are in its config.toml: @ "
                 f"{source / 'config.toml'}), or add --allow-drift"
             )
-        return found
+        return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
 
     def _changes(self, settings_before: Mapping[str, Any], sources_before: Mapping[str, Any]) -> list[Change]:
         """Return the settings and sources that are not as before."""
@@ -301,6 +310,18 @@ class Opening:
             for name, now in self.sources.items()
             if sources_before.get(name, now) != now
         ]
+
+    def _edited_history(self, state: Mapping[str, Any]) -> list[str]:
+        """Return the logs that don't begin as they were when the checkpoint was written, and the missing files."""
+        edited = []
+        for name, was in state.get("logs", {}).items():
+            lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
+            if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
+                edited.append(name)
+        before = [line for line in read_lines(self.source / "hashes.jsonl") if line["step"] < self.start_step]
+        names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
+        names += [evals_file(line["step"]) for line in before if line.get("evals")]
+        return edited + [name for name in names if not (self.source / name).exists()]
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -49,7 +49,7 @@ class Change:
     before: Any
     now: Any
     harmless: bool = False
-    kind: Literal["settings", "sources"] = "settings"
+    kind: Literal["settings", "sources", "records"] = "settings"
 
     def __str__(self) -> str:
         if self.kind != "settings":

@@ -148,8 +148,8 @@ class ChatAnswer(Answer):
     def __init__(self, body: ChatRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
         super().__init__(body, model, renderer, jobs)
         self._logprobs = body.logprobs
-        reads_calls = body.tools and body.tool_choice != "none"
-        self._readers = [CallReader(renderer, body.tools) for _ in jobs] if body.tools and reads_calls else None
+        tools = body.tools if body.tool_choice != "none" else None
+        self._readers = [CallReader(renderer, tools) for _ in jobs] if tools else None
 
     def opening(self) -> list[dict[str, Any]]:
         start = {"role": "assistant", "content": ""}

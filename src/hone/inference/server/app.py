@@ -118,7 +118,7 @@ class Api:
         card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "hone"}
         card |= {"max_model_len": self.context, "policy_version": service.engine.version}
         card |= {"policy_path": service.weights_path, "parameters": model.num_parameters}
-        return card | {"instance": self.instance, "idle_seconds": service.idle_seconds}
+        return card | {"instance": self.instance}
 
     async def models(self) -> Response:
         return JSONResponse({"object": "list", "data": [self.card()]})
