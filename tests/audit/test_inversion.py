@@ -7,7 +7,7 @@ import math
 import pytest
 from made import TAGS, form, prober, right, sums
 
-from hone.audit.conversations import call_message, made_up, terse_text, wrong_text
+from hone.audit.conversations import call_message, made_up_call, terse_text, wrong_text
 from hone.audit.inversion import check_inversion, contribution
 from hone.audit.probes import Subject
 from hone.audit.report import Check, Verdict
@@ -139,20 +139,39 @@ def test_a_task_that_cannot_be_sampled_here_is_not_played() -> None:
     assert [(f.name, f.verdict) for f in check.findings] == [("not-played", Verdict.NOTE)]
 
 
-def test_made_up_arguments_follow_the_schema() -> None:
-    schema = {
-        "type": "object",
-        "required": ["n", "kind", "items", "any"],
-        "properties": {
-            "n": {"type": "integer"},
-            "kind": {"enum": ["b", "c"]},
-            "items": {"type": "array", "items": {"type": "string"}},
-            "any": {"anyOf": [{"type": "null"}, {"type": "boolean"}]},
-            "more": {"type": "string", "default": "x"},
-        },
-    }
-    assert made_up(schema) == {"n": 1, "kind": "b", "items": ["1"], "any": True}
-    assert made_up({"type": "object", "properties": {}}) == {}
+LEAF = {"required": ["x"], "properties": {"x": {"type": "string"}}}
+TREE = {"type": "object", "required": ["left"], "properties": {"left": {"$ref": "#/$defs/Tree"}}}
+
+
+@pytest.mark.parametrize(
+    ("schema", "value"),
+    [
+        ({"type": "integer"}, 1),
+        ({"type": "integer", "minimum": 5}, 5),
+        ({"type": "integer", "exclusiveMinimum": 5}, 6),
+        ({"type": "number", "maximum": 0}, 0),
+        ({"enum": ["b", "c"]}, "b"),
+        ({"type": "string", "const": "a"}, "a"),
+        ({"type": "string", "minLength": 3}, "111"),
+        ({"type": "array", "items": {"type": "string"}}, ["1"]),
+        ({"type": "array", "items": {"type": "number"}, "minItems": 2}, [1, 1]),
+        ({"anyOf": [{"type": "null"}, {"type": "boolean"}]}, True),
+        ({"type": ["null", "integer"]}, 1),
+        ({}, "1"),
+        (LEAF, {"x": "1"}),
+        ({"type": "object", "required": ["a"]}, {"a": "1"}),
+        ({"$ref": "#/$defs/Leaf"}, {"x": "1"}),
+        ({"$ref": "#/$defs/Tree"}, {"left": "1"}),
+    ],
+)
+def test_made_up_arguments_follow_the_schema(schema: dict, value: object) -> None:
+    parameters = {"required": ["a"], "properties": {"a": schema, "b": {}}, "$defs": {"Leaf": LEAF, "Tree": TREE}}
+    assert made_up_call({"function": {"name": "f", "parameters": parameters}}) == ("f", {"a": value})
+
+
+def test_made_up_calls() -> None:
+    for parameters in (None, {}, {"properties": {}}, {"description": "none"}):
+        assert made_up_call({"function": {"name": "f", "parameters": parameters}}) == ("f", {})
     message = call_message(("f", {"a": 1}), ("f", {"a": 1}))
     assert [call["function"]["name"] for call in calls_of(message)] == ["f", "f"]
     assert len({call["id"] for call in calls_of(message)}) == 2

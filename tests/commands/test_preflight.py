@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -76,15 +77,21 @@ def test_a_run_is_the_same_with_its_audit_and_without(task, tiny_model_dir):
     assert json.loads(Path("outputs/audit.json").read_text())["verdict"] != "skipped"
 
 
-def test_a_resume_is_audited_if_it_has_another_task(task, tiny_model_dir, capsys):
+@pytest.mark.parametrize("edited", [False, True])
+def test_a_resume_is_audited_if_it_has_another_task(task, tiny_model_dir, capsys, edited):
     """A run without a checkpoint begins anew, with whatever task is named then."""
     assert rl(tiny_model_dir) == 0
     first = Path("outputs/audit.json").read_bytes()
-    other = ("--max-steps", "2", "--orchestrator.env.args", '{"broken": true}', "--resume")
+    if edited:
+        task.write_text(task.read_text().replace("broken: bool = False", "broken: bool = True"))
+        for name in ("says", "hone_environment_says"):
+            sys.modules.pop(name, None)
+    args = ("--allow-drift",) if edited else ("--orchestrator.env.args", '{"broken": true}')
+    other = ("--max-steps", "2", *args, "--resume")
     assert rl(tiny_model_dir, *other) == 2
     text = capsys.readouterr().err
     assert "the reward of says fails its audit: reference: 2 of 2 references" in text
-    assert "See it with: hone audit says -a '{\"broken\": true}'" in text
+    assert "See it with: hone audit says" + ("" if edited else " -a '{\"broken\": true}'") in text
     assert Path("outputs/audit.json").read_bytes() == first and not Path("outputs/superseded").exists()
     assert rl(tiny_model_dir, *other, "--no-audit") == 0
     assert json.loads(Path("outputs/audit.json").read_text())["verdict"] == "skipped"

@@ -75,7 +75,7 @@ def terse_text(subject: Subject) -> str | None:
 def made_up_call(tool: dict[str, Any], **given: Any) -> tuple[str, dict[str, Any]]:
     """Return a call of a tool (an entry of `Environment.tool_schemas`) with arguments that its schema allows."""
     function = tool["function"]
-    return function["name"], made_up(function.get("parameters") or {"type": "object"}) | given
+    return function["name"], made_up({"type": "object"} | (function.get("parameters") or {})) | given
 
 
 def call_message(*calls: tuple[str, dict[str, Any]]) -> Message:
@@ -132,20 +132,29 @@ def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subje
         yield f"{end} at once", [last]
 
 
-def made_up(schema: dict[str, Any]) -> Any:
+def made_up(schema: dict[str, Any], defs: dict[str, Any] | None = None) -> Any:
     """Return a value that a JSON schema allows, of an object the required keys.
 
-    Text is "1": a number, an expression, code and a query in one.
+    Text is "1": a number, an expression, code and a query in one. A type that contains itself is not followed further.
     """
-    if "default" in schema:
-        return schema["default"]
-    if "enum" in schema:
-        return schema["enum"][0]
-    if "anyOf" in schema:
-        return made_up(next(kind for kind in schema["anyOf"] if kind.get("type") != "null"))
-    kind = schema.get("type", "string")
+    if defs is None:
+        defs = dict(schema.get("$defs", {}))
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return made_up(defs.get(name, {}), {key: other for key, other in defs.items() if key != name})
+    given = [schema[key] for key in ("default", "const") if key in schema] + schema.get("enum", [])[:1]
+    if given:
+        return given[0]
+    if kinds := schema.get("anyOf") or schema.get("oneOf"):
+        return made_up(next((kind for kind in kinds if kind.get("type") != "null"), {"type": "null"}), defs)
+    kind = schema.get("type", "object" if "properties" in schema else "string")
+    if isinstance(kind, list):
+        kind = next((one for one in kind if one != "null"), "null")
     if kind == "object":
-        return {key: made_up(schema["properties"][key]) for key in schema.get("required", [])}
+        return {key: made_up(schema.get("properties", {}).get(key, {}), defs) for key in schema.get("required", [])}
     if kind == "array":
-        return [made_up(schema.get("items", {}))]
-    return {"integer": 1, "number": 1, "boolean": True, "null": None}.get(kind, "1")
+        return [made_up(schema.get("items", {}), defs)] * max(1, schema.get("minItems", 1))
+    if kind in ("integer", "number"):
+        least = max(1, schema.get("minimum", 1), schema.get("exclusiveMinimum", 0) + 1)
+        return min(least, schema.get("maximum", least))
+    return {"boolean": True, "null": None}.get(kind, "1" * max(1, schema.get("minLength", 1)))

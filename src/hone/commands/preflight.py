@@ -11,12 +11,13 @@ from hone.errors import UserError
 from hone.grading import printable
 from hone.runs.files import write_json
 from hone.runs.observer import Observer
-from hone.runs.outputs import AUDIT
+from hone.runs.outputs import AUDIT, run_info
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     from hone.audit.report import Report
+    from hone.environments import Environment
 
 MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
@@ -37,7 +38,7 @@ class Audit(Observer):
 
     def check(self, training: Any) -> None:
         config, env = training.config, training.env
-        if _had_before(config):
+        if _had_before(config, env):
             return
         self._record = {"verdict": "skipped", "why": "--no-audit"}
         if not config.audit:
@@ -96,12 +97,13 @@ def _audit(training: Any) -> Report:
         status.clear()
 
 
-def _had_before(config: RLConfig) -> bool:
-    """Return True if the run that is resumed was audited or refused to be, with the task that it has now."""
+def _had_before(config: RLConfig, env: Environment) -> bool:
+    """Return True if the run that is resumed was audited or refused to be, and its task is as it was then."""
     if config.resume is None:
         return False
     folder = Path(config.resume.dir or config.output_dir)
-    if not (folder / AUDIT).exists():
+    source = (run_info(folder) or {}).get("sources", {}).get("environment")
+    if not (folder / AUDIT).exists() or source not in (None, env.digests([]).get("environment")):
         return False
     changed = changes(settings_of(folder, config), config, {})
     return not any(change.name.startswith("orchestrator.env.") for change in changed)
