@@ -331,6 +331,8 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "dataset, row 0: .*Out of range float": task(dataset=[{"prompt": "a", "x": float("nan")}]),
         "need as many finite weights": task(reward_weights=[1, 2]),
         "reward_weights is 2.0; it must be a list": task(reward_weights=2.0),
+        "reward_weights is '12'; it must be a list": task(reward_weights="12"),
+        r"reward_weights is \{1: 2\}; it must be a list": task(reward_weights={1: 2}),
         r"reward_weights is \['a'\]; it must be a list": task(reward_weights=["a"]),
         "observers must be a list of": lambda: hone.RL(
             dataset=ROWS, reward_funcs=fine, observers=[print], output_dir="out", **settings

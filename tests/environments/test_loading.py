@@ -96,6 +96,8 @@ def test_arguments_of_a_simple_type_are_checked(here: Path):
 )
 def test_ids_that_are_none(here: Path, env_id: str, why: str):
     write(here / "environments" / "math.py")
+    (here / "folder.py").mkdir()
+    (here / "gone.py").symlink_to("nowhere.py")
     with pytest.raises(UserError, match=why):
         load_environment(env_id)
 
@@ -156,6 +158,20 @@ def test_the_digest_of_a_package_covers_the_file_that_its_loader_comes_from(here
     write(inner, inner.read_text() + "# edited")
     with pytest.raises(UserError, match="is not the file that the run was made"):
         refuse_other_task("some-task", {}, recorded, trusted=False)
+
+
+def test_tasks_of_one_process_do_not_share_a_file_by_its_name(here: Path, monkeypatch: pytest.MonkeyPatch):
+    for number in "12":
+        folder = here / number
+        write(folder / f"task{number}.py", TASK.replace("{label}", number).replace("1.0", "common.X"))
+        write(folder / "common.py", f"X = {number}")
+        source = (folder / f"task{number}.py").read_text()
+        write(folder / f"task{number}.py", "import common\n" + source)
+    monkeypatch.chdir(here / "1")
+    load_environment("task1")
+    monkeypatch.chdir(here / "2")
+    with pytest.raises(UserError, match=r"2/common\.py can't be imported: .* 'common' from .*1/common\.py"):
+        load_environment("task2")
 
 
 USING = "import helping\n" + TASK.replace("return 1.0", "return helping.value()").replace("{label}", "")

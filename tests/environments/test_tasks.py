@@ -70,7 +70,7 @@ def test_rows_and_demonstrations_are_fixed_for_ever(task: str, kwargs: dict, dig
         ("reverse-text", {"min_chars": "8"}, "min_chars is '8': input should be a valid integer"),
         ("reverse-text", {"min_chars": 20}, "max_chars is 16; it must be at least min_chars, 20"),
         ("scramble", {"min_chars": 9, "max_chars": 9}, "min_chars is 9"),
-        ("scramble", {"seeds": 1}, "unexpected keyword argument 'seeds'; its arguments are dataset, "),
+        ("scramble", {"seeds": 1}, "keyword argument 'seeds' (did you mean 'seed'?); its arguments are dataset, "),
     ],
 )
 def test_wrong_arguments_are_named(task: str, kwargs: dict, why: str):

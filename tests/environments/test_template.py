@@ -111,6 +111,22 @@ def test_bad_turns_are_named(row, why):
     assert str(error.value).startswith(why)
 
 
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        (TURNS | {"rolse": {}}, "template.x has 'rolse'; beside each there may be role, content, roles and name"),
+        (TURNS | {"roles": {"human": 1}}, "template.x.roles is {'human': 1}: give a table"),
+        (TURNS | {"roles": "user"}, "template.x.roles is 'user': give a table"),
+        ({"each": "{conversations}"}, "template.x has each, but no content: say what is in a turn, such as"),
+        ({"each": "{conversations}", "content": "a"}, "template.x has each, but no role"),
+    ],
+)
+def test_a_table_of_turns_that_can_make_no_messages_is_refused(value, why):
+    with pytest.raises(UserError) as error:
+        Template({"x": value}).row({"conversations": []}, "row")
+    assert str(error.value).startswith(why)
+
+
 @pytest.fixture
 def odd(tmp_path: Path) -> Path:
     path = tmp_path / "odd.jsonl"

@@ -263,7 +263,7 @@ def test_conversations_are_answered_in_workers_too():
     assert there[0] == here[0] == ([{"role": "user", "content": "a 1"}], {"turns": 1})
     for i, why in ((1, "RuntimeError: no answer"), (2, "'go on'; it must return a list of messages")):
         assert there[i].detail == here[i].detail and why in there[i].detail
-    assert all("left what is no JSON in its messages or its state" in there[i].detail for i in (3, 4))
+    assert all("env_response or initial_state left what is no JSON" in there[i].detail for i in (3, 4))
     assert there[5][0][0]["content"] == "die 1 6", "a process that was killed: asked again"
     ended = "the process that was answering the model ended with 0"
     assert there[6] == GraderFailure(Outcome.GRADER_ERROR, ended, lost=True)

@@ -113,8 +113,8 @@ class FunctionTask(SingleTurnEnv):
         self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)
 
     def format_row(self, row: Row) -> Row:
-        for name in sorted(self.needed - row.keys()):
-            raise KeyError(name)
+        if missing := self.needed - row.keys():
+            raise KeyError(min(missing))
         answer, own = row.get("answer"), row.get("info")
         others = set(row) - {"prompt", "answer", "info"} - ({"question"} - self.needed)
         info = {name: value for name, value in row.items() if name in others}
@@ -294,6 +294,8 @@ def _checked(func: Any) -> RewardFunc:
 
 def _numbers(weights: Any) -> list[float]:
     try:
+        if isinstance(weights, str | Mapping):
+            raise TypeError
         return [float(weight) for weight in weights]
     except (TypeError, ValueError):
         raise UserError(f"reward_weights is {weights!r}; it must be a list of numbers, one for each function") from None

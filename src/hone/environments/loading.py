@@ -131,7 +131,9 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
     except TypeError as error:
         accepted = [p.name for p in signature.parameters.values() if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
         names = ", ".join(accepted) or "none"
-        raise UserError(f"environment {env_id!r} {error}; its arguments are {names}") from None
+        near = [n for name in kwargs.keys() - {*accepted} for n in difflib.get_close_matches(name, accepted, n=1)]
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise UserError(f"environment {env_id!r} {error}{hint}; its arguments are {names}") from None
     for name, value in kwargs.items():
         try:
             hints = typing.get_type_hints(getattr(build, "func", build), include_extras=True)
@@ -147,7 +149,9 @@ def _nearest(env_id: str) -> str:
     """Return the remedy for an id that was not found: the nearest ids, or all."""
     places = {*folders(), Path(hone.__file__).resolve().parents[1]}  # installed, hone's tasks lie beside its package
     files = [file for folder in places for file in (*folder.glob("*.py"), *folder.glob("*/__init__.py"))]
-    tasks = [f for f in files if "def load_environment(" in f.read_text(encoding="utf-8", errors="replace")]
+    tasks = [
+        f for f in files if f.is_file() and "def load_environment(" in f.read_text(encoding="utf-8", errors="replace")
+    ]
     known = sorted({(f.parent if f.stem == "__init__" else f).stem.replace("_", "-") for f in tasks})
     near = difflib.get_close_matches(env_id.replace("_", "-"), known, n=3, cutoff=0.5)
     if near:

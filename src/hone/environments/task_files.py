@@ -22,6 +22,8 @@ from hone.errors import UserError
 
 _sources: dict[str, str] = {}
 _noted: set[Path] = set()
+_beside: set[Path] = set()
+"""Folders that are on the path because a task file lies there."""
 
 
 def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None, trusted: bool) -> None:
@@ -122,10 +124,18 @@ def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
         for name in _imported(queue.pop()) - sys.stdlib_module_names:
             places = [folder / part for folder in folders for part in (f"{name}.py", f"{name}/__init__.py")]
             file = next((place for place in places if place.is_file()), None)
-            if file is not None and file not in found and _origin(name) in (None, file):
+            if file is None or file in found:
+                continue
+            origin = _origin(name)
+            if origin is None or origin == file.resolve():
                 new = set(file.parent.rglob("*.py")) - found if file.name == "__init__.py" else {file}
                 found |= new
                 queue += [one.read_bytes() for one in sorted(new)]
+            elif (origin.parent.parent if origin.name == "__init__.py" else origin.parent) in _beside:
+                raise UserError(
+                    f"{file} can't be imported: this process takes {name!r} from {origin}, beside another task; "
+                    "rename one of the two"
+                )
     return sorted(found)
 
 
@@ -179,6 +189,7 @@ def import_file(name: str, path: Path) -> ModuleType:
 
 def put_on_path(folder: Path) -> None:
     """Let modules in `folder` be imported, after all that can be imported already."""
+    _beside.add(folder)
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
 

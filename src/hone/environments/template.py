@@ -32,6 +32,8 @@ from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
 """Keys of a message, whose values are always text."""
+_EACH = {"each", "roles", "name", *MESSAGE}
+"""Keys of a table that makes messages of turns."""
 _TEXTS = {"prompt", "question", "completion"}
 """Columns that are text or messages."""
 
@@ -81,15 +83,19 @@ def _fill(value: Any, name: str, row: Row, where: str, as_text: bool = False) ->
 
 
 def _is_each(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.keys() >= {"each", *MESSAGE}
+    return isinstance(value, Mapping) and "each" in value
 
 
 def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list[Any]:
     """Return a message for each turn of a list; `roles` maps the turns' words for roles."""
+    if lacking := MESSAGE - value.keys():
+        raise UserError(f'{name} has each, but no {min(lacking)}: say what is in a turn, such as "{{value}}"')
+    if unknown := value.keys() - _EACH:
+        raise UserError(f"{name} has {min(unknown)!r}; beside each there may be role, content, roles and name")
     turns, roles = _fill(value["each"], f"{name}.each", row, where), value.get("roles", {})
     if not isinstance(turns, list | tuple) or not all(isinstance(turn, Mapping) for turn in turns):
         raise UserError(f"{where}: {value['each']} of {name}.each is {brief(turns)}, not a list of turns")
-    if not isinstance(roles, Mapping):
+    if not isinstance(roles, Mapping) or not all(isinstance(role, str) for role in roles.values()):
         raise UserError(f'{name}.roles is {roles!r}: give a table such as {{human = "user", gpt = "assistant"}}')
     message = {key: item for key, item in value.items() if key not in ("each", "roles")}
     made = [_fill(message, name, dict(turn), f"{where}, turn {i}") for i, turn in enumerate(turns)]

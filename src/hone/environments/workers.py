@@ -186,7 +186,7 @@ def _as_json(result: Any) -> Any:
         json.dumps(result)
         _check_keys(result)
     except (TypeError, ValueError, RecursionError) as error:
-        detail = f"env_response left what is no JSON in its messages or its state: {error}"
+        detail = f"env_response or initial_state left what is no JSON in its messages or its state: {error}"
         return _failed(GraderFailure(Outcome.GRADER_ERROR, detail))
     return result
 
