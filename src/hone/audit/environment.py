@@ -120,21 +120,22 @@ def _further_checks(
 ) -> list[Check]:
     """Make the checks after that of the references; none if no reference got a reward."""
     env, references = prober.env, prober.references
-    steps: dict[str, Callable[[], Check]] = {
-        "harmless styles": lambda: check_restylings(prober),
-        "exploits": lambda: check_exploits(prober, full and env.has_workers),
-        "the best of a wrong answer, the worst of a right one": lambda: check_inversion(prober),
-        "the signal": lambda: check_signal(prober),
-        "the instructions": lambda: check_instructions(prober, max_tokens, count_tokens),
-        "fresh processes": lambda: check_behaviour(env, prober.subjects),
-    }
-    left_out = set() if full else {"the signal", "fresh processes"}
-    left_out |= set() if any(probe.correct for probe in references) else {"harmless styles"}
-    left_out |= set(steps) if references and all(probe.failed for probe in references) else set()
+    if references and all(probe.failed for probe in references):
+        return []
+    any_right = any(probe.correct for probe in references)
+    steps: list[tuple[str, Callable[[], Check], bool]] = [
+        ("harmless styles", lambda: check_restylings(prober), any_right),
+        ("exploits", lambda: check_exploits(prober, full and env.has_workers), True),
+        ("the best of a wrong answer, the worst of a right one", lambda: check_inversion(prober), True),
+        ("the signal", lambda: check_signal(prober), full),
+        ("the instructions", lambda: check_instructions(prober, max_tokens, count_tokens), True),
+        ("fresh processes", lambda: check_behaviour(env, prober.subjects), full),
+    ]
     checks = []
-    for words in [words for words in steps if words not in left_out]:
-        progress(words)
-        checks.append(steps[words]())
+    for words, check, wanted in steps:
+        if wanted:
+            progress(words)
+            checks.append(check())
     return checks
 
 

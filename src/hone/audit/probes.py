@@ -127,7 +127,10 @@ class Prober:
         A text at which the grader hangs costs its whole deadline. So the first text of each name is tried first; if it
         hangs, the others of its name are left out, and after `MOST_HUNG` such names all the rest.
         """
-        ahead = sorted({text.name: index for index, text in reversed(list(enumerate(texts)))}.values())
+        firsts: dict[str, int] = {}
+        for index, text in enumerate(texts):
+            firsts.setdefault(text.name, index)
+        ahead = list(firsts.values())
         batches = [ahead[start : start + AT_ONCE] for start in range(0, len(ahead), AT_ONCE)]
         batches.append(sorted(set(range(len(texts))) - set(ahead)))
         probes: dict[int, Probe] = {}
@@ -232,7 +235,9 @@ def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> l
             else:
                 live.remove(i)
     columns = zip(messages, taken, states, failed, strict=True)
-    return [Reply(said, "stop", "audit", turns=count, state=state, failure=why) for said, count, state, why in columns]
+    return [
+        Reply(message, "stop", "audit", turns=count, state=state, failure=why) for message, count, state, why in columns
+    ]
 
 
 def messages_of(script: Script) -> Sequence[Message]:

@@ -42,8 +42,11 @@ def check_reference(prober: Prober) -> Check:
         shown = examples_of(wrong, "correct, with full marks")
         findings.append(Finding("reference", Verdict.FAIL, title, remedy, ("reference",), shown))
     again = [] if findings and not wrong else prober.grade(texts[:GRADED_AGAIN])
-    scores = ([(p.score.outcome, p.score.reward) for p in some] for some in (probes, again))
-    if changed := [probe for probe, one, other in zip(probes, *scores, strict=False) if one != other]:
+    changed = []
+    for first, second in zip(probes, again, strict=False):
+        if (first.score.outcome, first.score.reward) != (second.score.outcome, second.score.reward):
+            changed.append(first)
+    if changed:
         title = "the same text was graded in two ways, so nothing is known about what is paid for what"
         remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
         shown = examples_of(changed, "the same reward each time")

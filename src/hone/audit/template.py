@@ -216,7 +216,7 @@ def first_problem(subject: ChatSubject, conversation: Conversation) -> Problem |
     """Return the problem of the shortest beginning that has one, by the first rule that does not hold."""
     noted = None
     for part in map(conversation.first, range(1, len(conversation.messages) + 1)):
-        rules = () if part.last["role"] == "system" else OF_TURN if part.finished else OF_PROMPT
+        rules = () if part.last["role"] == "system" else TURN_RULES if part.finished else PROMPT_RULES
         for rule in rules:
             try:
                 problem = rule(subject, part)
@@ -341,8 +341,8 @@ def keeps_history(subject: ChatSubject, conversation: Conversation) -> Problem |
     return Problem("rewrites-history", answers, conversation, difference)
 
 
-OF_PROMPT = (keeps_texts, keeps_history)
-OF_TURN = (keeps_texts, continues, ends, calls_are_read)
+PROMPT_RULES = (keeps_texts, keeps_history)
+TURN_RULES = (keeps_texts, continues, ends, calls_are_read)
 """The rules of a conversation that waits for an answer, and of one that has it."""
 
 

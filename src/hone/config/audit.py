@@ -11,7 +11,7 @@ from hone.config.base import BaseConfig, flag
 from hone.config.shared import Precision
 from hone.errors import UserError
 
-OF_TASK = {"env_args", "env_template", "num_examples", "split", "model", "max_tokens", "rollouts_per_example"}
+TASK_FIELDS = {"env_args", "env_template", "num_examples", "split", "model", "max_tokens", "rollouts_per_example"}
 """Fields that mean nothing for a chat template."""
 
 
@@ -66,7 +66,7 @@ class AuditConfig(BaseConfig):
             what = "name what to audit: a task (`hone audit gsm8k`) or the chat template of a model"
             raise UserError(f"{what} (`hone audit --template PATH`)" + (", not both" if self.env else ""))
         given = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name in given & OF_TASK if self.template is not None else ():
+        for name in given & TASK_FIELDS if self.template is not None else ():
             raise UserError(f"{flag((name,))} is for the audit of a task, not of a chat template: leave it out")
         if self.chat_template is not None and self.template is None and self.model is None:
             raise UserError("--chat-template overrides a model's: name the model with --template, or with -m to sample")
