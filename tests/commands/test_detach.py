@@ -185,13 +185,14 @@ def test_what_preflight_refuses_is_the_commands_own_error(folder: Path, tiny_mod
     assert refused.stderr.startswith("error: seq_len = 9000 exceeds the model's context"), refused.stderr
 
 
-def test_ctrl_c_before_the_run_began_ends_it(folder: Path, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_the_run_began_ends_it(folder: Path, tiny_model_dir: Path, number: int) -> None:
     (folder / "environments" / "slow.py").write_text("import time\ntime.sleep(600)\n")
     with terminal([HONE, *flags(tiny_model_dir)], folder) as one:
         until(lambda: children(one.process.pid), "no process was started")
         started = children(one.process.pid)
-        os.write(one.leader, b"\x03")
-        one.read_until(None)
-        assert one.process.wait(DEADLINE) == 130
+        os.kill(one.process.pid, number)
+        assert "Stopped before the run began." in one.read_until(None)
+        assert one.process.wait(DEADLINE) == 128 + number
     wait_until_gone(started)
     assert not (folder / "out").exists()

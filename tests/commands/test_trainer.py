@@ -121,7 +121,9 @@ def test_a_session_that_disagrees_ends_the_trainer(orchestrator, capfd):
     assert "error: max_steps is 6 in this trainer's config, but 7 in" in capfd.readouterr().err
 
 
-def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path):
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGINT, signal.SIGTERM]])
+def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path, numbers):
+    """Also if another one comes while it tidies up, as torchrun sends SIGTERM after Ctrl-C."""
     argv = ["trainer", "--model.init.layers", "1", "--model.init.hidden", "48", "--output-dir", str(tmp_path / "out")]
     child = subprocess.Popen(
         [sys.executable, "-c", "import sys; from hone.cli import main; sys.exit(main())", *argv],
@@ -132,7 +134,8 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path):
     )
     transport = FileTransport(tmp_path / "out" / ".transport")
     assert transport.hello(LIMIT).pid == child.pid
-    child.send_signal(signal.SIGTERM)
+    for number in (signal.SIGSTOP, *numbers, signal.SIGCONT):
+        child.send_signal(number)
     out, error = child.communicate(timeout=LIMIT)
-    assert child.returncode == 143 and error == "", error
+    assert child.returncode == 128 + numbers[0] and error == "", error
     assert "Waiting for the orchestrator" in out and not transport.path.exists()

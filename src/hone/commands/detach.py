@@ -42,6 +42,9 @@ def start(name: str, argv: list[str]) -> int:
     """Start command `name` again with `argv`, in the background; return 0 once it is at work, else its exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach is not for several ranks: start torchrun itself in the background (nohup, tmux, …)")
+    received: list[int] = []  # signals are only noted: one that raises inside Popen would leave a child behind
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda signum, _frame: received.append(signum)) for number in numbers}
     report, report_end = os.pipe()
     # Files, not pipes: the process in the background must not depend on someone who reads.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(report, "rb", 0) as reports:
@@ -57,16 +60,24 @@ def start(name: str, argv: list[str]) -> int:
         os.close(report_end)
         message, ended, shown = b"", False, {out: 0, err: 0}
         try:
-            while not message and not ended:
+            while not (message or ended or received):
                 ended = child.poll() is not None
                 if select.select([reports], [], [], 0.1)[0]:
                     message = reports.read(2**16)
                 for stream, output in ((1, out), (2, err)):
                     while text := os.pread(output.fileno(), 2**16, shown[output]):
                         shown[output] += os.write(stream, text)
-        except BaseException:  # Ctrl-C, or a terminal that is gone: no child may be left behind
+        except OSError:  # a terminal that is gone
             child.terminate()
             raise
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+    if received:
+        child.terminate()
+        child.wait()
+        print("\nStopped before the run began.", file=sys.stderr)
+        return 128 + received[0]
     if not message:
         code = child.wait()
         return code if code >= 0 else 128 - code

@@ -27,6 +27,8 @@ from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.transport import FileTransport, Hello
 
+ENDING = (signal.SIGINT, signal.SIGTERM)
+
 
 def run(config: TrainerRole) -> int:
     """Train until the run is done; return 0 then. SIGTERM and Ctrl-C end it at once (143, 130): nothing is saved.
@@ -42,7 +44,9 @@ def run(config: TrainerRole) -> int:
     device = device_of(config.model.device)
     config = with_determinism(config, device)
     if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _end)
+        for number in ENDING:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                signal.signal(number, _end)
     try:
         with joined(device) as ranks:
             return _serve(config, ranks.device(device), ranks)
@@ -51,7 +55,8 @@ def run(config: TrainerRole) -> int:
 
 
 def _end(signum: int, _frame: FrameType | None) -> None:
-    signal.signal(signum, signal.SIG_IGN)  # torchrun sends on what its children may have got already
+    for number in ENDING:  # torchrun sends on what its children may have got already
+        signal.signal(number, lambda *_: None)
     raise SystemExit(128 + signum)
 
 
