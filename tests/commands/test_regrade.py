@@ -201,7 +201,7 @@ def test_nothing_is_written_into_a_run(drifted, tmp_path, capsys):
 
 def test_a_run_whose_task_is_gone_needs_another(drifted, folder, capsys):
     (folder / "environments" / "early.py").rename(folder / "environments" / "later.py")
-    fails(capsys, main(["regrade", str(drifted)]), "the run's own task can't be had", "--env ID")
+    fails(capsys, main(["regrade", str(drifted)]), "the run's own task can't be loaded", "--env ID")
     found = regrade(drifted, "--env", "later", "--env.args.reads", "100")
     assert found["verdict"]["cause"] == "parser" and found["check"]["completions"] == 0
     assert "no environment 'early'" in found["check"]["impossible"]

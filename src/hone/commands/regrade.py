@@ -10,7 +10,7 @@ import json
 import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from hone.commands.status import Status, command, print_labelled, print_table
@@ -21,7 +21,7 @@ from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.pages import visible
-from hone.reproduce.attribution import choose_ends, judge, window, windows
+from hone.reproduce.attribution import Verdict, Window, choose_ends, judge, window, windows
 from hone.reproduce.regrade import Grader, Regraded, regrade, sort_by_typical_length
 from hone.runs import Run, provenance
 from hone.runs.files import write_file
@@ -43,7 +43,7 @@ def run(config: RegradeConfig) -> int:
             check_target(path, flag)
     quiet = config.as_json is not None and json_file is None
     with redirect_stdout(sys.stderr) if quiet else nullcontext():  # what a task prints is no JSON
-        result = Regrading(config)
+        result = regrade_run(config)
     if config.output is not None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -57,94 +57,37 @@ def run(config: RegradeConfig) -> int:
         return 0
     if json_file is not None:
         write_file(json_file, text)
-    result.print()
+    result.print_report()
     if config.output is not None:
         print_labelled("scores", str(config.output))
     return 0
 
 
+@dataclass(frozen=True)
+class Graders:
+    """What grades: `new`, and the run's own `task` as `own`; None if it can't be loaded, for `own_missing`."""
+
+    task: EnvConfig
+    own: Grader | None
+    own_missing: str
+    new: Grader
+    graded_by: str
+
+    @property
+    def same(self) -> bool:
+        return self.new is self.own
+
+
+@dataclass(frozen=True)
 class Regrading:
-    """A run, the graders, and what came out. `own` is the run's own task; None if it can't be had, for `own_missing`.
+    """A run, the graders, and what came out."""
 
-    Raises UserError if there is nothing to grade, or nothing to grade with.
-    """
-
-    def __init__(self, config: RegradeConfig) -> None:
-        self.run = Run(find_run(config.run))
-        refuse_interrupted(self.run.path)
-        if (kind := self.run.info["kind"]) != "rl":
-            raise UserError(
-                f"{self.run.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`"
-            )
-        if not (known := self.run.rollout_steps()):
-            raise UserError(f"{self.run.path} has no rollouts yet: there is nothing to grade")
-        self.steps = steps_within(config.steps, known, "--steps")[:: config.every]
-        self._load_graders(config)
-        self.regraded = self._grade(config)
-        self.windows = windows(self.regraded.points)
-        if not self.windows:
-            old, new, why = self.regraded.failed_old, self.regraded.failed_new, self.regraded.failure
-            raise UserError(
-                f"no completion of {self.run.path} was graded both times: {old:,} failed when they were recorded, "
-                f"{new:,} now ({why or 'no failure now'})"
-            )
-        ends = choose_ends(self.windows)
-        if config.from_ is not None:
-            spans = (steps_within(config.from_, self.steps, "--from"), steps_within(config.to, self.steps, "--to"))
-            before, after = (window(self.regraded.points, span[0], span[-1]) for span in spans)
-            if before is None or after is None:
-                raise UserError("--from or --to holds no completion that both graders could grade: name other steps")
-            ends = before, after
-        self.verdict = judge(*ends, self.windows, same_grader=self.grader is self.own)
-
-    def _load_graders(self, config: RegradeConfig) -> None:
-        recorded, asked = self.run.config.get("orchestrator", {}).get("env", {}), config.env
-        self.task = task = EnvConfig.model_validate(recorded)
-        self.own, self.own_missing = None, ""
-        digest = self.run.info.get("sources", {}).get("environment")
-        try:
-            refuse_other_task(task.id, task.args, digest, config.trust_local_task)
-            self.own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
-        except UserError as error:
-            self.own_missing = str(error)
-        self.recorded_by = self.graded_by = describe(task.id, task.args)
-        if asked.id is None and not asked.args and asked.template is None:
-            if self.own is None:
-                raise UserError(f"the run's own task can't be had ({self.own_missing}): name one that grades: --env ID")
-            self.grader = self.own
-            return
-        if asked.id is None:
-            refuse_other_task(task.id, task.args, digest, config.trust_local_task)
-        if unknown := (asked.template or {}).keys() - {"answer", "info"}:
-            raise UserError(
-                f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
-                "answer and info"
-            )
-        env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
-        template = None if asked.template is None else Template(asked.template, "env.template")
-        self.grader, self.graded_by = Grader(load_environment(env_id, **args), template), describe(env_id, args)
-
-    def _grade(self, config: RegradeConfig) -> Regraded:
-        loaded = [self.grader, *([] if self.own in (None, self.grader) else [self.own])]
-        status = Status(sys.stderr)
-        for one in loaded:
-            one.env.use_workers(config.grading)
-        try:
-            return regrade(
-                self.run,
-                self.steps,
-                self.grader,
-                self.own,
-                seed=self.run.info["seed"],
-                check=config.check,
-                max_failed=config.grading.max_failed,
-                keep_scores=config.output is not None,
-                progress=lambda done: status(f"regrading step {done} of {len(self.steps)}"),
-            )
-        finally:
-            status.clear()
-            for one in loaded:
-                one.env.close_workers()
+    run: Run
+    steps: list[int]
+    graders: Graders
+    regraded: Regraded
+    windows: list[Window]
+    verdict: Verdict
 
     def record(self) -> dict[str, Any]:
         """Return the result as JSON-ready values."""
@@ -153,27 +96,31 @@ class Regrading:
             "run": str(self.run.path),
             "id": info["id"],
             "numerics": {"recorded": provenance.numerics(info), "now": provenance.NUMERICS},
-            "recorded_by": self.recorded_by,
-            "graded_by": self.graded_by,
+            "recorded_by": describe(self.graders.task.id, self.graders.task.args),
+            "graded_by": self.graders.graded_by,
             "steps": self.steps,
             "completions": len(regraded.points),
             "failed": {"recorded": regraded.failed_old, "now": regraded.failed_new},
-            "check": {"completions": regraded.checked, "same": regraded.same, "impossible": self.own_missing or None},
+            "check": {
+                "completions": regraded.checked,
+                "same": regraded.same,
+                "impossible": self.graders.own_missing or None,
+            },
             "windows": [asdict(one) for one in self.windows],
             "verdict": self.verdict.record(),
             "disagreements": regraded.disagreeing,
         }
 
-    def print(self) -> None:
+    def print_report(self) -> None:
         """Print what was graded, the windows, the verdict, and completions about which the graders disagree."""
-        run, regraded, steps, same_grader = self.run, self.regraded, self.steps, self.grader is self.own
+        run, regraded, steps, graders = self.run, self.regraded, self.steps, self.graders
         extent = f"{len(regraded.points):,} of {len(steps):,} steps, {steps[0]} to {steps[-1]}"
         if regraded.failed_old or regraded.failed_new:
             extent += f"; without {regraded.failed_old:,} that could not be graded then and {regraded.failed_new:,} now"
             extent += f" ({regraded.failure})" if regraded.failed_new else ""
         print_labelled("run", f"{run.path}: {status_of(run.info, holder(run.path))}, {run.info['id']}")
-        print_labelled("recorded by", self.recorded_by)
-        print_labelled("graded by", "the same task" if same_grader else self.graded_by)
+        print_labelled("recorded by", describe(graders.task.id, graders.task.args))
+        print_labelled("graded by", "the same task" if graders.same else graders.graded_by)
         print_labelled("completions", extent)
         print_labelled("check", *self._check_lines())
         print()
@@ -181,24 +128,24 @@ class Regrading:
         print()
         print_labelled("verdict", self.verdict.sentence)
         late = [pair for pair in regraded.disagreements if pair.recorded.step >= self.verdict.after.first]
-        for pair in sort_by_typical_length(late or regraded.disagreements)[: 0 if same_grader else SHOWN]:
+        for pair in sort_by_typical_length(late or regraded.disagreements)[: 0 if graders.same else SHOWN]:
             recorded = pair.recorded
             print(f"\nstep {recorded.step}, sample {recorded.reply.sample_id}, {recorded.length} tokens:")
             for text in visible(recorded.text, LONGEST).splitlines() or [""]:
                 print(f"  | {text}")
             for label, score in (("recorded:", recorded.score), ("now:", pair.score)):
                 print(f"  {label:<9} {_outcome(score)}, {visible(score.detail, LONGEST)}")
-        if same_grader:
+        if graders.same:
             print(f"\nTo ask another grader:\n  hone regrade {shlex.quote(str(run.path))} --env ID")
         elif self.verdict.cause == "parser":
-            audit = command("hone", "audit", self.task.id, a=self.task.args, env_template=self.task.template)
+            audit = command("hone", "audit", graders.task.id, a=graders.task.args, env_template=graders.task.template)
             print(f"\nTo see what else the recorded grader loses:\n  {audit}")
 
     def _check_lines(self) -> list[str]:
         """Say if the run's own task gives what was recorded, and what can't be graded exactly."""
         lines, regraded = [], self.regraded
-        if self.own_missing:
-            lines.append(f"none, for the run's own task can't be had: {self.own_missing}")
+        if self.graders.own_missing:
+            lines.append(f"none, for the run's own task can't be loaded: {self.graders.own_missing}")
         elif regraded.checked:
             lines.append(f"{regraded.same:,} of {regraded.checked:,} have the recorded reward and outcome")
         if (pair := regraded.first_other) is not None:
@@ -207,9 +154,86 @@ class Regrading:
             lines.append(f"{where}: the task has changed since, or does not always grade alike")
         if other_numerics := provenance.other_numerics(self.run.info):
             lines.append(f"the run was {other_numerics}: graders of hone itself may have changed, too")
-        if self.grader.reads_state:
+        if self.graders.new.reads_state:
             lines.append("the state of a conversation is not recorded: reward functions got the one it begins with")
         return lines
+
+
+def regrade_run(config: RegradeConfig) -> Regrading:
+    """Grade the run's completions again. Raises UserError if there is nothing to grade, or nothing to grade with."""
+    run = Run(find_run(config.run))
+    refuse_interrupted(run.path)
+    if (kind := run.info["kind"]) != "rl":
+        raise UserError(f"{run.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`")
+    if not (known := run.rollout_steps()):
+        raise UserError(f"{run.path} has no rollouts yet: there is nothing to grade")
+    steps = steps_within(config.steps, known, "--steps")[:: config.every]
+    graders = load_graders(run, config)
+    regraded = _grade(run, steps, graders, config)
+    parts = windows(regraded.points)
+    if not parts:
+        raise UserError(
+            f"no completion of {run.path} was graded both times: {regraded.failed_old:,} failed when they were "
+            f"recorded, {regraded.failed_new:,} now ({regraded.failure or 'no failure now'})"
+        )
+    ends = choose_ends(parts)
+    if config.from_ is not None:
+        spans = (steps_within(config.from_, steps, "--from"), steps_within(config.to, steps, "--to"))
+        before, after = (window(regraded.points, span[0], span[-1]) for span in spans)
+        if before is None or after is None:
+            raise UserError("--from or --to holds no completion that both graders could grade: name other steps")
+        ends = before, after
+    return Regrading(run, steps, graders, regraded, parts, judge(*ends, parts, same_grader=graders.same))
+
+
+def load_graders(run: Run, config: RegradeConfig) -> Graders:
+    """Load the run's own task, and what is to grade. Raises UserError if that can't be loaded."""
+    recorded, asked = run.config.get("orchestrator", {}).get("env", {}), config.env
+    task, own, own_missing = EnvConfig.model_validate(recorded), None, ""
+    digest = run.info.get("sources", {}).get("environment")
+    try:
+        refuse_other_task(task.id, task.args, digest, config.trust_local_task)
+        own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
+    except UserError as error:
+        own_missing = str(error)
+    if asked.id is None and not asked.args and asked.template is None:
+        if own is None:
+            raise UserError(f"the run's own task can't be loaded ({own_missing}): name one that grades: --env ID")
+        return Graders(task, own, own_missing, own, describe(task.id, task.args))
+    if asked.id is None:
+        refuse_other_task(task.id, task.args, digest, config.trust_local_task)
+    if unknown := (asked.template or {}).keys() - {"answer", "info"}:
+        raise UserError(
+            f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
+            "answer and info"
+        )
+    env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
+    template = None if asked.template is None else Template(asked.template, "env.template")
+    new = Grader(load_environment(env_id, **args), template)
+    return Graders(task, own, own_missing, new, describe(env_id, args))
+
+
+def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) -> Regraded:
+    loaded = [graders.new, *([] if graders.own is None or graders.same else [graders.own])]
+    status = Status(sys.stderr)
+    for one in loaded:
+        one.env.use_workers(config.grading)
+    try:
+        return regrade(
+            run,
+            steps,
+            graders.new,
+            graders.own,
+            seed=run.info["seed"],
+            check=config.check,
+            max_failed=config.grading.max_failed,
+            keep_scores=config.output is not None,
+            progress=lambda done: status(f"regrading step {done} of {len(steps)}"),
+        )
+    finally:
+        status.clear()
+        for one in loaded:
+            one.env.close_workers()
 
 
 def describe(env_id: str, args: dict[str, Any]) -> str:

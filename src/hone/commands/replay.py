@@ -96,7 +96,8 @@ def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:
         equal = "equal: every update's metrics and weights are those of the run; fingerprint"
         print_labelled("verdict", f"{equal} {result.fingerprint}")
     if result.same:
-        print_labelled("equal to", *filter(None, [", ".join(result.matched)]))
+        if result.matched:
+            print_labelled("equal to", ", ".join(result.matched))
         return 0
     what, step = f"{result.missed} is not what the recorded rollouts lead to", result.reached - 1
     if result.difference is not None:

@@ -107,8 +107,9 @@ class Budget:
 
     @property
     def used_up(self) -> str:
-        """What is spent of the limit that another step would cross, in words; "" if none would be crossed. Once one is
-        reached, it stays so.
+        """Return what is spent of the limit that another step would cross, in words; "" if none would be crossed.
+
+        Once one is reached, it stays so.
         """
         limits = self.limits
         if limits is None:

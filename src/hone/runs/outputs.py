@@ -68,30 +68,37 @@ _Time: Any = Annotated[str, AfterValidator(_check_time)]
 _Step: Any = Annotated[int, Field(ge=0)]
 _Ranks: Any = Annotated[int, Field(ge=1)]
 _HARDWARE = {"cpu": str, "cores": int, "memory_gib": float, "gpu": list[str] | None}
-_TYPES: list[tuple[Any, str]] = [
-    (str, "status failure stopped_by"),
-    (bool, "exact"),
-    (int, "seed"),
-    (_Ranks, "ranks"),
-    (int | None, "threads pool"),
-    (float | None, "seconds usd"),
-    (_Time | None, "started ended"),
-    (list[str], "command"),
-    (dict[str, str], "variables sources"),
-    (dict[str, str | None], "versions"),
-    (dict[str, float] | None, "reward_weights"),
-    (dict[str, Any], "predictions"),
-    (_record({}, revision=str, dirty=bool) | None, "git"),
-    (_record(_HARDWARE), "hardware"),
-    (_record({}, id=str, dir=str, step=int), "parent"),
-    (list[_record({}, step=_Step, cause=str)], "inexact"),
-    (list[_record({}, step=_Step)], "drift"),
-    (list[_record({"ranks": _Ranks}, step=_Step, time=_Time)], "resumes"),
-]
-"""The types of the keys of run.json that readers use: older runs lack some."""
 _FACTS = _record(
-    {name: kind for kind, names in _TYPES for name in names.split()}, id=str, kind=Literal["rl", "sft", "eval"]
+    {
+        "status": str,
+        "failure": str,
+        "stopped_by": str,
+        "exact": bool,
+        "inexact": list[_record({}, step=_Step, cause=str)],
+        "drift": list[_record({}, step=_Step)],
+        "resumes": list[_record({"ranks": _Ranks}, step=_Step, time=_Time)],
+        "parent": _record({}, id=str, dir=str, step=int),
+        "seed": int,
+        "ranks": _Ranks,
+        "threads": int | None,
+        "pool": int | None,
+        "seconds": float | None,
+        "usd": float | None,
+        "started": _Time | None,
+        "ended": _Time | None,
+        "command": list[str],
+        "git": _record({}, revision=str, dirty=bool) | None,
+        "hardware": _record(_HARDWARE),
+        "versions": dict[str, str | None],
+        "variables": dict[str, str],
+        "sources": dict[str, str],
+        "reward_weights": dict[str, float] | None,
+        "predictions": dict[str, Any],
+    },
+    id=str,
+    kind=Literal["rl", "sft", "eval"],
 )
+"""The types of the keys of run.json that readers use: older runs lack some."""
 
 
 def run_info(folder: Path) -> dict[str, Any] | None:

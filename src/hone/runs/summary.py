@@ -29,8 +29,9 @@ from hone.runs.settings import config_class, read_config
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
-_NEEDED = ("command", "hardware", "seed", "status", "threads", "versions", "exact", "inexact", "resumes", "started")
-"""Keys of run.json that the words about a run need; of an evaluation the first six."""
+_NEEDED = ("command", "hardware", "seed", "status", "threads", "versions")
+_NEEDED_OF_TRAINING = ("exact", "inexact", "resumes", "started")
+"""Keys of run.json that the words about a run need, and those that an evaluation lacks."""
 _ENDED = {
     "done": "done, {}",
     "stopped": "stopped by {by} after {}, and saved",
@@ -86,7 +87,7 @@ def summarize(path: Path, ours: bool = False) -> Summary:
     """
     run, pid = Run(path), os.getpid() if ours else holder(path)
     info = run.info  # after the lock was looked at: a run writes its last status before it lets go of it
-    for name in _NEEDED[: 6 if info["kind"] == "eval" else None]:
+    for name in _NEEDED + (() if info["kind"] == "eval" else _NEEDED_OF_TRAINING):
         if name not in info:
             raise UserError(f"{path / 'run.json'} is damaged ({name} is missing): {RESTORE}")
     config, damage = read_config(path, info["kind"])
