@@ -88,7 +88,7 @@ def test_list_shows_evaluations_and_earlier_runs_if_asked_for_and_names_damaged_
     (evaluation / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/reward/mean": 0.75}}))
     out = hone("list")
     assert list(cells(out)) == ["run", "outputs"]
-    assert "\nnot shown: 2 evaluations and earlier runs (hone runs list outputs --all)\n" in out
+    assert "\nnot shown: evaluations and earlier runs (2): hone runs list outputs --all\n" in out
     assert out.count("damaged: ") == 1 and "outputs/torn/metrics.jsonl, line 1, is damaged" in out
     found = cells(hone("list", "--all", "--ids"))
     assert {name: row[0] for name, row in found.items() if name != "run"} == {
@@ -202,6 +202,13 @@ def test_a_process_that_does_not_hold_the_lock_is_never_signalled(at_work: Path,
         bystander.communicate(b"\n")
     monkeypatch.setattr(runs, "holder", lambda path: 0)
     fails(capsys, main(["runs", "stop"]), "outputs is being written by a process of another machine")
+    monkeypatch.setattr(runs, "holder", lambda path: 2**30)  # no process has that number
+
+    def refuse(pid: int, number: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(runs.os, "kill", refuse)
+    fails(capsys, main(["runs", "stop"]), "process 1073741824, which writes outputs, is another user's")
 
 
 @pytest.fixture

@@ -50,6 +50,11 @@ def test_defaults_are_written_and_nulls_are_left_out() -> None:
         (RLConfig, "--seed 5 --trainer.optim.betas 0.8 0.9", {"seed": 5, "trainer.optim.betas": [0.8, 0.9]}),
         (RLConfig, "--orchestrator.env.args.n 3", {"orchestrator.env.args": {"n": 3}}),
         (RLConfig, "--ckpt", {"ckpt": "on"}),
+        (
+            RLConfig,
+            "--alarms.truncation.action stop --alarms.truncation.threshold 0.4",
+            {"alarms.truncation.action": "stop"},
+        ),
         (RLConfig, "--orchestrator.eval.interval 7", {"orchestrator.eval.interval": 7}),
         (SFTConfig, "--data.env.id reverse-text", {"data.env": "on"}),
     ],

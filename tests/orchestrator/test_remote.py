@@ -266,6 +266,9 @@ def test_what_cannot_be_sampled_from_is_told_before_anything_begins(tmp_path: Pa
         )
         assert words in error(url)
     assert f"start one with `inference --model.name hone/tiny --weights-root {spool.parent}`" in error(url)
+    with pytest.raises(UserError) as caught:
+        reach(endpoint(url), "hone/tiny", RENDERER, 64, spool, parameters, named=False)
+    assert "--orchestrator.client.timeout" in str(caught.value) and "base-url" not in str(caught.value)
     with FakeOpenAI(models=Status(503, "an update of the weights failed")) as fake:
         shown = error(fake.url.removesuffix("/v1"))
         assert "(status 503: an update of the weights failed; 1 try): stop that server and start it anew" in shown

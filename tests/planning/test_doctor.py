@@ -13,6 +13,8 @@ import pytest
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.grading import sandbox
+from hone.grading.sandbox_bubblewrap import refusal
 from hone.planning import doctor
 from hone.planning.doctor import Finding, Subject, diagnose, lines, verdict
 
@@ -121,6 +123,7 @@ def test_an_environment_without_packages(tmp_path: Path) -> None:
     found = {finding["name"]: finding for finding in report["findings"]}
     assert {"required", "torch"} <= {name for name, finding in found.items() if finding["status"] == "error"}
     assert "install --python" in found["required"]["fix"] and "torch" in found["required"]["fix"]
+    assert "free of" in found["hub cache"]["text"]
     assert found["environment"]["text"] == str(tmp_path / "venv")
     assert "mend what is an error" in report["verdict"]
 
@@ -153,6 +156,29 @@ def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = examined("sandbox")["bubblewrap"]
     assert found.status == "warning" and "no bwrap on the PATH" in found.text
     assert "apt-get install bubblewrap" in found.fix
+    monkeypatch.setattr(sandbox, "Sandbox", lambda: _raise(refusal(["bwrap: Unknown option --disable-userns"])))
+    found = examined("sandbox")["bubblewrap"]
+    reason = "the sandbox can't be made here: 'bwrap: Unknown option --disable-userns'"
+    assert (found.text, found.fix) == (f"{reason}: only tasks that run code need it", "bubblewrap 0.7 or newer")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "text"),
+    [
+        (-1, "ok", "no limit"),
+        (1024, "ok", "1,024"),
+        (256, "warning", "256: a run with workers and a server needs more"),
+    ],
+)
+def test_open_files(limit: int, status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (limit, -1))
+    assert diagnose(OFFLINE, ["system"])[0] == Finding(
+        "system", "open files", status, text, "ulimit -n 65536" if status == "warning" else ""
+    )
 
 
 def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def list_runs(config: configs.RunsListConfig) -> int:
             hidden += 1
     if hidden:
         command = f"hone runs list {shlex.quote(str(config.root))} --all"
-        notes.insert(0, f"not shown: {hidden} evaluations and earlier runs ({command})")
+        notes.insert(0, f"not shown: evaluations and earlier runs ({hidden}): {command}")
     shown.sort(key=lambda one: one.info.get("started") or one.info.get("ended") or "")
     print_table([_row(one, config.ids) for one in shown])
     if not shown:
@@ -158,8 +158,12 @@ def stop(config: configs.RunsStopConfig) -> int:
             f"{path} is being written by a process of another machine, container or user: stop it there "
             f"(`hone runs stop` on that side, or SIGTERM)"
         )
-    with contextlib.suppress(ProcessLookupError):  # it has ended by itself meanwhile
+    try:
         os.kill(pid, signal.SIGKILL if config.now else signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # it has ended by itself meanwhile
+    except PermissionError:
+        raise UserError(f"process {pid}, which writes {path}, is another user's: only they can stop it") from None
     grace = one.config.get("grace_seconds", 25.0)
     if not config.now:
         print(f"Asked process {pid} to end: it finishes its step, in {grace:g} s at most, and saves.", flush=True)
@@ -275,7 +279,7 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
     print_table(table)
     if known := [one for _, _, one in rows if one.outcome is not None]:
         rate = fmean(bool(one.outcome) for one in known)
-        brier = fmean((one.prediction.p - bool(one.outcome)) ** 2 for one in known)
+        brier = predictions.mean_brier(known)
         print(f"\nBrier score of {len(known)} decided: {brier:.4f} (0 is perfect; lower is better)")
         print(f"    always 0.5:  0.2500\n    always the share that came true ({rate:.2f}):  {rate * (1 - rate):.4f}")
     if undecided := len(rows) - len(known):

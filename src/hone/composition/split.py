@@ -76,9 +76,11 @@ class SplitRL(RL):
         # A server that died is started again with this process: the client is not to try for long.
         endpoint = endpoint_of(config, config.server_url)
         endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
-        weights, patience = transport.weights_root / "none", config.orchestrator.client.timeout
+        weights, client = transport.weights_root / "none", config.orchestrator.client
         self.server = server = reach(
-            endpoint, config.model.name, self.renderer, config.seq_len, weights, hello.parameters, patience
+            *(endpoint, config.model.name, self.renderer, config.seq_len, weights, hello.parameters),
+            patience=client.timeout,
+            named=client.base_url is not None,
         )
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}

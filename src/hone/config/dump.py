@@ -33,21 +33,25 @@ def plain(value: Any) -> Any:
     return str(value) if value is None or isinstance(value, Path) else value
 
 
-def non_defaults(cls: type[BaseModel], table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of `table` (a config as `to_toml` wrote it) that aren't the defaults of `cls`, by dotted name.
+def non_defaults(
+    cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
+) -> dict[str, Any]:
+    """Return the leaves of `table` (a config as `to_toml` wrote it) that aren't as in `default`, by dotted name.
 
-    An optional section is measured against its own defaults; one that has nothing but those is given as "on". Keys that
-    `cls` doesn't know are kept.
+    Without a `default` they are compared with the defaults of `cls`. An optional section is measured against its own
+    defaults; one that has nothing but those is given as "on". Keys that `cls` doesn't know are kept.
     """
     found = {}
     for name, value in table.items():
         field = cls.model_fields.get(name)
+        usual = getattr(default, name) if field and default is not None else field and field.default
         section = field and unwrap(field.annotation)[0]
-        if field and value == plain(field.default):
+        if field and value == plain(usual):
             continue
         if isinstance(value, dict) and isinstance(section, type) and issubclass(section, BaseModel):
-            below = non_defaults(section, value, f"{prefix}{name}.")
-            found |= below or ({prefix + name: "on"} if field and field.default is None else {})
+            within = usual if isinstance(usual, BaseModel) else None
+            below = non_defaults(section, value, within, f"{prefix}{name}.")
+            found |= below or ({prefix + name: "on"} if usual is None else {})
         else:
             found[prefix + name] = value
     return found

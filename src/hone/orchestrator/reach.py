@@ -41,11 +41,13 @@ def reach(
     spool: Path,
     parameters: int | None,
     patience: float = 0.0,
+    named: bool = True,
 ) -> Server:
     """Return the server at `endpoint`, if it serves what is trained: `model` of so many `parameters`, with the
     tokenizer of `renderer` (None: not known yet), room for `tokens`, and weights from below `spool`. Else UserError.
 
     If nothing answers there yet, that is tried again for `patience` seconds, with a line every 30 s.
+    `named`: the user has named it by --orchestrator.client.base-url; else it is the run's own.
     """
 
     async def ask() -> Server:
@@ -93,10 +95,11 @@ def reach(
             if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine
                 raise UserError(f"{gone}: stop that server and start it anew") from None
             if gone.status is not None or now - began >= patience:
-                raise UserError(
-                    f"{gone}: start one with `inference --model.name {model} --weights-root {spool.resolve().parent}`, "
-                    "or leave out --orchestrator.client.base-url to sample in this process"
-                ) from None
+                other = "leave out --orchestrator.client.base-url to sample in this process"
+                if not named:
+                    other = "raise --orchestrator.client.timeout if it takes longer to start"
+                command = f"inference --model.name {model} --weights-root {spool.resolve().parent}"
+                raise UserError(f"{gone}: start one with `{command}`, or {other}") from None
             if now - shown > 30:
                 shown = now
                 print(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s", flush=True)

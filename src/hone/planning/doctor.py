@@ -244,12 +244,8 @@ def check_disk(subject: Subject) -> Iterator[Row]:
     for name, folder, elsewhere in (
         ("output", output, f"--output-dir ELSEWHERE   # {output} can't be used"),
         ("temporary", Path(tempfile.gettempdir()), "export TMPDIR=/somewhere/with/room"),
-        ("hub cache", None, "export HF_HOME=/somewhere/with/room"),
+        ("hub cache", hub_cache(), "export HF_HOME=/somewhere/with/room"),
     ):
-        if folder is None:
-            from huggingface_hub.constants import HF_HUB_CACHE
-
-            folder = Path(HF_HUB_CACHE)
         there = folder.absolute()
         there = next(path for path in (there, *there.parents) if os.path.lexists(path))
         if not there.is_dir():
@@ -265,10 +261,18 @@ def check_disk(subject: Subject) -> Iterator[Row]:
         yield judge(name, text, "enough for tiny models only" if usage.free < 5 * GIB else "", elsewhere)
 
 
+def hub_cache() -> Path:
+    """Return where the hub's models and data are."""
+    home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
+    return Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub")).expanduser()
+
+
 def check_system(subject: Subject) -> Iterator[Row]:
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     few = "a run with workers and a server needs more" if 0 <= now < 1024 else ""  # -1: no limit
-    yield judge("open files", f"{now:,}", few, f"ulimit -n {65536 if most < 0 else min(most, 65536)}")
+    yield judge(
+        "open files", "no limit" if now < 0 else f"{now:,}", few, f"ulimit -n {65536 if most < 0 else min(most, 65536)}"
+    )
 
 
 def check_ports(subject: Subject) -> Iterator[Row]:
@@ -292,15 +296,17 @@ def check_sandbox(subject: Subject) -> Iterator[Row]:
     from hone.errors import UserError
     from hone.grading.sandbox import Sandbox
 
-    problem = ""
+    problem = fix = ""
     try:
         ran = Sandbox().run("print(6 * 7)")
         if ran.output != "42\n":
             problem = f"it printed {ran.output!r} ({ran.status})"
     except UserError as error:
-        problem = str(error).partition("; isolation")[0].partition(" Remedy: ")[0]
-    text = "only tasks that run code need it" if problem else "works: code of a model can be run apart"
-    yield judge("bubblewrap", text, problem, "sudo apt-get install bubblewrap   # or: sudo dnf install bubblewrap")
+        problem, _, remedy = str(error).partition(". Remedy: ")
+        problem, fix = problem.partition("; isolation")[0], remedy.partition(". isolation")[0]
+        fix = fix or "sudo apt-get install bubblewrap   # or: sudo dnf install bubblewrap"
+    text = problem or "works: code of a model can be run apart"
+    yield judge("bubblewrap", text, "only tasks that run code need it" if problem else "", fix)
 
 
 def check_hub(subject: Subject) -> Iterator[Row]:
@@ -344,8 +350,6 @@ def check_run(subject: Subject) -> Iterator[Row]:
     if config is None:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from huggingface_hub.constants import HF_HUB_CACHE
-
     from hone.config.rl import RLConfig
     from hone.environments.loading import configured
     from hone.errors import UserError
@@ -356,7 +360,7 @@ def check_run(subject: Subject) -> Iterator[Row]:
     name, absent = config.model.name, missing(config)
     for what, text in absent.items():
         yield what, "error", text, ""
-    cached = Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}"
+    cached = hub_cache() / f"models--{name.replace('/', '--')}"
     if is_hub_id(name) and not any(cached.glob("snapshots/*/*.safetensors")):
         yield "model", "warning", f"{name} is not in the hub's cache: the run fetches it", f"hf download {name}"
     with contextlib.suppress(UserError):  # without a model there is nothing to measure

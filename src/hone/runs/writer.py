@@ -59,7 +59,7 @@ class RunWriter:
         self.restored = opened.restored
         self.nothing_left = opened.nothing_left
         self._differs = opened.differs
-        self.display, self.observers = the_display(observers), observers
+        self.display, self.observers = find_display(observers), observers
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
         self.budget = Budget(config.budget, opened.spent)
@@ -104,7 +104,7 @@ class RunWriter:
         folder = config.output_dir
         check_kept(folder, keep)
         with writable(folder), ExitStack() as undo:
-            display = the_display(observers)
+            display = find_display(observers)
             observers = [display, *(one for one in observers if one is not display)]
             opening = Opening(config, kind, command, display.message, **brought)
             resuming = opening.check(protect)
@@ -315,12 +315,15 @@ class RunWriter:
         for log in self._logs:
             ends.callback(log.close)
             ends.callback(log.sync)
-        if self._log_file.stream is not None:
-            ends.callback(self.display.message, f"There are warnings in {self.folder}/logs/{self.info['kind']}.log.")
         ends.callback(self._log_file.close)
+        ends.callback(self._tell_of_warnings)
         ends.callback(logging.getLogger().removeHandler, self._log_file)
         ends.callback(logging.captureWarnings, False)
         return ends
+
+    def _tell_of_warnings(self) -> None:
+        if self._log_file.stream is not None:
+            self.display.message(f"There are warnings in {self.folder}/logs/{self.info['kind']}.log.")
 
     def __enter__(self) -> RunWriter:
         return self
@@ -367,7 +370,7 @@ def watching(config: RunConfig, kind: str) -> list[Observer]:
     return [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch(), Monitors(config)]
 
 
-def the_display(observers: Sequence[Observer]) -> Display:
+def find_display(observers: Sequence[Observer]) -> Display:
     """Return the display among the observers, or one that shows nothing."""
     return next((observer for observer in observers if isinstance(observer, Display)), Display())
 
