@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -131,3 +133,19 @@ def test_parsing_a_config_and_printing_help_load_nothing_heavy() -> None:
 def test_the_light_rooms_load_no_heavy_library() -> None:
     names = ", ".join(f"hone.{room}" for room in LIGHT_ROOMS)
     assert not loaded_after(f"import {names}") & (HEAVY - LIGHT)
+
+
+PART_OF = {"starlette": "fastapi", "pydantic_core": "pydantic", "typing_extensions": "pydantic", "markupsafe": "jinja2"}
+PART_OF |= {"pydantic_config": "prime-pydantic-config"}
+"""Modules that a dependency needs itself, or is imported as."""
+
+
+def test_what_hone_imports_is_a_dependency() -> None:
+    """Also what comes along with another package today: openai once brought httpx, and then did not."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lists = [project["dependencies"], *project["optional-dependencies"].values()]
+    declared = {re.split(r"[\[<>=]", one)[0].lower().replace("-", "_") for some in lists for one in some}
+    tasks = {path.stem for path in (ROOT / "environments").glob("*.py")}
+    used = {name.split(".")[0] for path in modules() for name in imported(nodes_of(path))} - {"hone"} - tasks
+    used = {PART_OF.get(name, name).lower().replace("-", "_") for name in used - sys.stdlib_module_names}
+    assert used <= declared, used - declared

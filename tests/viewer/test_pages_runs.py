@@ -142,7 +142,7 @@ def test_runs_are_compared_by_the_settings_that_differ(tmp_path: Path) -> None:
     ask = client(tmp_path)
     rows = table_rows(ask.get("/curves/?runs=a,b").text)
     assert ["trainer.optim.lr", "0.001", "1e-05"] in rows and not any(row[:1] == ["output_dir"] for row in rows)
-    assert "None that changes the numbers" in ask.get("/curves/?runs=a,c").text
+    assert "None among runs of one kind that changes the numbers" in ask.get("/curves/?runs=a,c").text
 
 
 def test_evaluations_and_earlier_runs_are_folded_and_damage_is_told(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`hone eval ENV -m PATH [-b URL]`: evaluate a model on held-out examples, in this process or behind an URL."""
+"""`hone eval ENV -m PATH [-b URL]`: evaluate a model on held-out examples, in this process or behind a URL."""
 
 from __future__ import annotations
 

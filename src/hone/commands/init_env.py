@@ -32,11 +32,12 @@ def run(config: InitEnvConfig) -> int:
     """
     module, why = config.name.replace("-", "_"), None
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9]*(_[A-Za-z0-9]+)*", module) or len(module) > 60:
-        why = "an id is made of English letters, digits and single dashes, starts with a letter, and has at most 60"
+        why = "an id is made of at most 60 English letters, digits and single dashes, and starts with a letter"
     elif module.lower() in RESERVED or keyword.iskeyword(module) or is_taken(module) is not None:
         why = "Python, pytest, hone or a module that is there has that name"
     if why:
-        raise UserError(f"a task can't be called {config.name!r}: {why}; choose another, such as my-{config.name}")
+        other = "my-" + (re.sub(r"[^A-Za-z0-9]+", "-", config.name).strip("-") or "task")
+        raise UserError(f"a task can't be called {config.name!r}: {why}; choose another, such as {other}")
     environments, tests, examples = (
         Path(name) if Path(name).is_dir() else Path() for name in ("environments", "tests", "examples")
     )

@@ -21,7 +21,7 @@ SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 
 
 class EvalConfig(BaseConfig):
-    """Evaluate a model on an environment's held-out examples: a checkpoint in this process, or any server at an URL."""
+    """Evaluate a model on an environment's held-out examples: a checkpoint in this process, or any server at a URL."""
 
     positional = "env"
 

@@ -66,7 +66,9 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
         lines += [head.ljust(INDENT) + text.pop(0)] if len(head) <= INDENT else [head.rstrip()]
         lines += [margin + line for line in text]
     if cls.common and topic != "all":
-        more = f"All keys: `{prog} --help all`. Of one section: `{prog} --help SECTION` ({', '.join(sections)})."
+        more = f"All keys: `{prog} --help all`."
+        if sections:
+            more += f" Of one section: `{prog} --help SECTION` ({', '.join(sections)})."
         lines += ["", *textwrap.wrap(more, width, break_on_hyphens=False)]
     return "\n".join(lines)
 

@@ -102,7 +102,7 @@ class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
     interval: int = Field(default=50, ge=1)
-    """Steps between evaluations; step 0 and the end are always evaluated."""
+    """Steps between evaluations, where any key of this section is given; step 0 and the end are evaluated as well."""
     num_examples: int = Field(default=128, ge=1)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)

@@ -152,7 +152,9 @@ class BudgetConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_limits(self) -> BudgetConfig:
         if self.usd and not self.usd_per_hour:
-            raise UserError("usd needs the price of the machine: set usd_per_hour as well (2.5 is 2.50 US dollars)")
+            raise UserError(
+                "usd needs the price of the machine: set budget.usd_per_hour as well (2.5 is 2.50 US dollars)"
+            )
         if not (self.hours or self.usd or self.tokens or self.usd_per_hour):
             raise UserError("a budget needs a limit, or a price: set hours, usd, tokens or usd_per_hour")
         return self
@@ -288,7 +290,7 @@ class RunConfig(BaseConfig):
     alarms: AlarmsConfig = AlarmsConfig()
     """What is looked for at every step, and what is done when it is found."""
     predict: list[str] = []
-    """What you expect, such as "reward/mean@40 > 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
+    """What you expect, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
     report: bool = True
     """At the end, write the run card (report.html, report.json)."""
     precision: Precision = "bf16_linear"

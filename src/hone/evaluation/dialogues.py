@@ -1,4 +1,4 @@
-"""Conversations of several turns with a model behind an URL: each goes on by itself, as fast as its answers come.
+"""Conversations of several turns with a model behind a URL: each goes on by itself, as fast as its answers come.
 
     dialogues = Dialogues(client, "Qwen/Qwen3-0.6B", env)
     reply = await dialogues.hold(example, seed, sample_id, body)

@@ -1,4 +1,4 @@
-"""A server behind an URL, the key to it, and the patience that its clients have with it.
+"""A server behind a URL, the key to it, and the patience that its clients have with it.
 
 What may pass is tried again: a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx; after 1, 2, 4,
 … seconds, at most `LONGEST_WAIT`, times a factor in [0.5, 1] that keeps the requests apart; later if the server asks

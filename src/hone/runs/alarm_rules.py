@@ -329,8 +329,8 @@ RULES = {
     ),
     "entropy_blowup": Rule(
         _entropy_blowup,
-        "lower trainer.optim.lr, check that the reward still pays for right answers, and go on from an earlier "
-        "checkpoint",
+        "lower the learning rate, check that the reward (in RL) still pays for right answers, and go on from an "
+        "earlier checkpoint",
     ),
     "kl": Rule(
         _level("kl", "the KL to the initial policy is {now} nats a token over the last {steps} steps"),

@@ -184,8 +184,8 @@ def panel(progress: Progress, width: int, notice: str = "") -> Panel:
     rows.add_column(style="dim", no_wrap=True)
     rows.add_column(ratio=1)
     left = "?" if progress.left is None else duration(progress.left)
-    gone = duration(progress.clock() - progress.began)
-    rows.add_row("steps", f"{progress.done}/{progress.max_steps}, {gone} gone, {left} left")
+    elapsed = duration(progress.clock() - progress.began)
+    rows.add_row("steps", f"{progress.done}/{progress.max_steps}, {elapsed} elapsed, {left} left")
     rows.add_row("", ProgressBar(total=progress.max_steps, completed=progress.done, width=60))
     if progress.history:
         rows.add_row("latest", ", ".join(progress.summary()))

@@ -233,7 +233,7 @@ def test_a_grader_that_hangs_is_left_alone_soon(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("no-such-task", "the task can't be had ("), ("trap-task", "--trust-local-task")]
+    ("name", "why"), [("no-such-task", "the task can't be loaded ("), ("trap-task", "--trust-local-task")]
 )
 def test_a_task_that_is_gone_or_another_here_is_not_executed(name, why, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

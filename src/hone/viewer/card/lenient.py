@@ -64,7 +64,7 @@ def read_recorded(
         refuse_other_task(task.id, task.args, recorded, trust_local_task)
         env = configured(task.id, task.args, task.template, "template")
     except UserError as error:
-        return Leniency(f"the task can't be had ({error})")
+        return Leniency(f"the task can't be loaded ({error})")
     if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
         return Leniency("the task's file has changed since the run")
     env.use_workers(grading)
