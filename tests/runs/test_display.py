@@ -100,7 +100,7 @@ def test_live_panel():
     progress.enter("train")
     clock.now += 3
     lines = lines_of(progress, 100, "stopping soon")
-    assert lines[1] == "steps     40/150, 0:15 gone, 0:34 left"
+    assert lines[1] == "steps     40/150, 0:15 elapsed, 0:34 left"
     assert lines[3:] == [
         "latest    reward 0.432 (std 0.21), correct 6.2 %, length 14.3 tokens, truncated 0.4 %, 21.2k",
         "tokens/s, 0.31 s/step",
