@@ -42,44 +42,42 @@ def start(name: str, argv: list[str]) -> int:
     """Start command `name` again with `argv`, in the background; return 0 once it is at work, else its exit code."""
     if int(os.environ.get("WORLD_SIZE") or 1) > 1:
         raise UserError("--detach is not for several ranks: start torchrun itself in the background (nohup, tmux, …)")
-    received: list[int] = []  # signals are only noted: one that raises inside Popen would leave a child behind
+    received: list[int] = []  # Ctrl-C and SIGTERM are only noted: no child may be left behind, wherever they come
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = {number: signal.signal(number, lambda signum, _frame: received.append(signum)) for number in numbers}
     report, report_end = os.pipe()
     # Files, not pipes: the process in the background must not depend on someone who reads.
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, open(report, "rb", 0) as reports:
-        child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "hone.cli", *name.split(), *argv],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            pass_fds=[report_end],
-            env=os.environ | {DETACHED: json.dumps({"command": sys.argv, "report": report_end})},
-            start_new_session=True,
-        )
-        os.close(report_end)
-        message, ended, shown = b"", False, {out: 0, err: 0}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            while not (message or ended or received):
+            child = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hone.cli", *name.split(), *argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                pass_fds=[report_end],
+                env=os.environ | {DETACHED: json.dumps({"command": sys.argv, "report": report_end})},
+                start_new_session=True,
+            )
+            os.close(report_end)
+            message, ended, passed_on = b"", False, {out: 0, err: 0}
+            while not message and not ended:
                 ended = child.poll() is not None
-                if select.select([reports], [], [], 0.1)[0]:
-                    message = reports.read(2**16)
+                if select.select([report], [], [], 0.1)[0]:
+                    message = os.read(report, 2**16)
                 for stream, output in ((1, out), (2, err)):
-                    while text := os.pread(output.fileno(), 2**16, shown[output]):
-                        shown[output] += os.write(stream, text)
-        except OSError:  # a terminal that is gone
-            child.terminate()
-            raise
+                    while text := os.pread(output.fileno(), 2**16, passed_on[output]):
+                        passed_on[output] += os.write(stream, text)
+                if received:
+                    child.terminate()
         finally:
+            os.close(report)
             for number, handler in before.items():
                 signal.signal(number, handler)
-    if received:
-        child.terminate()
-        child.wait()
-        print("\nStopped before the run began.", file=sys.stderr)
-        return 128 + received[0]
     if not message:
         code = child.wait()
+        if received:
+            print("\nStopped before the run began.", file=sys.stderr)
+            return 128 + received[-1]
         return code if code >= 0 else 128 - code
     opened = json.loads(message)
     folder = shlex.quote(opened["folder"])

@@ -65,7 +65,7 @@ def run(config: QuickstartConfig) -> int:
         f"\nTraining took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {out / 'rl/report.html'}\nNext:\n"
         f"  hone view {out}   # curves and samples in a browser\n"
         f"  hone eval reverse-text -m {rl_weights} -n 5 -r 3   # samples and their scores\n"
-        f"  {shlex.join(rl_command[:-1])} {out / 'rl-seed1'} --seed 1   # another seed\n"
+        f"  {shlex.join([*rl_command[:-1], str(out / 'rl-seed1'), '--seed', '1'])}   # another seed\n"
         f"  hone quickstart --controls   # what SFT alone would have reached"
     )
     return 0

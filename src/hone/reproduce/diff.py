@@ -80,18 +80,17 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
 
 def _compare(first: Records, second: Records, step: int, without: tuple[str, ...]) -> Difference | None:
     """Return the first difference of a step. Completions are read only where their files differ."""
+    equal_files = True
     for quantity, kind, name in (
         ("rollouts", "rollouts", rollouts_file(step)),
         ("evaluation", "evals", evals_file(step)),
     ):
-        there = [(records.run.path / name).exists() for records in (first, second)]
+        files = [records.run.path / name for records in (first, second)]
+        there = [file.exists() for file in files]
         written = [(records.hashes.get(step) or {}).get(kind) is not None for records in (first, second)]
         lost = any(hashed and not exists for hashed, exists in zip(written, there, strict=True))
         if lost or (kind == "rollouts" and any(there) != all(there)):
             return Difference(step, quantity, name, *("there" if one else "missing" for one in there))
-    equal_files = True
-    for name in (rollouts_file(step), evals_file(step)):
-        files = [path for records in (first, second) if (path := records.run.path / name).exists()]
-        equal_files &= len({sha256(path) for path in files}) < 2
+        equal_files &= len({sha256(file) for file in files if file.exists()}) < 2
     mine, theirs = (records.record(step, without, samples=not equal_files) for records in (first, second))
     return first_difference(mine, theirs)

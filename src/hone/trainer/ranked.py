@@ -66,10 +66,9 @@ def on_all_ranks(method: Method) -> Method:
 class RankedTrainer:
     """Rank 0's trainer, whose methods are done by all ranks; alone, a trainer that takes sequences.
 
-    `make()` makes a rank's trainer, its model in shards; it is called on all ranks by `start`, with the arguments of
-    that, and again if that is called again. A step is of
-    `sequences`, which are dealt in micro-batches of at most `micro_batch_tokens` tokens (None: what suits the device).
-    Entered on rank 0; when that is left, however it is, the other ranks end, too, with the exit code `code`, or that of
+    `make` makes a rank's trainer, its model in shards: each `start` calls it on all ranks, with its own arguments. A
+    step is of `sequences`, which are dealt in micro-batches of at most `micro_batch_tokens` tokens (None: what suits
+    the device). Entered on rank 0; when that is left, the other ranks end, too, with the exit code `code`, or that of
     the error.
     """
 
