@@ -15,6 +15,7 @@ from hone.config.shared import (
     EngineConfig,
     EnvConfig,
     GradingConfig,
+    MemoryConfig,
     OptimConfig,
     RunConfig,
     SamplingConfig,
@@ -41,7 +42,7 @@ class LossConfig(BaseConfig):
     """Weight of the k3 KL estimate to the initial policy; 0 keeps no reference model."""
 
 
-class TrainerConfig(BaseConfig):
+class TrainerConfig(MemoryConfig):
     """The trainer."""
 
     shared = hoist.SHARED

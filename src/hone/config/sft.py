@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import EnvConfig, OptimConfig, RunConfig, SchedulerConfig
+from hone.config.shared import EnvConfig, MemoryConfig, OptimConfig, RunConfig, SchedulerConfig
 from hone.errors import UserError
 
 
@@ -54,7 +54,7 @@ class SFTOptimConfig(OptimConfig):
     """Peak learning rate."""
 
 
-class SFTConfig(RunConfig):
+class SFTConfig(RunConfig, MemoryConfig):
     """Supervised fine-tuning: imitate a data set or an environment's demonstrations."""
 
     common = {

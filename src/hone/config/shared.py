@@ -102,6 +102,20 @@ class OptimConfig(BaseConfig):
     """Decoupled weight decay, applied to matrices (not to norms, biases, embeddings)."""
     max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
+    state: Literal["fp32", "8bit"] = "fp32"
+    """AdamW's two moments: fp32, or 8 bits each in blocks (torchao, extra `lowbit`), a quarter of the memory."""
+    offload: bool = False
+    """Keep moments and master weights in the host's memory, and update there; a GPU is left 8 to 12 bytes a weight."""
+
+
+class MemoryConfig(BaseConfig):
+    """What a train step keeps for its backward pass."""
+
+    checkpointing: Literal["none", "layer", "selective"] | None = None
+    """Activations kept: all (`none`), each layer's input (`layer`), or what products and attention gave (`selective`);
+    the rest is computed again. By default the fastest that fits the device's memory when the run starts."""
+    head_cache_bytes: int = Field(default=512 * 2**20, ge=0)
+    """Keep the softmax over the vocabulary for the backward pass if it takes at most this; else compute it again."""
 
 
 class SchedulerConfig(BaseConfig):
