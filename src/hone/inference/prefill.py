@@ -13,10 +13,9 @@ from hashlib import blake2b
 from itertools import pairwise
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from hone.model.attention import PackedAttention
+from hone.model.attention import PackedAttention, sdpa
 from hone.model.decoder import Decoder
 
 BLOCK = 16
@@ -29,8 +28,8 @@ Layers = list[tuple[Tensor, Tensor]]
 class PrefillAttention:
     """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`."""
 
-    def __init__(self, lengths: list[int]) -> None:
-        self.packed = PackedAttention(lengths)
+    def __init__(self, lengths: list[int], precision: str = "fp32") -> None:
+        self.packed = PackedAttention(lengths, precision=precision)
         self.layers: Layers = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -56,8 +55,7 @@ class ContinuedAttention:
         layers.append((k, v))
         new, total = q.shape[0], k.shape[0]
         sees = torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
-        heads = (x.float().transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(*heads, attn_mask=sees, enable_gqa=q.shape[1] != k.shape[1])
+        out = sdpa(*(x.float().transpose(0, 1)[None] for x in (q, k, v)), mask=sees)
         return out[0].transpose(0, 1).to(q.dtype)
 
 
@@ -134,7 +132,7 @@ class Prefill:
         lengths = [len(prompt.ids) for prompt in prompts]
         token_ids = torch.tensor([token for prompt in prompts for token in prompt.ids], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        attention = PrefillAttention(lengths)
+        attention = PrefillAttention(lengths, self.model.precision)
         ends = torch.tensor(lengths, device=device).cumsum(0)
         whole = any(prompt.all_hidden is not None for prompt in prompts)
         hidden = self.model.hidden(token_ids, positions, attention, None if whole else ends - 1)

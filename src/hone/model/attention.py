@@ -2,9 +2,8 @@
 
 On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to by SDPA with `is_causal`: right padding
 needs no mask, for a real token never sees what follows it, and what padding slots compute is dropped. Segments of
-equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower; SDPA's own grouping
-of query heads is a fifth faster than repeating keys and values.) Half precision on a GPU takes the kernel for segments
-of any length.
+equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower.) On a GPU all other
+precisions take the bf16 kernel for segments of any length: fp32 has none.
 
 A segment may continue another, its parent: a completion the prompt that its group shares. Its row is then both, the
 parent's tokens copied into each row that they open. What a shared token computes is taken from its first row, and is
@@ -14,7 +13,9 @@ sharing, and everything else in the decoder sees a shared token once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -32,10 +33,14 @@ class PackedAttention:
     """Attention over segments laid end to end, `segment_lengths[i]` tokens each. Built once a batch, for all layers.
 
     `parents[i]` is the segment whose tokens come before those of segment i, or -1; a parent has no parent itself.
+    `precision` is the model's (`Decoder.precision`).
     """
 
-    def __init__(self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
+    def __init__(
+        self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None, precision: str = "fp32"
+    ) -> None:
         assert segment_lengths and min(segment_lengths) > 0, "a segment has at least one token"
+        self.half = precision != "fp32"
         self.rows, self.shared = _rows(segment_lengths, parents or [-1] * len(segment_lengths))
         self.row_lengths = [len(row) for row in self.rows]
         self.max_length = max(self.row_lengths)
@@ -44,26 +49,63 @@ class PackedAttention:
         self._cumulative: Tensor | None = None
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend: q [N, H, Dh], k and v [N, K, Dh] → [N, H, Dh]; query head h reads key/value head h // (H / K)."""
-        varlen = q.is_cuda and q.dtype in (torch.bfloat16, torch.float16)
-        if not self.shared and (varlen or self.equal):
-            return self._varlen(q, k, v) if varlen else _attend(q, k, v, len(self.rows), self.max_length)
+        """Attend: q [N, H, Dh], k and v [N, K, Dh] → like q; query head h reads key/value head h // (H / K)."""
+        if self.half and q.is_cuda and q.shape[-1] % 8 == 0:  # the kernel takes no other head size
+            return self._varlen(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
+        if self.equal and not self.shared:
+            return _attend(q, k, v, len(self.rows), self.max_length)
         if self._layout is None:
-            buckets = [[i] for i in range(len(self.rows))] if varlen else _bucket_by_length(self.row_lengths)
-            self._layout = _SlotLayout(self.rows, buckets, self.shared, q.device)
-        q, k, v = self._layout.to_slots(q, k, v)
-        return self._layout.from_slots(self._varlen(q, k, v) if varlen else self._layout.attend(q, k, v))
+            self._layout = _SlotLayout(self.rows, _bucket_by_length(self.row_lengths), self.shared, q.device)
+        return self._layout.from_slots(self._layout.attend(*self._layout.to_slots(q, k, v)))
 
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        from torch.nn.attention.varlen import varlen_attn
-
         if self._cumulative is None:
             starts = list(accumulate(self.row_lengths, initial=0))
             self._cumulative = torch.tensor(starts, dtype=torch.int32, device=q.device)
-        ends, longest = self._cumulative, self.max_length
-        out = varlen_attn(q, k, v, ends, ends, longest, longest, window_size=(-1, 0), enable_gqa=True)
-        assert isinstance(out, Tensor)
-        return out
+            if self.shared:
+                each = [[i] for i in range(len(self.rows))]
+                self._layout = _SlotLayout(self.rows, each, self.shared, q.device)
+        if self._layout is None:
+            return varlen(q, k, v, self._cumulative, self.max_length)
+        return self._layout.from_slots(varlen(*self._layout.to_slots(q, k, v), self._cumulative, self.max_length))
+
+
+def varlen(q: Tensor, k: Tensor, v: Tensor, starts: Tensor, longest: int) -> Tensor:
+    """Attend causally in rows laid end to end, the last ending at `starts[-1]`: bf16 q [N, H, Dh], k, v [N, K, Dh]."""
+    kernel, groups = _varlen_kernel()
+    if groups:
+        out = kernel(q, k, v, starts, starts, longest, longest, window_size=(-1, 0), enable_gqa=True)
+    else:
+        k, v = repeat_heads(q, k, v)
+        out = kernel(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+    assert isinstance(out, Tensor)
+    return out
+
+
+@cache
+def _varlen_kernel() -> tuple[Callable[..., Any], bool]:
+    """Return torch's kernel, and True if it groups query heads by itself: that of torch 2.11 does not."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return varlen_attn, "enable_gqa" in inspect.signature(varlen_attn).parameters
+
+
+def repeat_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return k and v with as many heads (dimension 1) as q, each repeated for the query heads that read it."""
+    group = q.shape[1] // k.shape[1]
+    return (k, v) if group == 1 else (k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
+
+
+def sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attend: q [B, H, L, Dh], k and v [B, K, S, Dh] → like q. Causally, or to what `mask` [L, S] (bool) lets see.
+
+    A CPU groups query heads a fifth faster than it repeats keys and values. On a GPU fp32 has no memory-efficient
+    kernel that groups them (torch 2.13), and the plain one keeps L · S scores of each layer for the gradient.
+    """
+    if q.is_cuda:
+        k, v = repeat_heads(q, k, v)
+    grouped = q.shape[1] != k.shape[1]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=grouped)
 
 
 def _rows(segment_lengths: Sequence[int], parents: Sequence[int]) -> tuple[list[np.ndarray], bool]:
@@ -88,8 +130,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, rows: int, length: int) -> Tensor:
         # The CPU's bf16 backward is 9 times slower than fp32's.
         q, k, v = q.float(), k.float(), v.float()
     q, k, v = (x.unflatten(0, (rows, length)).transpose(1, 2) for x in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-    return out.transpose(1, 2).flatten(0, 1).to(dtype)
+    return sdpa(q, k, v).transpose(1, 2).flatten(0, 1).to(dtype)
 
 
 class _SlotLayout:

@@ -27,7 +27,7 @@ def segment_lengths(batch: PackedBatch) -> list[int]:
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
     """Return the hidden states `[M, D]` that predict the tokens at `indices_M`: those of the tokens before them."""
-    attention = PackedAttention(segment_lengths(batch), batch.parents)
+    attention = PackedAttention(segment_lengths(batch), batch.parents, model.precision)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
 
