@@ -31,7 +31,7 @@ from hone.config.shared import InitConfig
 from hone.inference.types import SamplingParams
 from hone.model.presets import tiny_config
 from hone.runs.provenance import hardware
-from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
 
 PROMPT_TOKENS, NEW_TOKENS = 64, 128
@@ -63,7 +63,7 @@ def gap(side: HoneSide, prompts: Prompts, new_tokens: int) -> dict[str, float]:
         sequences.append(Sequence(ids, np.arange(len(ids)) >= len(prompt)))
     batch = pack(sequences, device=model.device)
     with torch.no_grad():
-        trained, _ = token_logprobs(model, batch, loss_indices(batch))
+        trained, _ = token_logprobs(model, batch, batch.loss_indices)
     sampled = np.concatenate([sample.logprobs for (sample,) in samples])
     apart = np.abs(sampled - trained.cpu().numpy())
     return {"mean": float(apart.mean()), "max": float(apart.max()), "tokens": len(apart)}

@@ -193,54 +193,45 @@ class Group:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences laid end to end, with everything the train step needs. All tensors are 1-D of N tokens.
+    """Sequences laid end to end, with everything the train step needs. Tensors lie where the model does, tuples on the
+    host: what the host decides by must not make it wait for a GPU.
 
-    `segment_ids` (0, 1, …, each a contiguous run): attention never crosses from one segment to another, except that
-    `parents[i]`, if it is not -1, is the segment whose tokens come before those of segment i: a prompt that a group
-    shares, laid down once, before its completions. `parents` None: every segment is a whole sequence. `positions`
-    counts within the sequence, so a segment goes on where its parent ends; `previous` is the index of the token that
-    precedes a token in its sequence, -1 for a first token.
+    S segments of `lengths` tokens: attention never crosses from one to another, except that `parents[i]`, if it is not
+    -1, is the segment whose tokens come before those of segment i: a prompt that a group shares, laid down once, before
+    its completions. `parents` None: every segment is a whole sequence. `loss_lengths`, `groups` and `samples` (-1: a
+    shared prompt) say of each segment how many tokens carry loss, and whose it is.
 
-    `token_ids`, `positions`, `previous`, `segment_ids` int64; `loss_mask` bool marks the tokens whose prediction is
-    trained; `sampling_logprobs`, `advantages` float32; `group_ids`, `sample_ids` (-1 in a shared prompt), `versions`
-    int64. `old_logprobs` / `ref_logprobs` `[N]` or None (old: the sampler's are used; ref: no KL term). The logprob of
-    token i is that of predicting it from the tokens before it in its sequence. `num_loss_tokens` is the global
+    `[N]`: `token_ids`; `positions`, which count within the sequence, so a segment goes on where its parent ends;
+    `previous`, the index of the token that precedes a token in its sequence, -1 for a first token; all int64.
+    `sampling_logprobs`, `advantages` float32. `old_logprobs` / `ref_logprobs` or None (old: the sampler's are used;
+    ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in its sequence.
+    `loss_indices` `[M]` int64 are the tokens whose prediction is trained, ascending. `num_loss_tokens` is the global
     denominator: the loss tokens of the whole step, over all micro-batches and ranks.
     """
 
     token_ids: torch.Tensor
     positions: torch.Tensor
     previous: torch.Tensor
-    segment_ids: torch.Tensor
-    loss_mask: torch.Tensor
     sampling_logprobs: torch.Tensor
     advantages: torch.Tensor
-    group_ids: torch.Tensor
-    sample_ids: torch.Tensor
-    versions: torch.Tensor
+    loss_indices: torch.Tensor
+    lengths: tuple[int, ...]
+    loss_lengths: tuple[int, ...]
+    groups: tuple[int, ...]
+    samples: tuple[int, ...]
     num_loss_tokens: int
+    parents: tuple[int, ...] | None = None
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
-    parents: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        n = self.token_ids.shape[0]
-        for name in (
-            "positions",
-            "previous",
-            "segment_ids",
-            "loss_mask",
-            "sampling_logprobs",
-            "advantages",
-            "group_ids",
-            "sample_ids",
-            "versions",
-        ):
+        n = sum(self.lengths)
+        for name in ("token_ids", "positions", "previous", "sampling_logprobs", "advantages"):
             assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape, n)
-        assert self.num_loss_tokens >= int(self.loss_mask.sum())
-        assert not bool((self.loss_mask & (self.previous < 0)).any()), "a first token cannot carry loss"
+        assert self.loss_indices.shape == (sum(self.loss_lengths),) and len(self.loss_indices) <= self.num_loss_tokens
+        assert len(self.lengths) == len(self.loss_lengths) == len(self.groups) == len(self.samples)
         if self.parents is not None:
-            assert len(self.parents) == int(self.segment_ids[-1]) + 1, "one parent, or -1, for each segment"
+            assert len(self.parents) == len(self.lengths), "one parent, or -1, for each segment"
             assert all(p < i and (p < 0 or self.parents[p] < 0) for i, p in enumerate(self.parents)), self.parents
 
     def __len__(self) -> int:

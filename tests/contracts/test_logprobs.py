@@ -19,7 +19,7 @@ from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams, Token
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
 
 QWEN3 = DecoderConfig(
@@ -152,7 +152,7 @@ def trainer_logprobs(model: Decoder, jobs: list[Job], got: dict[int, list[Token]
         ids = np.array([*job.prompt, *(token.id for token in got[job.key])])
         sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt)))
     batch = pack(sequences, share_prompts=True)
-    return token_logprobs(model, batch, loss_indices(batch), temperature)[0].detach().numpy()
+    return token_logprobs(model, batch, batch.loss_indices, temperature)[0].detach().numpy()
 
 
 def gaps(model: Decoder, jobs: list[Job], got: dict[int, list[Token]]) -> np.ndarray:

@@ -24,7 +24,7 @@ from hone.planning.memory import (
     weight_bytes,
 )
 from hone.planning.shape import KNOWN, Shape
-from hone.trainer.logprobs import loss_indices, token_hidden
+from hone.trainer.logprobs import token_hidden
 from hone.trainer.packing import Sequence, pack
 from hone.trainer.step import Trainer
 
@@ -88,7 +88,7 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> N
     batch = pack([sequence for length in range(57, 65) for sequence in sequences(1, length)])
     tokens, slots = sum(range(57, 65)), 8 * 64
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = token_hidden(model, batch, loss_indices(batch))
+        hidden = token_hidden(model, batch, batch.loss_indices)
     shape = Shape.of(config)
     passing = activation_bytes(Shape(**{**shape.__dict__, "num_layers": 0}), precision, CPU, tokens, slots)
     planned = activation_bytes(shape, precision, CPU, tokens, slots) - passing

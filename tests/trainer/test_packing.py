@@ -27,15 +27,13 @@ def test_pack_lays_sequences_end_to_end_with_all_their_values():
     batch = pack([first, second])
     assert batch.token_ids.tolist() == [10, 11, 12, 20, 21]
     assert batch.positions.tolist() == [0, 1, 2, 0, 1]
-    assert batch.segment_ids.tolist() == [0, 0, 0, 1, 1]
-    assert batch.loss_mask.tolist() == [False, False, True, False, True]
+    assert batch.lengths == (3, 2)
+    assert batch.loss_indices.tolist() == [2, 4] and batch.loss_lengths == (1, 1)
     assert batch.sampling_logprobs.tolist() == [0, 0, -1.5, 0, 0]
     assert batch.advantages.tolist() == [0.5, 0.5, 0.5, -1.0, -1.0]
-    assert batch.group_ids.tolist() == [7, 7, 7, 8, 8]
-    assert batch.sample_ids.tolist() == [1, 1, 1, 2, 2]
-    assert batch.versions.tolist() == [-1, -1, 4, -1, -1]
+    assert batch.groups == (7, 8) and batch.samples == (1, 2)
     assert batch.num_loss_tokens == 2
-    dtypes = {batch.token_ids.dtype, batch.positions.dtype, batch.segment_ids.dtype, batch.versions.dtype}
+    dtypes = {t.dtype for t in (batch.token_ids, batch.positions, batch.previous, batch.loss_indices)}
     assert dtypes == {torch.int64} and batch.advantages.dtype == batch.sampling_logprobs.dtype == torch.float32
 
 
@@ -70,13 +68,12 @@ def test_a_shared_prompt_is_laid_down_once_before_its_completions():
     assert batch.token_ids.tolist() == [1, 2, 3, 7, 8, 9, 1, 2, 3, 6]
     assert batch.positions.tolist() == [0, 1, 2, 3, 4, 3, 0, 1, 2, 3]
     assert batch.previous.tolist() == [-1, 0, 1, 2, 3, 2, -1, 6, 7, 8]
-    assert batch.segment_ids.tolist() == [0, 0, 0, 1, 1, 2, 3, 3, 3, 3]
+    assert batch.lengths == (3, 2, 1, 4)
     assert batch.parents == (-1, 0, 0, -1)
-    assert batch.loss_mask.tolist() == [False] * 3 + [True] * 3 + [False] * 3 + [True]
+    assert batch.loss_indices.tolist() == [3, 4, 5, 9] and batch.loss_lengths == (0, 2, 1, 1)
     assert batch.sampling_logprobs.tolist() == [0, 0, 0, -1, -1, -1, 0, 0, 0, -1]
     assert batch.advantages.tolist() == [0, 0, 0, 1, 1, -1, 0.5, 0.5, 0.5, 0.5]
-    assert batch.group_ids.tolist() == [5] * 6 + [6] * 4
-    assert batch.sample_ids.tolist() == [-1, -1, -1, 0, 0, 1, 3, 3, 3, 3]
+    assert batch.groups == (5, 5, 5, 6) and batch.samples == (-1, 0, 1, 3)
     assert batch.num_loss_tokens == 4
 
 
@@ -101,5 +98,5 @@ def test_micro_batches_keep_a_group_together_if_it_fits_and_count_its_prompt_onc
         batches = split_micro_batches(group(0, 3) + group(1, 4) + group(2, 2), max_tokens, share_prompts=True)
         assert [len(batch) for batch in batches] == expected
         assert {batch.num_loss_tokens for batch in batches} == {18}
-        samples = [t for b in batches for t in b.token_ids[b.loss_mask].tolist()]
+        samples = [t for b in batches for t in b.token_ids[b.loss_indices].tolist()]
         assert samples == [0, 0, 1, 1, 2, 2, 0, 0, 1, 1, 2, 2, 3, 3, 0, 0, 1, 1]

@@ -65,6 +65,26 @@ def test_sft_loss_is_the_mean_nll_of_a_plain_forward():
     assert trainer.step(split_micro_batches(sequences(), 64))["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
+def test_the_host_waits_for_a_gpu_twice_a_step_however_many_micro_batches_it_has(monkeypatch):
+    """Once for the statistics of all, once for the gradient's norm."""
+    reads: list[str] = []
+
+    def counted(name, read):
+        return lambda tensor, *args: (reads.append(name), read(tensor, *args))[1]
+
+    for name in ("item", "tolist", "numpy", "cpu", "nonzero", "__bool__", "__int__", "__float__", "__index__"):
+        monkeypatch.setattr(torch.Tensor, name, counted(name, getattr(torch.Tensor, name)))
+    objective = policy_objective(LossConfig(kl_coef=0.1))
+    trainer = make_trainer(objective, reference=random_decoder(CONFIG, seed=2))
+    trainer.record_tokens = True
+    for max_tokens in (10_000, 40, 20):
+        batches = split_micro_batches(sequences(), max_tokens, share_prompts=True)
+        reads.clear()
+        trainer.step(batches)
+        # `numpy` is part of `tolist`, and `__int__` of the rotary table's on a CPU.
+        assert [name for name in reads if name not in ("numpy", "__int__")] == ["tolist", "__float__"]
+
+
 def test_no_micro_batches_skips_the_update_but_counts_the_step():
     trainer = make_trainer()
     before = weights(trainer)
@@ -115,7 +135,7 @@ def test_kl_term_is_zero_at_the_reference_and_grows_away_from_it():
 
 def test_the_ratio_of_stale_tokens_is_bounded_also_where_they_are_to_be_unlearned():
     batch = pack(sequences())
-    indices = batch.loss_mask.nonzero().flatten()
+    indices = batch.loss_indices
     batch = replace(batch, advantages=torch.full_like(batch.advantages, -1.0))
     logprobs = batch.sampling_logprobs[indices] + math.log(5)  # five times as likely as when they were sampled
     losses = {

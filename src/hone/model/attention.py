@@ -25,6 +25,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.model.device import upload
+
 # A bucket whose shortest row has at least this share of its longest one's tokens is cheaper to pad than to split.
 MIN_FILL = 0.7
 
@@ -61,7 +63,7 @@ class PackedAttention:
     def _varlen(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if self._cumulative is None:
             starts = list(accumulate(self.row_lengths, initial=0))
-            self._cumulative = torch.tensor(starts, dtype=torch.int32, device=q.device)
+            self._cumulative = upload(np.array(starts, dtype=np.int32), q.device)
             if self.shared:
                 each = [[i] for i in range(len(self.rows))]
                 self._layout = _SlotLayout(self.rows, each, self.shared, q.device)
@@ -152,9 +154,9 @@ class _SlotLayout:
         by_token = np.argsort(token_of_slot, kind="stable")
         counts = np.bincount(token_of_slot)
         begins = np.cumsum(counts) - counts
-        self.token_of_slot = torch.from_numpy(token_of_slot).to(device)
-        self.slot_of_token = torch.from_numpy(by_token[begins]).to(device)
-        self.copies = (torch.from_numpy(by_token).to(device), torch.from_numpy(begins).to(device)) if shared else None
+        self.token_of_slot = upload(token_of_slot, device)
+        self.slot_of_token = upload(by_token[begins], device)
+        self.copies = (upload(by_token, device), upload(begins, device)) if shared else None
 
     def to_slots(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q_slots = _ToSlots.apply(q, self.token_of_slot, self.slot_of_token, None)

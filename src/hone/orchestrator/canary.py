@@ -25,7 +25,7 @@ from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.types import Policy, Request
 from hone.runs.alarm_rules import Finding
 from hone.runs.writer import RunWriter
-from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import pack
 from hone.trainer.step import Trainer
@@ -125,7 +125,7 @@ class Canary:
             for given, tokens in pairs
         ]
         batch = pack(packed, device=self.trainer.model.device, share_prompts=True)
-        logprobs_M, _ = token_logprobs(self.trainer.model, batch, loss_indices(batch), self.trainer.temperature)
+        logprobs_M, _ = token_logprobs(self.trainer.model, batch, batch.loss_indices, self.trainer.temperature)
         return logprobs_M.double().cpu().numpy()
 
 

@@ -15,19 +15,9 @@ from hone.trainer.parallel import release
 from hone.types import PackedBatch
 
 
-def loss_indices(batch: PackedBatch) -> torch.Tensor:
-    """Return the indices `[M]` of the tokens that carry loss, in order."""
-    return batch.loss_mask.nonzero().squeeze(1)
-
-
-def segment_lengths(batch: PackedBatch) -> list[int]:
-    """Return the length of each segment, in order."""
-    return torch.bincount(batch.segment_ids).tolist()
-
-
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
     """Return the hidden states `[M, D]` that predict the tokens at `indices_M`: those of the tokens before them."""
-    attention = PackedAttention(segment_lengths(batch), batch.parents, model.precision)
+    attention = PackedAttention(batch.lengths, batch.parents, model.precision)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
 
@@ -66,6 +56,6 @@ def sequence_logprobs(model: Decoder, token_ids: SequenceABC[int], temperature: 
         return []
     ids = np.array(token_ids, dtype=np.int64)
     batch = pack([Sequence(ids, np.arange(len(ids)) > 0)], device=model.device)
-    logprobs_M, _ = token_logprobs(model, batch, loss_indices(batch), temperature)
+    logprobs_M, _ = token_logprobs(model, batch, batch.loss_indices, temperature)
     release(model)
     return logprobs_M.double().tolist()

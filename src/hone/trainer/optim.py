@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
@@ -42,15 +44,16 @@ class Optimizer:
             if self.masters[name] is not param and param.grad is not None:
                 self.masters[name].grad = param.grad.float()
         masters = list(self.masters.values())
-        grad_norm = whole(torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None]))
-        torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_norm, grad_norm)
-        if torch.isfinite(grad_norm):
+        norm = whole(torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None]))
+        torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_norm, norm)
+        grad_norm = float(norm)
+        if math.isfinite(grad_norm):
             for group in self.adamw.param_groups:
                 group["lr"] = lr
             self.adamw.step()
             self._publish_masters()
         self.clear()
-        return float(grad_norm)
+        return grad_norm
 
     def clear(self) -> None:
         """Drop the gradients."""

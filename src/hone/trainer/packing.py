@@ -10,13 +10,14 @@ that theirs continue, in each micro-batch that holds some of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
 import torch
 
+from hone.model.device import upload
 from hone.trainer.parallel import ALONE, Ranks
 from hone.types import PackedBatch
 
@@ -114,38 +115,34 @@ def pack(
     lengths_S = np.array([len(segment) for segment in segments])
     starts_S = np.cumsum(lengths_S) - lengths_S
 
-    def join(parts: Iterable[np.ndarray], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(list(parts)).astype(dtype, copy=False)).to(device)
-
-    def cut(values: Callable[[Sequence], np.ndarray], dtype: type) -> torch.Tensor:
-        return join((values(s.sequence)[s.start : s.stop] for s in segments), dtype)
-
-    def spread(values_S: Iterable[float], dtype: type) -> torch.Tensor:
-        return torch.from_numpy(np.repeat(np.array(list(values_S), dtype=dtype), lengths_S)).to(device)
+    def cut(values: Callable[[Sequence], np.ndarray], dtype: type) -> np.ndarray:
+        return np.concatenate([values(s.sequence)[s.start : s.stop] for s in segments]).astype(dtype, copy=False)
 
     previous_N = np.arange(lengths_S.sum()) - 1
     previous_N[starts_S] = [-1 if s.parent < 0 else starts_S[s.parent] + s.start - 1 for s in segments]
+    loss_mask_N = cut(lambda s: s.loss_mask, np.bool_)
+    advantages_S = np.array([0.0 if s.shared else s.sequence.advantage for s in segments], dtype=np.float32)
     shares = any(segment.shared for segment in segments)
     if num_loss_tokens is None:
         num_loss_tokens = sum(sequence.num_loss_tokens for sequence in sequences)
     return PackedBatch(
-        token_ids=cut(lambda s: s.token_ids, np.int64),
-        positions=join((np.arange(s.start, s.stop) for s in segments), np.int64),
-        previous=torch.from_numpy(previous_N).to(device),
-        segment_ids=spread(range(len(segments)), np.int64),
-        loss_mask=cut(lambda s: s.loss_mask, np.bool_),
-        sampling_logprobs=cut(lambda s: _or_full(s.logprobs, len(s), 0.0), np.float32),
-        advantages=spread((0.0 if s.shared else s.sequence.advantage for s in segments), np.float32),
-        group_ids=spread((s.sequence.group for s in segments), np.int64),
-        sample_ids=spread((-1 if s.shared else s.sequence.sample for s in segments), np.int64),
-        versions=cut(lambda s: _or_full(s.versions, len(s), -1), np.int64),
+        token_ids=upload(cut(lambda s: s.token_ids, np.int64), device),
+        positions=upload(np.concatenate([np.arange(s.start, s.stop) for s in segments]), device),
+        previous=upload(previous_N, device),
+        sampling_logprobs=upload(cut(lambda s: _or_zeros(s.logprobs, len(s)), np.float32), device),
+        advantages=upload(np.repeat(advantages_S, lengths_S), device),
+        loss_indices=upload(np.flatnonzero(loss_mask_N), device),
+        lengths=tuple(lengths_S.tolist()),
+        loss_lengths=tuple(np.add.reduceat(loss_mask_N, starts_S, dtype=np.int64).tolist()),
+        groups=tuple(segment.sequence.group for segment in segments),
+        samples=tuple(-1 if segment.shared else segment.sequence.sample for segment in segments),
         num_loss_tokens=num_loss_tokens,
         parents=tuple(segment.parent for segment in segments) if shares else None,
     )
 
 
-def _or_full(values: np.ndarray | None, length: int, default: float) -> np.ndarray:
-    return np.full(length, default) if values is None else values
+def _or_zeros(values: np.ndarray | None, length: int) -> np.ndarray:
+    return np.zeros(length) if values is None else values
 
 
 def split_micro_batches(

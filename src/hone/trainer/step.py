@@ -15,7 +15,7 @@ from hone.algorithms.losses import Objective
 from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.model.decoder import Decoder
 from hone.trainer.fingerprint import fingerprint
-from hone.trainer.logprobs import loss_indices, token_logprobs
+from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
 from hone.trainer.parallel import ALONE, Ranks, release, share_of
 from hone.trainer.schedule import lr_at
@@ -60,7 +60,7 @@ class Trainer:
         self.reference = reference
         self.interrupt = lambda: None
         self.version = 0
-        self._tokens: list[TokenStats] = []
+        self._tokens: list[tuple[PackedBatch, torch.Tensor, torch.Tensor]] = []
 
     @property
     def lr(self) -> float:
@@ -77,7 +77,7 @@ class Trainer:
         """
         self._tokens.clear()
         try:
-            sums = _summed(self._accumulate(batch) for batch in self._uninterrupted(micro_batches))
+            sums = _summed(_read([self._accumulate(batch) for batch in self._uninterrupted(micro_batches)]))
         except BaseException:
             self.optimizer.clear()
             raise
@@ -108,9 +108,9 @@ class Trainer:
                 raise raised
             yield batch
 
-    def _accumulate(self, batch: PackedBatch) -> dict[str, float]:
-        """Add one micro-batch's gradient; returns its summed statistics."""
-        indices_M = loss_indices(batch)
+    def _accumulate(self, batch: PackedBatch) -> dict[str, torch.Tensor]:
+        """Add one micro-batch's gradient; returns its summed statistics, which the host does not wait for."""
+        indices_M = batch.loss_indices
         if self.ranks.alone and not len(indices_M):
             return {}
         batch = self._with_reference(batch, indices_M)
@@ -121,12 +121,8 @@ class Trainer:
         loss, sums = self.objective(logprobs_M, batch, indices_M)
         (loss / batch.num_loss_tokens).backward()
         if self.record_tokens:
-            self._tokens.append(TokenStats.of_batch(batch, indices_M, entropies_M, logprobs_M))
-        return {
-            "loss": float(loss.detach()),
-            "entropy": float(entropies_M.sum()),
-            **{k: float(v) for k, v in sums.items()},
-        }
+            self._tokens.append((batch, entropies_M, logprobs_M.detach()))
+        return {"loss": loss.detach(), "entropy": entropies_M.sum(), **sums}
 
     def token_stats(self) -> TokenStats | None:
         """Return what the last step computed of its tokens, micro-batch by micro-batch; None without `record_tokens`.
@@ -135,7 +131,7 @@ class Trainer:
         """
         if not self.record_tokens:
             return None
-        parts = self.ranks.gather(TokenStats.joined(self._tokens))
+        parts = self.ranks.gather(TokenStats.joined([TokenStats.of_batch(*tokens) for tokens in self._tokens]))
         return None if parts is None else TokenStats.joined(parts)
 
     @torch.no_grad()
@@ -150,12 +146,13 @@ class Trainer:
     @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[PackedBatch]) -> float:
         """Compute the mean objective per loss token, without an update (validation loss)."""
-        total = 0.0
+        losses = []
         for batch in self._uninterrupted(micro_batches):
-            indices_M = loss_indices(batch)
-            logprobs_M, _ = token_logprobs(self.model, batch, indices_M, self.temperature)
-            total += float(self.objective(logprobs_M, batch, indices_M)[0]) if len(indices_M) else 0.0
+            logprobs_M, _ = token_logprobs(self.model, batch, batch.loss_indices, self.temperature)
+            if len(batch.loss_indices):
+                losses.append({"loss": self.objective(logprobs_M, batch, batch.loss_indices)[0]})
         release(self.model)
+        total = _summed(_read(losses)).get("loss", 0.0)
         return sum(self.ranks.collect(total)) / micro_batches[0].num_loss_tokens
 
     def fingerprint(self) -> str:
@@ -176,6 +173,13 @@ class Trainer:
         self.model.refresh()
         self.optimizer.load_state(tensors["optimizer"])
         self.version = version
+
+
+def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:
+    """Return the statistics as numbers: the one time that the host waits for a GPU."""
+    values = [value.double() for part in parts for value in part.values()]
+    numbers = iter(torch.stack(values).tolist() if values else [])
+    return [{name: next(numbers) for name in part} for part in parts]
 
 
 def _summed(parts: Iterable[Mapping[str, float]]) -> dict[str, float]:

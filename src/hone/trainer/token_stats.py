@@ -31,18 +31,12 @@ class TokenStats:
         assert len(self.entropies) == len(self.logprobs) == self.lengths.sum()
 
     @classmethod
-    def of_batch(
-        cls, batch: PackedBatch, indices_M: torch.Tensor, entropies_M: torch.Tensor, logprobs_M: torch.Tensor
-    ) -> TokenStats:
-        """Make those of a micro-batch, in which a completion's tokens lie together; `indices_M` are those with loss."""
-        owners_M2 = torch.stack([batch.group_ids[indices_M], batch.sample_ids[indices_M]], 1).cpu().numpy()
-        starts_K = np.flatnonzero(np.diff(owners_M2, axis=0, prepend=owners_M2[:1] - 1).any(axis=1))
+    def of_batch(cls, batch: PackedBatch, entropies_M: torch.Tensor, logprobs_M: torch.Tensor) -> TokenStats:
+        """Make those of a micro-batch."""
+        columns = zip(batch.groups, batch.samples, batch.loss_lengths, strict=True)
+        draws, samples, lengths = np.array([column for column in columns if column[2]], dtype=np.int64).T
         return cls(
-            owners_M2[starts_K, 0],
-            owners_M2[starts_K, 1],
-            np.diff(starts_K, append=len(owners_M2)),
-            entropies_M.to(torch.float16).cpu().numpy(),
-            logprobs_M.detach().float().cpu().numpy(),
+            draws, samples, lengths, entropies_M.to(torch.float16).cpu().numpy(), logprobs_M.float().cpu().numpy()
         )
 
     @classmethod
