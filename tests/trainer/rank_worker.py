@@ -15,8 +15,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.model import head
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer import logprobs
 from hone.trainer.export import save_policy
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
@@ -88,7 +88,7 @@ def training(ranks: Ranks, folder: Path) -> None:
     torch.use_deterministic_algorithms(True)
     results = {}
     for case, (_, _, kind) in CASES.items():
-        logprobs.MAX_LOGITS = CONFIG.vocab_size * 7 if "chunked" in case else 2**25
+        head.CPU_LOGITS = head.MAX_LOGITS = CONFIG.vocab_size * 7 if "chunked" in case else 2**23
         trainer = make_trainer(ranks, case)
         trainer.record_tokens = True
         before = trainer.fingerprint()

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from hone.algorithms.losses import policy_objective
+from hone.algorithms.losses import policy_objective, sft_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import OnlineEvalConfig, RLConfig
+from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
@@ -95,9 +96,23 @@ def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_
         temperature=config.orchestrator.sampling.temperature,
         reference=reference,
         ranks=ranks,
+        head_cache_bytes=config.trainer.head_cache_bytes,
     )
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
     return trainer
+
+
+def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) -> Trainer:
+    """Make the trainer of SFT."""
+    return Trainer(
+        model,
+        config.optim,
+        config.scheduler,
+        config.max_steps,
+        sft_objective,
+        ranks=ranks,
+        head_cache_bytes=config.head_cache_bytes,
+    )
 
 
 def with_given_task(

@@ -19,7 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.algorithms.losses import sft_objective
 from hone.composition import parts
 from hone.composition.machine import configure, device_of
 from hone.composition.training import Training
@@ -189,8 +188,7 @@ class SFT(Training):
 
         def make() -> Trainer:
             shard(self.model, ranks)
-            optim, scheduler = self.config.optim, self.config.scheduler
-            return Trainer(self.model, optim, scheduler, self.config.max_steps, sft_objective, ranks=ranks)
+            return parts.make_sft_trainer(self.config, self.model, ranks)
 
         self.source, self.model = ranks.together(load)
         self.trainer = RankedTrainer(ranks, make, self.config.data.micro_batch_tokens)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from hone.inference.types import SamplingParams
-from hone.model.decoder import MAX_LOGITS, Decoder
+from hone.model.decoder import Decoder
+from hone.model.head import chunk_rows
 
 WHOLE, BLOCK = 1024, 128
 """Vocabularies up to the first size are searched as a whole, larger ones in blocks."""
@@ -95,7 +96,7 @@ def target_logprobs(
     """Return logprobs `[N]` of these tokens after these hidden states, then ids and logprobs `[N, K]` of the K = `top`
     likeliest in their place; the logits of few rows are held at once.
     """
-    rows = max(1, MAX_LOGITS // model.config.vocab_size)
+    rows = chunk_rows(model.config.vocab_size)
     params = SamplingParams(temperature=temperature)
     parts = []
     for hidden, targets in zip(hidden_ND.split(rows), targets_N.split(rows), strict=True):

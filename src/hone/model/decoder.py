@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hone.model.config import DecoderConfig
+from hone.model.head import head_logits
 from hone.model.ops import bf16_linear, bf16_mlp, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
 
-MAX_LOGITS = 2**25
-"""Logits of many tokens held at once (128 MiB in fp32): beyond that, whoever computes them goes in chunks."""
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
 
 # (layer, q [N, H, Dh], k [N, K, Dh], v [N, K, Dh]) -> [N, H, Dh], after the norm of q and k and RoPE.
@@ -195,6 +194,8 @@ class Decoder(nn.Module):
         """Return the logits `[M, V]` in float32 of any selection of hidden states."""
         if torch.is_grad_enabled():
             return linear(hidden_MD, self.head_weight).float()
+        if hidden_MD.is_cuda:
+            return head_logits(hidden_MD, self.head_weight, self.precision)
         return self.packed_head.product(hidden_MD, self.head_weight).float()
 
     def refresh(self) -> None:

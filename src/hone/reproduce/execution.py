@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from hone.algorithms.advantages import group_advantages
-from hone.algorithms.losses import sft_objective
-from hone.composition.parts import make_evaluate, make_trainer, model_digests, task_digests, task_of
+from hone.composition.parts import make_evaluate, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
 from hone.composition.rl import Steps
 from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import AdvantageConfig, RLConfig
@@ -293,7 +292,7 @@ class RebuiltSFT(Rebuilt):
         with needed_here("data"):
             data = load_data(config, self.renderer, model)
         self.source, self.validation, self.sources = data.source, data.validation, self.sources | data.digests
-        self.trainer = Trainer(model, config.optim, config.scheduler, config.max_steps, sft_objective)
+        self.trainer = make_sft_trainer(config, model)
         self.evaluates = config.val is not None
 
     def begin(self, state: Mapping[str, Any] | None) -> None:

@@ -20,12 +20,14 @@ from hone import digests
 from hone.errors import UserError
 from hone.runs.budget import Spent
 
-NUMERICS = 2
+NUMERICS = 3
 """Rises with every change of hone that may change a run's bytes, or what is computed from them; run.json records it.
 
 1  hone 0.1
 2  hone 0.2: top_p goes by what top_k left; where a math answer is found; intervals of evaluations; a sample whose
    grader was killed is graded again; bf16 products of a CPU without AVX-512; `eval/ENV/exact` is `eval/ENV/correct`
+3  the vocabulary head is one function, whose gradient products are in the step's precision; gradients of bf16 weights
+   are summed in fp32; several ranks reduce gradients once a step
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence as SequenceABC
 
 import numpy as np
 import torch
-from torch.utils.checkpoint import checkpoint
 
 from hone.model.attention import PackedAttention
-from hone.model.decoder import MAX_LOGITS, Decoder
+from hone.model.decoder import Decoder
+from hone.model.head import HEAD_CACHE_BYTES, head_logprobs
 from hone.trainer.packing import Sequence, pack
 from hone.trainer.parallel import release
 from hone.types import PackedBatch
@@ -23,30 +23,21 @@ def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) ->
 
 
 def token_logprobs(
-    model: Decoder, batch: PackedBatch, indices_M: torch.Tensor, temperature: float = 1.0
+    model: Decoder,
+    batch: PackedBatch,
+    indices_M: torch.Tensor,
+    temperature: float = 1.0,
+    cache_bytes: int = HEAD_CACHE_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M` from what precedes them.
 
-    Both are of softmax(logits / temperature), in nats; the logprobs carry gradient, the entropies do not.
+    Both are of softmax(logits / temperature), in nats, and carry gradients. For `cache_bytes` see
+    `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)
-    targets_M = batch.token_ids[indices_M]
-
-    def head(hidden: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = model.logits(hidden)
-        if temperature != 1.0:
-            logits = logits / temperature
-        logprobs_V = torch.log_softmax(logits, dim=-1)
-        with torch.no_grad():
-            entropy = -(logprobs_V.exp() * logprobs_V).sum(-1)
-        return logprobs_V.gather(1, targets[:, None]).squeeze(1), entropy
-
-    rows = max(1, MAX_LOGITS // model.config.vocab_size)
-    if len(targets_M) <= rows:
-        return head(hidden_MD, targets_M)
-    chunks = zip(hidden_MD.split(rows), targets_M.split(rows), strict=True)
-    logprobs, entropies = zip(*(checkpoint(head, h, t, use_reentrant=False) for h, t in chunks), strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+    return head_logprobs(
+        hidden_MD, model.head_weight, batch.token_ids[indices_M], temperature, model.precision, cache_bytes
+    )
 
 
 @torch.no_grad()

@@ -14,6 +14,7 @@ import torch
 from hone.algorithms.losses import Objective
 from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.model.decoder import Decoder
+from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
@@ -49,6 +50,7 @@ class Trainer:
         temperature: float = 1.0,
         reference: Decoder | None = None,
         ranks: Ranks = ALONE,
+        head_cache_bytes: int = HEAD_CACHE_BYTES,
     ) -> None:
         self.model = model
         self.ranks = ranks
@@ -58,6 +60,7 @@ class Trainer:
         self.objective = objective
         self.temperature = temperature
         self.reference = reference
+        self.head_cache_bytes = head_cache_bytes
         self.interrupt = lambda: None
         self.version = 0
         self._tokens: list[tuple[PackedBatch, torch.Tensor, torch.Tensor]] = []
@@ -114,7 +117,8 @@ class Trainer:
         if self.ranks.alone and not len(indices_M):
             return {}
         batch = self._with_reference(batch, indices_M)
-        logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature)
+        logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature, self.head_cache_bytes)
+        entropies_M = entropies_M.detach()
         if not len(indices_M):
             logprobs_M.sum().backward()  # a gradient of zeros: the other ranks wait for this one's
             return {}

@@ -1,0 +1,167 @@
+"""The vocabulary head: hidden states to logits, and to the logprob and entropy of given tokens, in one function.
+
+With a vocabulary of 150,000, the logits of one micro-batch are the largest tensor of a step and the head its longest
+product. So they are made in chunks, into one buffer; what the backward pass needs of a chunk is its softmax, which is
+kept if it fits into the cache, or computed again, and becomes the gradient of the logits in place.
+
+The products of the forward pass are in fp32 (on a GPU: TF32 with precision "bf16_linear", bf16 with a result in fp32
+with "bf16"), those of the backward pass in the step's precision.
+
+Shapes: M tokens with loss, D hidden size, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from hone.model.packed import has_kernels, linear
+
+MAX_LOGITS = 2**25
+"""Logits held at once (128 MiB in fp32): more go in chunks."""
+CPU_LOGITS = 2**23
+"""The same where a CPU makes a softmax of them: a fifth faster (measured, V = 49,152), for they stay in its caches."""
+HEAD_CACHE_BYTES = 512 * 2**20
+"""Default of `trainer.head_cache_bytes`."""
+
+
+def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
+    """Return how many tokens have at most that many logits together."""
+    return max(1, logits // vocab_size)
+
+
+def head_logits(hidden_MD: Tensor, weight_VD: Tensor, precision: str, out: Tensor | None = None) -> Tensor:
+    """Compute the logits `[M, V]` in fp32, without a gradient; into `out` if it is given."""
+    if weight_VD.dtype == torch.float32:
+        with _tf32(precision == "bf16_linear" and weight_VD.is_cuda):
+            return torch.mm(hidden_MD, weight_VD.T, out=out)
+    if weight_VD.is_cuda:
+        logits = torch.mm(hidden_MD, weight_VD.T, out_dtype=torch.float32)
+    else:
+        logits = linear(hidden_MD, weight_VD).float()
+    return logits if out is None else out.copy_(logits)
+
+
+@contextmanager
+def _tf32(enabled: bool) -> Iterator[None]:
+    """Let fp32 products on a GPU round their inputs to 10 bits of mantissa in the block."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = enabled
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def head_logprobs(
+    hidden_MD: Tensor,
+    weight_VD: Tensor,
+    targets_M: Tensor,
+    temperature: float = 1.0,
+    precision: str = "fp32",
+    cache_bytes: int = HEAD_CACHE_BYTES,
+) -> tuple[Tensor, Tensor]:
+    """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
+
+    Both carry gradients to `hidden_MD` and `weight_VD`. The softmax is kept for the backward pass if it takes at most
+    `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with target y, probabilities p and
+    entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both divided by the temperature.
+    """
+    kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
+    keeps = torch.is_grad_enabled() and len(targets_M) * weight_VD.shape[0] * kept_dtype.itemsize <= cache_bytes
+    setup = temperature, precision, kept_dtype if keeps else None
+    return _HeadLogprobs.apply(hidden_MD, weight_VD, targets_M, setup)  # pyright: ignore[reportReturnType]
+
+
+class _HeadLogprobs(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, setup: tuple[float, str, torch.dtype | None]
+    ) -> tuple[Tensor, Tensor]:
+        temperature, precision, kept_dtype = setup
+        count, vocab = len(targets), weight.shape[0]
+        rows = chunk_rows(vocab, MAX_LOGITS if weight.is_cuda else CPU_LOGITS)
+        buffer, scratch = (hidden.new_empty(min(rows, count), vocab, dtype=torch.float32) for _ in range(2))
+        softmax = None if kept_dtype is None else hidden.new_empty(count, vocab, dtype=kept_dtype)
+        logprobs, entropies, log_sums = (hidden.new_empty(count, dtype=torch.float32) for _ in range(3))
+        for start in range(0, count, rows):
+            here = slice(start, min(start + rows, count))
+            logits = head_logits(hidden[here], weight, precision, out=buffer[: here.stop - start])
+            largest = logits.mul_(1 / temperature).amax(1, keepdim=True)
+            chosen = logits.sub_(largest).gather(1, targets[here, None]).squeeze(1)
+            exps = torch.exp(logits, out=scratch[: here.stop - start])
+            sums = exps.sum(1)
+            log_sum = sums.log()
+            logprobs[here] = chosen - log_sum
+            entropies[here] = log_sum - torch.linalg.vecdot(exps, logits) / sums
+            log_sums[here] = log_sum + largest.squeeze(1)
+            if softmax is not None:
+                torch.mul(exps, 1 / sums[:, None], out=softmax[here])
+        ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
+        ctx.setup = temperature, precision
+        ctx.set_materialize_grads(False)
+        return logprobs, entropies
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, softmax, logprobs, entropies, log_sums = ctx.saved_tensors
+        temperature, precision = ctx.setup
+        by_target = (torch.zeros_like(logprobs) if grad_logprobs is None else grad_logprobs) / temperature
+        by_entropy = None if grad_entropies is None else grad_entropies / temperature
+        # The chosen token's own, from its logprob: 1 - p of a kept p near 1 has no digits left.
+        own = -torch.expm1(logprobs) * by_target
+        if by_entropy is not None:
+            own -= logprobs.exp() * (logprobs + entropies) * by_entropy
+
+        low = torch.bfloat16 if precision != "fp32" and has_kernels(weight) else torch.float32
+        products = _Products(ctx, hidden, weight, low)
+        count, vocab = len(targets), weight.shape[0]
+        rows = chunk_rows(vocab, CPU_LOGITS if softmax is not None and not weight.is_cuda else MAX_LOGITS)
+        all_grads = softmax if softmax is not None and softmax.dtype == low else None
+        buffer = hidden.new_empty(min(rows, count) if all_grads is None else 0, vocab, dtype=torch.float32)
+        for start in range(0, count, rows):
+            here = slice(start, min(start + rows, count))
+            grads = buffer[: here.stop - start] if all_grads is None else all_grads[here]
+            if softmax is None:
+                head_logits(hidden[here], weight, precision, out=grads)
+                grads.mul_(1 / temperature).sub_(log_sums[here, None]).exp_()
+            elif all_grads is None:
+                grads.copy_(softmax[here])
+            factor = -by_target[here, None]
+            if by_entropy is not None:  # p log p is 0 at p = 0
+                factor = factor - by_entropy[here, None] * (grads.log().clamp_(min=-1e4) + entropies[here, None])
+            grads.mul_(factor).scatter_(1, targets[here, None], own[here, None].to(grads.dtype))
+            if all_grads is None:
+                products.add(here, grads.to(low))
+        if all_grads is not None:  # one product each, instead of many
+            products.add(slice(0, count), all_grads)
+        return products.hidden, products.weight, None, None
+
+
+class _Products:
+    """The gradients `[M, D]` and `[V, D]` of the head's inputs, from those of the logits; None if not needed."""
+
+    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, low: torch.dtype) -> None:
+        self.inputs = hidden.to(low), weight.to(low)
+        self.hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
+        self.weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+
+    def add(self, here: slice, grads: Tensor) -> None:
+        """Take in the gradients `[rows, V]` of these rows' logits."""
+        hidden, weight = self.inputs
+        if self.hidden is not None:
+            self.hidden[here] = grads @ weight
+        if self.weight is None:
+            return
+        if grads.dtype == torch.float32:
+            self.weight.addmm_(grads.T, hidden[here])
+        elif grads.is_cuda:
+            self.weight += torch.mm(grads.T, hidden[here], out_dtype=torch.float32)
+        else:
+            self.weight += grads.T @ hidden[here]

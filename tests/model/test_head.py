@@ -1,0 +1,112 @@
+"""The vocabulary head: values and gradients against float64, whatever is kept or computed again, and its memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from hone.model import head
+from hone.model import packed as packed_module
+from hone.model.head import head_logprobs
+
+TOKENS, HIDDEN, VOCAB = 50, 64, 700
+# Relative error of the gradients: rounding of fp32, of bf16 products, and of logits in bf16 besides.
+GRADIENT_ERROR = {"fp32": 3e-6, "bf16_linear": 5e-3, "bf16": 2e-2}
+VALUE_ERROR = {"fp32": 2e-5, "bf16_linear": 2e-5, "bf16": 0.15}
+
+
+def inputs(precision: str = "fp32", scale: float = 2.0) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator) * scale
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator) * 0.3
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    return hidden.to(dtype), weight.to(dtype), torch.randint(0, VOCAB, (TOKENS,), generator=generator)
+
+
+def in_float64(hidden: Tensor, weight: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
+    return logprobs.gather(1, targets[:, None]).squeeze(1), -(logprobs.exp() * logprobs).sum(-1)
+
+
+def backward(outputs: tuple[Tensor, Tensor], entropy: bool) -> None:
+    weights = torch.linspace(-1, 2, TOKENS, dtype=outputs[0].dtype)
+    loss = (outputs[0] * weights).sum()
+    (loss + (outputs[1] * weights.flip(0)).sum() if entropy else loss).backward()
+
+
+def error(value: Tensor, expected: Tensor) -> float:
+    return float((value.double() - expected).norm() / expected.norm())
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+@pytest.mark.parametrize(("temperature", "entropy"), [(1.0, False), (0.7, True)])
+def test_values_and_gradients_are_those_of_float64(
+    temperature: float, entropy: bool, precision: str, cache_bytes: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if chunked:  # 7 rows at a time, the last one shorter
+        monkeypatch.setattr(head, "MAX_LOGITS", 7 * VOCAB)
+        monkeypatch.setattr(head, "CPU_LOGITS", 7 * VOCAB)
+    hidden, weight, targets = inputs(precision)
+    exact = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    expected = in_float64(*exact, targets, temperature)
+    backward(expected, entropy)
+    given = hidden.requires_grad_(), weight.requires_grad_()
+    found = head_logprobs(*given, targets, temperature, precision, cache_bytes)
+    backward(found, entropy)
+    for values, right in zip(found, expected, strict=True):
+        assert values.dtype == torch.float32
+        assert (values.detach() - right.detach()).abs().max() < VALUE_ERROR[precision]
+    for tensor, right in zip(given, exact, strict=True):
+        assert tensor.grad is not None and right.grad is not None and tensor.grad.dtype == tensor.dtype
+        assert error(tensor.grad, right.grad) < GRADIENT_ERROR[precision]
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_a_token_that_is_nearly_certain_keeps_its_gradient(has_kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 - p of a softmax kept in bf16 would be 0 or 0.004 wherever p > 0.99."""
+    monkeypatch.setattr(packed_module, "_packs", lambda dtype: has_kernels or dtype == torch.float32)
+    weight = torch.eye(2)[[0] + [1] * 9]
+    hidden = torch.tensor([[9.0, 0.0]], requires_grad=True)  # p = 1 / (1 + 9 exp(-9)) = 0.9989
+    logprobs, _ = head_logprobs(hidden, weight, torch.tensor([0]), precision="bf16_linear")
+    logprobs.sum().backward()
+    rest = 9 * torch.tensor(-9.0).exp() / (1 + 9 * torch.tensor(-9.0).exp())
+    assert hidden.grad is not None
+    assert hidden.grad[0].tolist() == pytest.approx([float(rest), -float(rest)], rel=4e-3)
+
+
+def test_what_is_not_asked_for_is_not_computed() -> None:
+    hidden, weight, targets = inputs()
+    logprobs, entropies = head_logprobs(hidden, weight.requires_grad_(), targets)
+    (entropies * 2).sum().backward()  # the entropy alone
+    exact = weight.detach().double().requires_grad_()
+    (in_float64(hidden.double(), exact, targets, 1.0)[1] * 2).sum().backward()
+    assert weight.grad is not None and exact.grad is not None and error(weight.grad, exact.grad) < 3e-6
+    assert hidden.grad is None and logprobs.requires_grad
+    none, _ = head_logprobs(hidden[:0], weight, targets[:0])  # a rank without loss tokens
+    weight.grad = None
+    none.sum().backward()
+    assert weight.grad is not None and not weight.grad.any()
+
+
+def peak(rows: int, vocab: int, cache_bytes: int) -> int:
+    """Return the most bytes that forward and backward hold at once, beyond inputs and gradients."""
+    tracker = MemTracker()
+    with FakeTensorMode(), tracker:  # counts bytes, and computes nothing
+        hidden, weight = torch.zeros(rows, 8, requires_grad=True), torch.zeros(vocab, 8, requires_grad=True)
+        logprobs, _ = head_logprobs(hidden, weight, torch.zeros(rows, dtype=torch.int64), cache_bytes=cache_bytes)
+        logprobs.sum().backward()
+    gradients = 4 * (hidden.numel() + weight.numel())
+    return tracker.get_tracker_snapshot("peak")[torch.device("cpu")]["Total"] - 2 * gradients
+
+
+def test_without_a_cache_it_takes_less_than_three_chunks_however_many_tokens() -> None:
+    """V = 151,936, as Qwen's; T = 4,096 and 8,192 tokens with loss."""
+    chunk = 4 * head.MAX_LOGITS
+    short, long = (peak(rows, 151_936, 0) for rows in (4096, 8192))
+    assert short < 1.2 * chunk and long < 1.2 * chunk
+    assert long - short < 0.01 * chunk
