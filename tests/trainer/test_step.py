@@ -166,3 +166,44 @@ def test_temperature_divides_the_logits_of_the_ratio():
     }
     assert gap[2.0].step([pack([sequence])])["logprob_gap/max"] <= 1e-5
     assert gap[1.0].step([pack([sequence])])["logprob_gap/max"] > 1e-3
+
+
+def zipf_tokens(count: int, length: int) -> list[Sequence]:
+    """Sequences of tokens as frequent as words are: the r-th with probability ~ 1/r."""
+    ranks = np.arange(1, CONFIG.vocab_size + 1)
+    random = np.random.default_rng(0)
+    mask = np.arange(length) > 0
+    return [
+        Sequence(random.choice(CONFIG.vocab_size, length, p=1 / ranks / np.sum(1 / ranks)), mask) for _ in range(count)
+    ]
+
+
+def gradients(trainer: Trainer, micro_batches) -> dict[str, torch.Tensor]:
+    """What one step hands to the optimiser."""
+    found = {}
+    optimizer = trainer.optimizer
+    optimizer.adamw.step = lambda: found.update({name: m.grad.clone() for name, m in optimizer.masters.items()})
+    trainer.step(micro_batches)
+    return found
+
+
+def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
+    return float((found - wanted).norm() / wanted.norm())
+
+
+def test_gradients_of_bf16_weights_are_summed_in_fp32():
+    """Of the embedding over 8,192 tokens, most of which are the same few; and of all weights over 64 micro-batches."""
+    config = replace(CONFIG, tie_word_embeddings=False)
+
+    def trainer(precision):
+        model = random_decoder(config, seed=1, precision=precision)
+        for param in model.parameters():
+            param.data = param.data.bfloat16().to(param.dtype)
+        return Trainer(model, OptimConfig(lr=1e-2, max_norm=1e9), SchedulerConfig(), 10, sft_objective)
+
+    given = zipf_tokens(64, 128)
+    exact = gradients(trainer("fp32"), split_micro_batches(given, 10_000))
+    one = gradients(trainer("bf16"), split_micro_batches(given, 10_000))
+    many = gradients(trainer("bf16"), split_micro_batches(given, 128))
+    assert max(error(one[name], exact[name]) for name in exact) < 0.01
+    assert max(error(many[name], one[name]) for name in exact) < 0.004

@@ -11,12 +11,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hone.model.config import DecoderConfig
 from hone.model.head import head_logits
-from hone.model.ops import bf16_linear, bf16_mlp, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
+from hone.model.ops import bf16_linear, bf16_mlp, embedding, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
 
@@ -184,7 +183,7 @@ class Decoder(nn.Module):
 
         `only` are indices of the tokens whose states are wanted: of the others the last layer computes keys and values.
         """
-        hidden_ND = F.embedding(token_ids_N, self.embed)
+        hidden_ND = embedding(token_ids_N, self.embed)
         cos, sin = self.rotary(positions_N)
         for layer in self.layers[:-1]:
             hidden_ND = layer(hidden_ND, cos, sin, attention)

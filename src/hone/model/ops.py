@@ -34,6 +34,27 @@ def _rms_norm_grad(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Te
     return grad_x.addcmul_(normed, dot, value=-1).mul_(inverse_rms)
 
 
+class _EmbeddingSummedInFP32(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(ids)
+        ctx.size, ctx.dtype = weight.shape[0], weight.dtype
+        return F.embedding(ids, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (ids,) = ctx.saved_tensors
+        return None, torch.ops.aten.embedding_dense_backward(grad.float(), ids, ctx.size, -1, False).to(ctx.dtype)
+
+
+def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
+    """Look up rows `[N, D]`. The gradient of a row adds up all its tokens' in fp32: in bf16, sums of many lose most."""
+    if weight_VD.dtype == torch.float32 or not torch.is_grad_enabled():
+        return F.embedding(ids_N, weight_VD)
+    return _EmbeddingSummedInFP32.apply(ids_N, weight_VD)  # pyright: ignore[reportReturnType]
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
