@@ -11,11 +11,12 @@ import pytest
 from hone.config.parse import parse
 from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
+from hone.inference.memory import GIB
+from hone.model.config import DecoderConfig
 from hone.planning.data import Facts, look_at
 from hone.planning.devices import DEVICES, Device
-from hone.planning.memory import GIB
 from hone.planning.report import Plan, plan_of
-from hone.planning.shape import KNOWN, Shape
+from hone.planning.shape import KNOWN, shape_of
 
 ROOT = Path(__file__).parents[2]
 SPLIT = "examples/reverse_text/rl"
@@ -23,7 +24,7 @@ CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 4e11, "fp32": 1e11}, 3e10)
 FACTS = Facts(pool=10_000, held_out=500, prompts=(40, 50), references=(30, 60, 90))
 EVAL = ("--orchestrator.eval.num-examples", "64")
 LARGE = KNOWN["qwen2.5-1.5b"]
-TINY = Shape.of("hone/tiny")
+TINY = shape_of("hone/tiny")
 
 
 def lines() -> list[str]:
@@ -49,13 +50,13 @@ def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> N
     assert plan.usual is not None and plan.worst is not None and plan.usual.total <= plan.worst.total
 
 
-def plan(*argv: str, facts: Facts = FACTS, shape: Shape = LARGE, device: Device = DEVICES["h200"]) -> Plan:
+def plan(*argv: str, facts: Facts = FACTS, shape: DecoderConfig = LARGE, device: Device = DEVICES["h200"]) -> Plan:
     config = parse(RLConfig, list(argv), "rl")
     return plan_of(config, device, facts, here=False, shape=shape)
 
 
-def found(*argv: str, facts: Facts = FACTS, shape: Shape = LARGE, device: Device = DEVICES["h200"]) -> list[str]:
-    return plan(*argv, facts=facts, shape=shape, device=device).surprises
+def found(*argv: str, facts: Facts = FACTS) -> list[str]:
+    return plan(*argv, facts=facts).surprises
 
 
 def test_a_plain_run_has_none() -> None:
@@ -113,6 +114,8 @@ def test_a_full_disk_is_seen_beforehand(tmp_path: Path) -> None:
 
 def test_remedies_bring_a_run_under_the_limit() -> None:
     line, card = ("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512"), DEVICES["l40s"]
+    assert plan(*line, facts=Facts(), device=card).fits, "with the activation checkpointing that it chooses"
+    line = (*line, "--trainer.checkpointing", "none")
     large = plan(*line, facts=Facts(), device=card)
     assert large.memory is not None and large.memory.total > card.memory and not large.fits
     first = next(text for text in large.remedies if text.startswith("--trainer.micro-batch-tokens"))

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from hone.errors import UserError
-from hone.planning import devices
-from hone.planning.devices import DEVICES, device_named, ram, this_device
+from hone.orchestrator import placement
+from hone.orchestrator.placement import ram
+from hone.planning.devices import DEVICES, device_named, this_device
 
 NAMES = {"h100": "h100", "RTX 4090": "rtx4090", "rtx-4090": "rtx4090", "24gb": "rtx4090", "48GB": "l40s"}
 NAMES |= {"80": "h100", "141": "h200", "a100-80gb": "a100", "a100-40": "a100-40"}
@@ -32,8 +33,8 @@ def test_this_machine_has_memory_and_speed() -> None:
 
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "CGROUP", tmp_path)
-    monkeypatch.setattr(devices, "own_bytes", lambda: 0)
+    monkeypatch.setattr(placement, "CGROUP", tmp_path)
+    monkeypatch.setattr(placement, "own_bytes", lambda: 0)
     (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert ram()[0] > 300 * 2**20

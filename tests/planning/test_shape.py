@@ -9,10 +9,12 @@ import pytest
 
 from hone.config.shared import InitConfig
 from hone.errors import UserError
+from hone.inference.memory import kv_bytes_per_token
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.presets import tiny_config
-from hone.planning.shape import KNOWN, Shape, known
+from hone.planning.shape import KNOWN, known, shape_of
+from hone.planning.time import attention_flops
 
 # As the models' cards on the hub say (safetensors, parameters).
 PUBLIC = {
@@ -45,23 +47,23 @@ def test_parameters_are_those_of_the_decoder(family: str, tied: bool) -> None:
     sizes |= {"num_kv_heads": 2, "head_dim": 10, "tie_word_embeddings": tied}
     llama, qwen3 = family == "llama", family == "qwen3"
     config = DecoderConfig(family=family, qkv_bias=not qwen3, o_bias=llama, mlp_bias=llama, qk_norm=qwen3, **sizes)
-    assert Shape.of(config).parameters == Decoder(config).num_parameters
+    assert config.parameters == Decoder(config).num_parameters
 
 
 def test_a_shape_comes_from_the_preset_a_config_or_a_folder(tmp_path: Path) -> None:
     init = InitConfig(layers=3, hidden=64)
-    assert Shape.of("hone/tiny", init) == Shape.of(tiny_config(init))
+    assert shape_of("hone/tiny", init) == tiny_config(init)
     (tmp_path / "config.json").write_text(json.dumps(tiny_config(init).to_hf()))
-    assert Shape.of(tmp_path) == Shape.of(str(tmp_path)) == Shape.of("hone/tiny", init)
+    assert shape_of(tmp_path) == shape_of(str(tmp_path)) == tiny_config(init)
     with pytest.raises(UserError, match="there is no model folder outputs/none/weights"):
-        Shape.of("outputs/none/weights")
+        shape_of("outputs/none/weights")
 
 
 def test_what_follows_from_a_shape_by_hand() -> None:
     shape = KNOWN["qwen3-0.6b"]
-    assert shape.kv_bytes_per_token == 2 * 28 * 8 * 128 * 4
+    assert kv_bytes_per_token(shape) == 2 * 28 * 8 * 128 * 4
     matrices = 1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072
     assert shape.layer_matrices == matrices
     assert shape.matrices == 28 * matrices and shape.embedding == 151936 * 1024
     # Scores and the sum over values, 2 FLOPs each, for 16 heads of 128 and 1000 tokens, in 28 layers.
-    assert shape.attention_flops_per_token(1000) == 28 * 2 * 2 * 16 * 128 * 1000
+    assert attention_flops(shape, 1000) == 28 * 2 * 2 * 16 * 128 * 1000

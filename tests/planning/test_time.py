@@ -7,6 +7,7 @@ import pytest
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.inference.memory import kv_bytes_per_token
 from hone.planning.arithmetic import Lengths
 from hone.planning.devices import DEVICES
 from hone.planning.shape import KNOWN
@@ -25,7 +26,7 @@ def test_a_step_on_an_h100() -> None:
     flags = ["--orchestrator.env.id", "reverse-text", "--seq-len", "512", "--inference.kv-gib", "40"]
     planned = times(parse(RLConfig, flags, "rl"), SHAPE, H100, Lengths(128, 256, 128, 256))
     weights = 28 * SHAPE.layer_matrices * 2 + SHAPE.embedding * 4
-    cached = 128 * (8 / 128 * 128 + 128) * SHAPE.kv_bytes_per_token
+    cached = 128 * (8 / 128 * 128 + 128) * kv_bytes_per_token(SHAPE)
     decode = (weights + cached) / (H100.bandwidth * 0.5) + 28 * 300e-6
     prefill = 8 * 128 * 2 * SHAPE.matrices / (989e12 * 0.25)
     assert planned.sample == pytest.approx(prefill + 256 * decode)

@@ -26,7 +26,6 @@ from hone.model.config import DecoderConfig
 from hone.planning.data import Facts, facts_of_task
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
-from hone.planning.shape import Shape
 from hone.runs import predictions
 from hone.runs.observer import Observer
 from hone.runs.outputs import CARD
@@ -216,7 +215,7 @@ def forecast(
         facts = Facts()
         if isinstance(config, RLConfig) and env is not None:
             facts = facts_of_task(config, env, renderer, EXAMPLES)
-        plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=Shape.of(decoder))
+        plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=decoder)
         yield from short(plan if alone else replace(plan, memory=None))
     except Exception as error:
         yield f"No memory estimate: {type(error).__name__}: {error}"

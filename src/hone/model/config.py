@@ -96,6 +96,30 @@ class DecoderConfig:
     def kv_size(self) -> int:
         return self.num_kv_heads * self.head_dim
 
+    @property
+    def layer_matrices(self) -> int:
+        """Scalars of one layer's matrices."""
+        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + 3 * self.hidden_size * self.intermediate_size
+
+    @property
+    def matrices(self) -> int:
+        """Scalars of all layers' matrices."""
+        return self.num_layers * self.layer_matrices
+
+    @property
+    def embedding(self) -> int:
+        """Scalars of the embedding `[V, D]`, and so of the head."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def parameters(self) -> int:
+        """All scalars, a tied head counted once."""
+        others = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm  # norms, and biases
+        others += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden_size
+        others += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
+        embeddings = self.embedding * (1 if self.tie_word_embeddings else 2)
+        return embeddings + self.matrices + self.num_layers * others + self.hidden_size
+
     @classmethod
     def from_hf(cls, hf: dict[str, Any]) -> DecoderConfig:
         """Read the content of a `config.json`, current (`rope_parameters`) or older (`rope_theta`, `rope_scaling`)."""

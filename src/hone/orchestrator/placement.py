@@ -1,12 +1,14 @@
-"""Which role gets which of this machine's GPUs and cores. Standard library only."""
+"""What of this machine is for whom: GPUs and cores of each role, memory of a process. Standard library only."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from hone.errors import UserError
 
@@ -59,3 +61,35 @@ def share_of_cores(processes: int) -> int:
     """Return the cores for each of so many processes, of those that this one may use (on macOS: that there are)."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, cores // max(1, processes))
+
+
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def ram() -> tuple[int, int]:
+    """Return (bytes of memory that this process may take, bytes free now, its own included).
+
+    They are the machine's, or its cgroup's limit; files that the cgroup's memory holds are given up when it is wanted.
+    """
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
+    with contextlib.suppress(OSError, ValueError):  # no such cgroup, or "max"
+        most, now = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
+        if most < total:
+            cached = memory_fields(CGROUP / "memory.stat").get("inactive_file", 0)
+            total, free = most, min(free, most - max(0, now - cached))
+    return total, max(0, free) + own_bytes()
+
+
+def own_bytes() -> int:
+    """Return the bytes of memory that this process has."""
+    return memory_fields(Path("/proc/self/status")).get("VmRSS:", 0) * 1024
+
+
+def memory_fields(path: Path) -> dict[str, int]:
+    """Read the numbers of a file with a name and a number a line; empty where there is no such file."""
+    try:
+        lines = [line.split() for line in path.read_text().splitlines()]
+    except OSError:
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

@@ -13,16 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hone.composition.memory import changed, memory
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments.loading import configured
 from hone.errors import UserError
+from hone.inference.memory import GIB, KV_GIB
+from hone.model.config import DecoderConfig
 from hone.model.files import TINY, is_hub_id
 from hone.planning.arithmetic import Steps, checkpoints_kept
 from hone.planning.data import Facts
 from hone.planning.devices import DEVICES, Device
-from hone.planning.memory import GIB, KV_GIB, checkpoint_bytes, memory, micro_batch_limit, weight_bytes
-from hone.planning.shape import Shape
+from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.planning.report import Plan
@@ -140,9 +142,9 @@ def _rounded(tokens: int) -> int:
     return -(-int(tokens) // step) * step
 
 
-def disk_needed(config: RLConfig | SFTConfig, shape: Shape) -> int:
+def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
     """Return the most bytes that checkpoints, one being written, and weights take on the disk."""
-    each = checkpoint_bytes(shape, config.precision) if config.ckpt else 0
+    each = checkpoint_bytes(shape, config.precision, trainer_of(config).optim) if config.ckpt else 0
     return (checkpoints_kept(config) + 1) * (each + weight_bytes(shape, config.precision))
 
 
@@ -157,46 +159,44 @@ def remedies(plan: Plan) -> Iterator[str]:
     config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
     assert shape is not None
 
-    def total(changed: RLConfig | SFTConfig, device: Device = device) -> int:
-        return memory(changed, shape, device, lengths).total
+    def total(config: RLConfig | SFTConfig, card: Device = device) -> int:
+        return memory(config, shape, card.kind, *lengths.for_memory(config)).total
 
-    section = "trainer" if isinstance(config, RLConfig) else "data"
-    changes: dict[str, Any] = {}
-    if config.precision != "bf16":
-        changes["--precision bf16"] = _with(config, precision="bf16")
+    rl = isinstance(config, RLConfig)
+    section, prefix = ("trainer", "trainer.") if rl else ("data", "")
+
+    def trainer(**values: Any) -> RLConfig | SFTConfig:
+        return changed(config, **({"trainer": values} if rl else values))
+
+    changes: dict[str, Any] = {
+        "--precision bf16": changed(config, precision="bf16"),
+        f"--{prefix}checkpointing layer": trainer(checkpointing="layer"),
+        f"--{prefix}optim.state 8bit": trainer(optim={"state": "8bit"}),
+        f"--{prefix}optim.offload": trainer(optim={"offload": True}),
+    }
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
-        changes["--no-ckpt.background"] = _with(config, ckpt={"background": False})
+        changes["--no-ckpt.background"] = changed(config, ckpt={"background": False})
     # A number is halved until the run fits, or it is as low as it may be.
-    value, least, changed = micro_batch_limit(config, device), max(256, lengths.longest), config
-    while value > least and total(changed) > plan.room:
+    value, least, fewer = micro_batch_limit(config, device.kind), max(256, lengths.longest), config
+    while value > least and total(fewer) > plan.room:
         value = max(least, value // 2)
-        changed = _with(config, **{section: {"micro_batch_tokens": value}})
-    changes[f"--{section}.micro-batch-tokens {value}"] = changed
-    if isinstance(config, RLConfig):
+        fewer = changed(config, **{section: {"micro_batch_tokens": value}})
+    changes[f"--{section}.micro-batch-tokens {value}"] = fewer
+    if rl:
         if config.trainer.loss.kl_coef > 0:
-            without = _with(config, trainer={"loss": {"kl_coef": 0.0}})
-            changes["--trainer.loss.kl-coef 0 (no reference model)"] = without
-        cache, changed = float(config.inference.kv_gib or KV_GIB), config
-        while cache > 0.25 and total(changed) > plan.room:
+            changes["--trainer.loss.kl-coef 0 (no reference model)"] = trainer(loss={"kl_coef": 0.0})
+        cache, fewer = float(config.inference.kv_gib or KV_GIB), config
+        while cache > 0.25 and total(fewer) > plan.room:
             cache = max(0.25, cache / 2)
-            changed = _with(config, inference={"kv_gib": cache})
-        changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = changed
-    for size, flag in sorted((total(changed), flag) for flag, changed in changes.items()):
+            fewer = changed(config, inference={"kv_gib": cache})
+        changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
+    for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
         if size < 0.98 * total(config):
             fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"
             yield f"{flag}: {size / GIB:.1f} GiB, {fits}"
     if larger := [card for card in DEVICES.values() if total(config, card) <= card.memory]:
         card = min(larger, key=lambda card: (card.memory, card.usd_per_hour or 0))
         yield f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits as it is"
-
-
-def _with(config: Any, **changes: Any) -> Any:
-    """Return the config with these keys changed; a dict changes keys of a section."""
-    update = {
-        name: _with(getattr(config, name), **value) if isinstance(value, dict) else value
-        for name, value in changes.items()
-    }
-    return config.model_copy(update=update)
 
 
 def missing(config: RLConfig | SFTConfig) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import RunConfig
+from hone.trainer.memory import longest
 
 
 @dataclass(frozen=True)
@@ -147,16 +148,17 @@ class Lengths:
         """All as long as the longest."""
         return replace(self, prompt=self.longest_prompt, completion=self.longest_completion, reached=0)
 
+    def for_memory(self, config: RLConfig | SFTConfig) -> tuple[int, int]:
+        """Return (prompt, completion) as a batch may have them: the longest, but of many measured examples the mean."""
+        lengths = self if isinstance(config, SFTConfig) and self.measured else self.worst
+        return int(lengths.prompt), int(lengths.completion)
+
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
         """Guess by the config alone: the longest it allows, and half of that as the mean (a packed row is full)."""
-        if isinstance(config, SFTConfig):
-            mean = config.data.seq_len * (1.0 if config.data.pack else 0.5)
-            return cls(0, mean, 0, config.data.seq_len)
-        most = config.orchestrator.sampling.max_tokens
-        new = config.seq_len * 3 // 4 if most is None else min(config.seq_len - 1, turns * most)
-        prompt = config.seq_len - new
-        return cls(prompt / 2, new / 2, prompt, new)
+        prompt, new = longest(config, turns)
+        share = 1.0 if isinstance(config, SFTConfig) and config.data.pack else 0.5
+        return cls(share * prompt, share * new, prompt, new)
 
 
 def checkpoints_of(config: RunConfig) -> int:

@@ -14,12 +14,12 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from hone.composition.memory import Memory, memory
 from hone.config.alarms import AlarmsConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.orchestrator.placement import memory_fields
 from hone.planning.arithmetic import Lengths
-from hone.planning.devices import memory_fields
-from hone.planning.memory import Memory, memory
 from hone.planning.report import Plan
 from hone.planning.time import Times, times
 from hone.runs.budget import process_seconds
@@ -81,7 +81,8 @@ def calibrate(plan: Plan) -> Plan:
             estimate, **seconds, evaluate=estimate.evaluate * (sample if rl else train), other=other, start=start
         )
 
-    grown = max(0, plan.memory.total - memory(plan.evaluated, shape, plan.device, lengths).total)
+    measured = memory(plan.evaluated, shape, plan.device.kind, *lengths.for_memory(config))
+    grown = max(0, plan.memory.total - measured.total)
     worst = max(_peak_bytes() + grown, 0 if trained else plan.memory.total)
     return replace(
         plan,

@@ -6,18 +6,15 @@ TF32 off. Prices are what renting one by the hour costs at a cloud for GPUs, rou
 
 from __future__ import annotations
 
-import contextlib
-import os
 import timeit
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
 from typing import Literal
 
 from hone.errors import UserError
-from hone.orchestrator.placement import share_of_cores
+from hone.orchestrator.placement import ram, share_of_cores
 
 PRICES_OF = "mid 2025"
 
@@ -38,6 +35,11 @@ class Device:
     usd_per_hour: float | None = None
     free: int | None = None
     cores: int = 1
+
+    @property
+    def room(self) -> int:
+        """Bytes for a run: what is free now, or of a device that is only named, all."""
+        return self.memory if self.free is None else self.free
 
 
 def _gpu(name: str, gb: float, bf16: float, fp32: float, tb_s: float, usd: float) -> Device:
@@ -130,38 +132,6 @@ def _measured_speed(threads: int) -> tuple[dict[str, float], float]:
         return flops, 2 * source.nbytes / best(lambda: target.copy_(source))
     finally:
         torch.set_num_threads(before)
-
-
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def ram() -> tuple[int, int]:
-    """Return (bytes of memory that this process may take, bytes free now, its own included).
-
-    They are the machine's, or its cgroup's limit; files that the cgroup's memory holds are given up when it is wanted.
-    """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
-    with contextlib.suppress(OSError, ValueError):  # no such cgroup, or "max"
-        most, now = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        if most < total:
-            cached = memory_fields(CGROUP / "memory.stat").get("inactive_file", 0)
-            total, free = most, min(free, most - max(0, now - cached))
-    return total, max(0, free) + own_bytes()
-
-
-def own_bytes() -> int:
-    """Return the bytes of memory that this process has."""
-    return memory_fields(Path("/proc/self/status")).get("VmRSS:", 0) * 1024
-
-
-def memory_fields(path: Path) -> dict[str, int]:
-    """Read the numbers of a file with a name and a number a line; empty where there is no such file."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}
 
 
 def size(count: float) -> str:

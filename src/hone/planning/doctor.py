@@ -231,7 +231,7 @@ def check_threads(subject: Subject) -> Iterator[Row]:
 
 
 def check_memory(subject: Subject) -> Iterator[Row]:
-    from hone.planning.devices import ram
+    from hone.orchestrator.placement import ram
 
     total, free = ram()
     little = "the quickstart takes 0.8 GiB, a model of 0.6B parameters about 12" if free < 2 * GIB else ""
@@ -355,7 +355,7 @@ def check_run(subject: Subject) -> Iterator[Row]:
     from hone.errors import UserError
     from hone.model.files import is_hub_id
     from hone.planning.advice import disk_needed, free_disk, missing
-    from hone.planning.shape import Shape
+    from hone.planning.shape import shape_of
 
     name, absent = config.model.name, missing(config)
     for what, text in absent.items():
@@ -364,7 +364,7 @@ def check_run(subject: Subject) -> Iterator[Row]:
     if is_hub_id(name) and not any(cached.glob("snapshots/*/*.safetensors")):
         yield "model", "warning", f"{name} is not in the hub's cache: the run fetches it", f"hf download {name}"
     with contextlib.suppress(UserError):  # without a model there is nothing to measure
-        shape = Shape.of(name, config.model.init)
+        shape = shape_of(name, config.model.init)
         yield judge("model", f"{name}: {shape.parameters / 1e6:,.1f}M parameters")
         needs, free = disk_needed(config, shape), free_disk(config.output_dir)
         text, little = f"{size(needs)} for what it saves; {size(free)} are free", "that is too little"

@@ -6,16 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hone.composition.memory import PHASES, Memory, fitted, memory
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.inference.memory import KV_GIB, rows_asked_for, wave
+from hone.model.config import DecoderConfig
 from hone.planning.advice import remedies, surprises
 from hone.planning.arithmetic import Lengths, Steps, checkpoints_kept
 from hone.planning.data import Facts
 from hone.planning.devices import PRICES_OF, Device, size
-from hone.planning.memory import KV_GIB, PHASES, Memory, checkpoint_bytes, memory, sampled_at_once, weight_bytes
-from hone.planning.shape import Shape
+from hone.planning.shape import shape_of
 from hone.runs.progress import duration, short_seconds
+from hone.trainer.memory import checkpoint_bytes, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.planning.time import Times
@@ -25,9 +28,9 @@ if TYPE_CHECKING:
 class Plan:
     """What is known of a run before it starts, as one process on one device.
 
-    `memory` and the times are None where the model's shape isn't known. `evaluated` is the config with an evaluation of
-    no more examples than are held out; `here`: on this machine. `usual` are the times if completions are as long as
-    `lengths` says, `worst` if all run to their limit.
+    `memory` and the times are None where the model's shape isn't known. `evaluated` is the config as a run
+    resolves it for the device's memory, with an evaluation of no more examples than are held out; `here`: on this
+    machine. `usual` are the times if completions are as long as `lengths` says, `worst` if all run to their limit.
     """
 
     config: RLConfig | SFTConfig
@@ -37,7 +40,7 @@ class Plan:
     steps: Steps
     facts: Facts
     lengths: Lengths
-    shape: Shape | None
+    shape: DecoderConfig | None
     memory: Memory | None
     usual: Times | None
     worst: Times | None
@@ -47,8 +50,8 @@ class Plan:
 
     @property
     def room(self) -> int:
-        """Bytes that the device has for the run: what is free of it now, or of a device that is only named, all."""
-        return self.device.memory if self.device.free is None else self.device.free
+        """Bytes that the device has for the run."""
+        return self.device.room
 
     @property
     def fits(self) -> bool:
@@ -80,7 +83,7 @@ def plan_of(
     facts: Facts,
     usd_per_hour: float | None = None,
     here: bool = True,
-    shape: Shape | None = None,
+    shape: DecoderConfig | None = None,
 ) -> Plan:
     """Return the plan of a run on `device`; `here`: on this machine.
 
@@ -90,7 +93,7 @@ def plan_of(
     notes, evaluated = list(facts.notes), config
     if shape is None:
         try:
-            shape = Shape.of(config.model.name, config.model.init)
+            shape = shape_of(config.model.name, config.model.init)
         except UserError as error:
             notes.insert(0, f"no memory, time and cost without the model's shape: {error}")
     if isinstance(config, RLConfig):
@@ -104,7 +107,8 @@ def plan_of(
     lengths = facts.lengths(config)
     needs = usual = worst = None
     if shape is not None:
-        needs = memory(evaluated, shape, device, lengths)
+        evaluated = fitted(evaluated, shape, device.kind, device.room, *lengths.for_memory(config))
+        needs = memory(evaluated, shape, device.kind, *lengths.for_memory(config))
         if device.flops:
             from hone.planning.time import times
 
@@ -142,16 +146,18 @@ def _checkpoint_words(plan: Plan) -> str:
     kept = checkpoints_kept(config)
     text = f"checkpoints: {written}" + (f", of which {kept} are kept" if kept < written else "")
     if plan.shape:
-        each = checkpoint_bytes(plan.shape, config.precision) + weight_bytes(plan.shape, config.precision)
+        each = checkpoint_bytes(plan.shape, config.precision, trainer_of(config).optim)
+        each += weight_bytes(plan.shape, config.precision)
         text += f"; {size(each)} each with its weights, {size(kept * each)} on the disk at the end"
     return text
 
 
 def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     notes = {name: f"only while {phase}" for phase, names in PHASES.items() for name in names}
+    notes["activations"] += f", checkpointing = {trainer_of(plan.evaluated).checkpointing}"
     if isinstance(plan.evaluated, RLConfig) and plan.shape:
-        at_once, rows, _ = sampled_at_once(plan.evaluated, plan.shape, plan.lengths)
-        if at_once < rows:
+        rows, _ = rows_asked_for(plan.evaluated)
+        if (at_once := wave(plan.evaluated, plan.shape, rows, plan.lengths.longest)) < rows:
             limit = f"inference.kv_gib = {plan.evaluated.inference.kv_gib or KV_GIB:g}"
             notes["kv cache"] += f", {at_once:,} of {rows:,} completions at once: {limit}"
     for name, taken in sorted(needs.parts.items(), key=lambda pair: -pair[1]):

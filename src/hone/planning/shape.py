@@ -1,12 +1,8 @@
-"""The shape of a dense decoder, and what follows from it: parameters, bytes and FLOPs.
-
-Well-known models are listed by their hub id, so that a plan needs no network.
-"""
+"""The shapes of models, by name. Well-known ones are listed by their hub id, so that a plan needs no network."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,72 +12,32 @@ from hone.model.config import DecoderConfig
 from hone.model.files import TINY, is_hub_id, read_json
 
 
-@dataclass(frozen=True)
-class Shape(DecoderConfig):
-    """The architecture of a decoder, with the sizes that follow from it."""
+def shape_of(model: str | Path, init: InitConfig | None = None) -> DecoderConfig:
+    """Return the shape of a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`.
 
-    @property
-    def layer_matrices(self) -> int:
-        """Scalars of one layer's matrices."""
-        return self.hidden_size * (2 * self.q_size + 2 * self.kv_size) + 3 * self.hidden_size * self.intermediate_size
+    Raises UserError if there is no such model, or its config can't be read.
+    """
+    name, folder = str(model), Path(model)
+    if name == TINY:
+        from hone.model.presets import tiny_config
 
-    @property
-    def matrices(self) -> int:
-        """Scalars of all layers' matrices."""
-        return self.num_layers * self.layer_matrices
+        return tiny_config(init)
+    if not folder.is_dir():
+        if shape := known(name):
+            return shape
+        if not is_hub_id(name):
+            raise UserError(f"there is no model folder {name}, nor can this be the id of a model on the hub")
+        from huggingface_hub import hf_hub_download
 
-    @property
-    def embedding(self) -> int:
-        """Scalars of the embedding `[V, D]`, and so of the head."""
-        return self.vocab_size * self.hidden_size
-
-    @property
-    def parameters(self) -> int:
-        """All scalars, a tied head counted once."""
-        others = 2 * self.hidden_size + 2 * self.head_dim * self.qk_norm  # norms, and biases
-        others += self.qkv_bias * (self.q_size + 2 * self.kv_size) + self.o_bias * self.hidden_size
-        others += self.mlp_bias * (2 * self.intermediate_size + self.hidden_size)
-        embeddings = self.embedding * (1 if self.tie_word_embeddings else 2)
-        return embeddings + self.matrices + self.num_layers * others + self.hidden_size
-
-    @property
-    def kv_bytes_per_token(self) -> int:
-        """Bytes of one token's keys and values in all layers; hone's own engine keeps them in fp32."""
-        return 2 * self.num_layers * self.kv_size * 4
-
-    def attention_flops_per_token(self, context: float) -> float:
-        """Return the FLOPs of attending to `context` tokens in all layers: scores and their products with values."""
-        return 4 * self.num_layers * self.q_size * context
-
-    @classmethod
-    def of(cls, model: DecoderConfig | str | Path, init: InitConfig | None = None) -> Shape:
-        """Return the shape of a config, a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`.
-
-        Raises UserError if there is no such model, or its config can't be read.
-        """
-        if isinstance(model, DecoderConfig):
-            return cls(**vars(model))
-        name, folder = str(model), Path(model)
-        if name == TINY:
-            from hone.model.presets import tiny_config
-
-            return cls.of(tiny_config(init))
-        if not folder.is_dir():
-            if shape := known(name):
-                return shape
-            if not is_hub_id(name):
-                raise UserError(f"there is no model folder {name}, nor can this be the id of a model on the hub")
-            from huggingface_hub import hf_hub_download
-
-            try:
-                folder = Path(hf_hub_download(name, "config.json", etag_timeout=3)).parent
-            except Exception as error:  # offline, no such model, no permission
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise UserError(f"the config of {name} can't be fetched from the hub ({reason})") from error
-        return cls.of(DecoderConfig.from_hf(read_json(folder, "config.json", needed=True)))
+        try:
+            folder = Path(hf_hub_download(name, "config.json", etag_timeout=3)).parent
+        except Exception as error:  # offline, no such model, no permission
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise UserError(f"the config of {name} can't be fetched from the hub ({reason})") from error
+    return DecoderConfig.from_hf(read_json(folder, "config.json", needed=True))
 
 
-def known(name: str) -> Shape | None:
+def known(name: str) -> DecoderConfig | None:
     """Return the shape of a model that is known by its hub id, or of a variant of it (`…-Instruct`, `…-Base`)."""
     key = re.sub(r"(?<=qwen2\.5)-(math|coder)", "", name.split("/")[-1].lower())
     return KNOWN.get(re.sub(r"-(instruct|base|reverse-text-sft|it)$", "", key))
@@ -113,7 +69,7 @@ _TABLE = {
     "smollm2-1.7b": (24, 2048, 32, 32, 64, 8192, 49152),
 }
 KNOWN = {
-    name: Shape(
+    name: DecoderConfig(
         **dict(zip(_SIZES, sizes, strict=True)),
         **_FAMILIES[name.split("-")[0]],
         tie_word_embeddings=name not in _UNTIED,

@@ -11,10 +11,11 @@ from dataclasses import asdict, dataclass, replace
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.inference.memory import kv_bytes_per_token, wave
+from hone.model.config import DecoderConfig
 from hone.planning.arithmetic import Lengths, Steps
 from hone.planning.devices import Device
-from hone.planning.memory import checkpoint_bytes, micro_batch_limit, wave
-from hone.planning.shape import Shape
+from hone.trainer.memory import checkpoint_bytes, micro_batch_limit
 
 SMALL_MODEL = 10_000_000
 """As `hone.composition.machine`."""
@@ -66,7 +67,7 @@ class Times:
 
 def times(
     config: RLConfig | SFTConfig,
-    shape: Shape,
+    shape: DecoderConfig,
     device: Device,
     lengths: Lengths | None = None,
     usd_per_hour: float | None = None,
@@ -81,7 +82,7 @@ def times(
         device = replace(device, flops={name: rate / device.cores for name, rate in device.flops.items()})
     budgeted = config.budget.usd_per_hour if config.budget else None
     price = usd_per_hour or budgeted or device.usd_per_hour
-    start = 8.0 + 3 * checkpoint_bytes(shape, "bf16") / 14e9
+    start = 8.0 + 3 * shape.parameters / 1e9
     steps = Steps.of(config, pool)
     if isinstance(config, SFTConfig):
         tokens = config.data.batch_size * lengths.completion
@@ -112,37 +113,46 @@ def times(
         evaluations=steps.evaluations,
         evaluate=evaluate,
         start=start,
-        save=steps.checkpoints * checkpoint_bytes(shape, config.precision) / device.bandwidth,
+        save=steps.checkpoints * checkpoint_bytes(shape, config.precision, config.trainer.optim) / device.bandwidth,
         usd_per_hour=price,
     )
 
 
-def train_seconds(config: RLConfig | SFTConfig, shape: Shape, device: Device, tokens: float, context: float) -> float:
+def train_seconds(
+    config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, tokens: float, context: float
+) -> float:
     """Return the seconds of forward, backward and update on `tokens` that see `context` others each on the average."""
     rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
     seconds = 3 * tokens * 2 * shape.matrices / rate
-    seconds += 3 * tokens * (2 * shape.embedding + shape.attention_flops_per_token(context)) / exact
+    seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
     if isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0:
         seconds *= 4 / 3
     update = shape.parameters * 28 / (device.bandwidth * BANDWIDTH)
-    passes = max(1.0, tokens / micro_batch_limit(config, device))
+    passes = max(1.0, tokens / micro_batch_limit(config, device.kind))
     return seconds + update + 3 * passes * shape.num_layers * LAUNCH[device.kind]
 
 
-def sample_seconds(config: RLConfig, shape: Shape, device: Device, rows: int, prompts: int, lengths: Lengths) -> float:
+def sample_seconds(
+    config: RLConfig, shape: DecoderConfig, device: Device, rows: int, prompts: int, lengths: Lengths
+) -> float:
     """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache holds fewer."""
     rate, exact = (flops * PREFILL for flops in _flops(config, device))
     prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
-    at_once = wave(config, shape, rows, lengths)
+    at_once = wave(config, shape, rows, int(lengths.longest))
     weights = shape.matrices * (4 if config.precision == "fp32" else 2)
     weights += shape.embedding * (2 if config.precision == "bf16" else 4)
-    cached = (prompts / rows * lengths.prompt + lengths.completion / 2) * shape.kv_bytes_per_token
+    cached = (prompts / rows * lengths.prompt + lengths.completion / 2) * kv_bytes_per_token(shape)
     reading = (weights + at_once * cached) / (device.bandwidth * BANDWIDTH)
     computing = at_once * (2 * shape.matrices / rate + 2 * shape.embedding / exact)
     decode = max(reading, computing) + shape.num_layers * LAUNCH[device.kind]
     return prefill + -(-rows // at_once) * lengths.decoded * decode
+
+
+def attention_flops(shape: DecoderConfig, context: float) -> float:
+    """Return the FLOPs of one token that attends to `context` others in all layers: scores and products with values."""
+    return 4 * shape.num_layers * shape.q_size * context
 
 
 def _flops(config: RLConfig | SFTConfig, device: Device) -> tuple[float, float]:

@@ -18,12 +18,9 @@ import numpy as np
 import torch
 
 from hone.model.device import upload
+from hone.trainer.memory import MICRO_BATCH_TOKENS
 from hone.trainer.parallel import ALONE, Ranks
 from hone.types import PackedBatch
-
-MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Default size of a micro-batch by device: on a CPU its activations should stay in the cache (tiny preset: 4096 tokens
-at a time take a tenth less time than 16384)."""
 
 
 @dataclass(frozen=True)

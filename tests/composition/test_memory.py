@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from hone.algorithms.losses import sft_objective
+from hone.composition.memory import memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.inference.memory import packed_bytes
 from hone.model.presets import random_decoder, tiny_config
-from hone.planning.arithmetic import Lengths
-from hone.planning.devices import DEVICES, Device
-from hone.planning.memory import (
-    GIB,
+from hone.planning.shape import KNOWN
+from hone.trainer.logprobs import token_hidden
+from hone.trainer.memory import (
     activation_bytes,
+    cast_bytes,
     checkpoint_bytes,
-    engine_copies,
-    memory,
+    longest,
     micro_batch,
     optimiser_bytes,
     weight_bytes,
 )
-from hone.planning.shape import KNOWN, Shape
-from hone.trainer.logprobs import token_hidden
 from hone.trainer.packing import Sequence, pack
 from hone.trainer.step import Trainer
 
-CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 1e11, "fp32": 5e10}, 1e10)
 INIT = InitConfig(layers=3, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
 PRECISIONS = ["fp32", "bf16_linear", "bf16"]
 
@@ -46,23 +46,22 @@ def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str) ->
     model = random_decoder(tiny_config(INIT), precision=precision)
     trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 1, sft_objective)
     trainer.step([pack(sequences(2, 16))])
-    shape = Shape.of(model.config)
+    shape = model.config
     bytes_of = {name: sum(t.nbytes for t in group.values()) for name, group in trainer.tensors().items()}
     assert weight_bytes(shape, precision) == bytes_of["model"]
     # AdamW also counts its steps, 4 bytes a tensor.
-    assert optimiser_bytes(shape, precision) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
-    assert checkpoint_bytes(shape, precision) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
+    assert optimiser_bytes(shape, precision, OptimConfig()) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
+    assert checkpoint_bytes(shape, precision, OptimConfig()) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
 
 
 def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:
     model = random_decoder(tiny_config(INIT), precision="bf16_linear")
     kept = sum(m._weight_bf16.nbytes for m in model.modules() if getattr(m, "_weight_bf16", None) is not None)
-    shape = Shape.of(model.config)
-    assert engine_copies(shape, "bf16_linear", CPU, samples=False) == kept
+    assert cast_bytes(model.config, "bf16_linear") == kept
     # For sampling the layout of the kernels besides; the head is too small for one.
-    assert engine_copies(shape, "bf16_linear", CPU) == 2 * kept
-    assert engine_copies(KNOWN["qwen3-8b"], "bf16", CPU) == 0  # too large to be packed
-    assert engine_copies(KNOWN["qwen3-8b"], "bf16", DEVICES["h100"]) == 0
+    assert packed_bytes(model.config, "bf16_linear", "cpu") == kept
+    assert packed_bytes(KNOWN["qwen3-8b"], "bf16", "cpu") == 0  # too large to be packed
+    assert packed_bytes(KNOWN["qwen3-0.6b"], "bf16", "cuda") == 0
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -89,41 +88,47 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> N
     tokens, slots = sum(range(57, 65)), 8 * 64
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = token_hidden(model, batch, batch.loss_indices)
-    shape = Shape.of(config)
-    passing = activation_bytes(Shape(**{**shape.__dict__, "num_layers": 0}), precision, CPU, tokens, slots)
-    planned = activation_bytes(shape, precision, CPU, tokens, slots) - passing
+    passing = activation_bytes(replace(config, num_layers=0), precision, "cpu", tokens, slots)
+    planned = activation_bytes(config, precision, "cpu", tokens, slots) - passing
     assert planned == pytest.approx(sum(saved.values()), rel=0.05)
     del hidden
 
 
 def test_micro_batches_share_the_prompt_of_their_completions() -> None:
     config = rl("--orchestrator.batch-size", "64", "--orchestrator.rollouts-per-example", "8", "--seq-len", "256")
-    lengths = Lengths(56, 200, 56, 200)
     # A group has 56 + 8 x 200 = 1656 tokens: two of them fit into 4096, whose attention sees the prompt 16 times.
-    assert micro_batch(config, CPU, lengths) == (2 * 1656, 16 * 256, 16 * 200)
+    assert micro_batch(config, "cpu", 56, 200) == (2 * 1656, 16 * 256, 16 * 200)
     small = rl("--orchestrator.rollouts-per-example", "8", "--trainer.micro-batch-tokens", "500")
-    assert micro_batch(small, CPU, lengths) == (56 + 2 * 200, 2 * 256, 2 * 200)
+    assert micro_batch(small, "cpu", 56, 200) == (56 + 2 * 200, 2 * 256, 2 * 200)
     # A sequence is never cut.
     least = rl("--orchestrator.rollouts-per-example", "8", "--trainer.micro-batch-tokens", "100")
-    assert micro_batch(least, CPU, lengths) == (256, 256, 200)
+    assert micro_batch(least, "cpu", 56, 200) == (256, 256, 200)
+
+
+def parts(config: RLConfig, device: str) -> dict[str, int]:
+    return memory(config, KNOWN["qwen3-0.6b"], device, *longest(config)).parts
 
 
 def test_parts_of_a_run_by_hand() -> None:
     shape = KNOWN["qwen3-0.6b"]
     config = rl("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512", "--orchestrator.batch-size", "32")
     config.inference.kv_gib = 8
-    parts = memory(config, shape, DEVICES["h100"]).parts
-    assert parts["weights"] == 4 * shape.parameters and parts["optimiser"] == 8 * shape.parameters
+    plain = parts(config, "cuda")
+    assert plain["weights"] == 4 * shape.parameters and plain["optimiser"] == 8 * shape.parameters
     # 2 prompts and 32 completions of 512 tokens each, 229,376 bytes a token.
-    assert parts["kv cache"] == (2 + 32) * 512 * 229_376
-    assert parts["engine copies"] == 2 * 28 * shape.layer_matrices
-    assert "reference model" not in parts and "checkpoint copy" not in parts
-    with_kl = memory(rl("--trainer.loss.kl-coef", "0.1"), shape, DEVICES["h100"]).parts
-    assert with_kl["reference model"] == parts["weights"] + parts["engine copies"]
+    assert plain["kv cache"] == (2 + 32) * 512 * 229_376
+    assert plain["bf16 casts"] == 2 * 28 * shape.layer_matrices
+    assert not {"packed weights", "reference model", "checkpoint copy"} & set(plain)
+    with_kl = parts(rl("--trainer.loss.kl-coef", "0.1"), "cuda")
+    assert with_kl["reference model"] == plain["weights"] + plain["bf16 casts"]
+    few = parts(rl("--trainer.optim.state", "8bit", "--precision", "bf16"), "cuda")
+    assert few["optimiser"] == pytest.approx((4 + 2 + 1 / 32) * shape.parameters, rel=1e-6)
+    assert few["weights"] == 2 * shape.parameters
+    assert "optimiser" not in parts(rl("--trainer.optim.offload"), "cuda")
 
 
 def test_a_background_checkpoint_is_copied_on_a_cpu() -> None:
-    shape, flags = KNOWN["qwen2.5-0.5b"], ["--ckpt.interval", "10"]
-    assert memory(rl(*flags), shape, CPU).parts["checkpoint copy"] == 12 * shape.parameters
-    assert "checkpoint copy" not in memory(rl(*flags), shape, DEVICES["h100"]).parts
-    assert "checkpoint copy" not in memory(rl(*flags, "--no-ckpt.background"), shape, CPU).parts
+    shape, flags = KNOWN["qwen3-0.6b"], ["--ckpt.interval", "10"]
+    assert parts(rl(*flags), "cpu")["checkpoint copy"] == 12 * shape.parameters
+    assert "checkpoint copy" not in parts(rl(*flags), "cuda")
+    assert "checkpoint copy" not in parts(rl(*flags, "--no-ckpt.background"), "cpu")

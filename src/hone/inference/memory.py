@@ -1,0 +1,63 @@
+"""Bytes that hone's own engine takes beside the weights, by part. Needs no torch, as `hone.trainer.memory`."""
+
+from __future__ import annotations
+
+from hone.config.rl import RLConfig
+from hone.model.config import DecoderConfig
+
+GIB = 2**30
+KV_GIB = 4.0
+"""Memory for keys and values on a CPU, and where a run of an older hone does not say how much."""
+PREFIX_SHARE = 0.25
+"""As much again of it for the prompts of conversations, whose next turns begin with them."""
+MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
+"""As `hone.model.packed`."""
+
+
+def kv_bytes_per_token(model: DecoderConfig) -> int:
+    """Return the bytes of one token's keys and values in all layers."""
+    return 2 * model.num_layers * model.kv_size * 4
+
+
+def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
+    """Return the bytes of the layout that a CPU's kernels read, of the layers' matrices and of the head."""
+    if device != "cpu" or model.parameters * (2 if precision == "bf16" else 4) > MAX_PACKED_BYTES:
+        return 0
+    packed = 2 * model.matrices
+    if precision == "fp32":
+        sizes = [model.hidden_size * (model.q_size + 2 * model.kv_size), model.q_size * model.hidden_size]
+        sizes += [2 * model.hidden_size * model.intermediate_size, model.hidden_size * model.intermediate_size]
+        packed = 4 * model.num_layers * sum(size for size in sizes if size >= MIN_FP32_PACKED)
+    head = model.embedding * (2 if precision == "bf16" else 4)
+    return packed + (head if precision == "bf16" or model.embedding >= MIN_FP32_PACKED else 0)
+
+
+def sampling_bytes(config: RLConfig, model: DecoderConfig, prompt: int, completion: int) -> dict[str, int]:
+    """Return the parts of an engine whose prompts and completions all have these lengths."""
+    asked, group = rows_asked_for(config)
+    rows, token = wave(config, model, asked, prompt + completion), kv_bytes_per_token(model)
+    prompts = -(-rows // group) * prompt
+    scores = rows * model.num_heads * (prompt + completion) * 4
+    return {
+        "kv cache": (prompts + rows * completion) * token,
+        # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
+        "sampling logits": 4 * rows * model.vocab_size * 4 + 3 * scores,
+        # Keys and values as the prefill made them, and end to end, before the cache has its own copy.
+        "prefill": prompts * token,
+    }
+
+
+def rows_asked_for(config: RLConfig) -> tuple[int, int]:
+    """Return (completions, those of one prompt) of a batch or of an evaluation, whichever has more."""
+    orch = config.orchestrator
+    rows = [(orch.batch_size, orch.rollouts_per_example)]
+    if orch.eval:
+        each = orch.eval.rollouts_per_example
+        rows.append((orch.eval.num_examples * each, each))
+    return max(rows)
+
+
+def wave(config: RLConfig, model: DecoderConfig, rows: int, longest: int) -> int:
+    """Return how many of `rows` go at once: as many as `inference.kv_gib` has room for at `longest` tokens each."""
+    room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model)
+    return max(1, min(rows, room // max(1, longest)))

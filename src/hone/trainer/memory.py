@@ -1,0 +1,145 @@
+"""Bytes that a trainer takes on its device, by part. Imports no torch, for `plan` needs none.
+
+Weights, their bf16 casts, the optimiser's state and a reference model stay; gradients, activations and logits come and
+go with each step. What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions
+of `hone.model` save them.
+"""
+
+from __future__ import annotations
+
+from hone.config.rl import RLConfig, TrainerConfig
+from hone.config.sft import SFTConfig
+from hone.config.shared import OptimConfig
+from hone.model.config import DecoderConfig
+
+MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
+"""Default size of a micro-batch by device: on a CPU its activations should stay in the cache (tiny preset: 4096 tokens
+at a time take a tenth less time than 16384)."""
+MAX_LOGITS = 2**25
+"""As `hone.model.decoder`."""
+CHECKPOINTING = ("none", "selective", "layer")
+"""From the fastest to the leanest."""
+STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}
+"""Bytes of AdamW's two moments of one weight; in 8 bits, each block of 256 has a scale in fp32."""
+
+
+def training_bytes(
+    config: RLConfig | SFTConfig, model: DecoderConfig, device: str, prompt: int, completion: int, ranks: int = 1
+) -> dict[str, int]:
+    """Return the parts of a trainer of `config` on a `device` ("cpu" or "cuda") when sequences have these lengths.
+
+    With several `ranks`, those of one of them: weights, gradients and optimiser are in shards, of which one layer at a
+    time is gathered.
+    """
+    precision, settings = config.precision, trainer_of(config)
+    tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
+    weights, item = weight_bytes(model, precision), 2 if precision == "bf16" else 4
+    casts = cast_bytes(model, precision) if ranks == 1 else 0
+    reference = isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0
+    optimiser = 0 if settings.optim.offload and device != "cpu" else optimiser_bytes(model, precision, settings.optim)
+    return {
+        "weights": weights // ranks,
+        "bf16 casts": casts,
+        "gathered weights": (model.layer_matrices + model.embedding) * item if ranks > 1 else 0,
+        "optimiser": optimiser // ranks,
+        "reference model": (weights // ranks + casts) * reference,
+        # In fp32; and the embedding's of a micro-batch, before those of the others get it.
+        "gradients": 4 * model.parameters // ranks + 4 * model.embedding,
+        "activations": activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none"),
+        "logits": head_bytes(model, loss_tokens),
+    }
+
+
+def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
+    """Return the section with a trainer's settings."""
+    return config.trainer if isinstance(config, RLConfig) else config
+
+
+def weight_bytes(model: DecoderConfig, precision: str) -> int:
+    return model.parameters * (2 if precision == "bf16" else 4)
+
+
+def cast_bytes(model: DecoderConfig, precision: str) -> int:
+    """Return the bytes of the bf16 casts of the layers' matrices that `bf16_linear` keeps."""
+    return 2 * model.matrices if precision == "bf16_linear" else 0
+
+
+def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) -> int:
+    """Return the bytes of AdamW's two moments, and of bf16 weights an fp32 master copy, wherever they are."""
+    return int(model.parameters * (STATE_BYTES[optim.state] + (4 if precision == "bf16" else 0)))
+
+
+def checkpoint_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) -> int:
+    """Return the bytes of model and optimiser state, in memory or on the disk."""
+    return weight_bytes(model, precision) + optimiser_bytes(model, precision, optim)
+
+
+def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
+    """Return the most tokens of (prompt, completion) that the config allows; by guess, where only their sum is set."""
+    if isinstance(config, SFTConfig):
+        return 0, config.data.seq_len
+    most = config.orchestrator.sampling.max_tokens
+    new = config.seq_len * 3 // 4 if most is None else min(config.seq_len - 1, turns * most)
+    return config.seq_len - new, new
+
+
+def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
+    """Return the tokens that a micro-batch has room for."""
+    section = config.trainer if isinstance(config, RLConfig) else config.data
+    return section.micro_batch_tokens or MICRO_BATCH_TOKENS[device]
+
+
+def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completion: int) -> tuple[int, int, int]:
+    """Return (tokens, attention slots, tokens with loss) of the largest micro-batch.
+
+    Completions of one prompt share it as long as they are in one micro-batch; attention sees it once for each.
+    """
+    most, completion = micro_batch_limit(config, device), max(1, completion)
+    if isinstance(config, SFTConfig):
+        tokens = max(min(most, config.data.batch_size * completion), completion)
+        return tokens, tokens, tokens
+    group = config.orchestrator.rollouts_per_example
+    whole = prompt + group * completion
+    if whole <= most:
+        count = min(config.orchestrator.batch_size // group, most // whole)
+        return count * whole, count * group * (prompt + completion), count * group * completion
+    count = max(1, (most - prompt) // completion)
+    return prompt + count * completion, count * (prompt + completion), count * completion
+
+
+def activation_bytes(
+    model: DecoderConfig, precision: str, device: str, tokens: int, slots: int, checkpointing: str = "none"
+) -> int:
+    """Return what `tokens` of one micro-batch, in `slots` of attention, keep until their backward pass and need there.
+
+    Inputs of products are kept in bf16 unless the precision is fp32.
+    """
+    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
+    low = 4 if precision == "fp32" else 2
+    norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
+    inputs = low * (2 * hidden + q)  # of qkv, o, gate_up
+    mlp = low * 3 * inner  # gate_up and activation
+    wide = 2 if precision != "fp32" and device == "cuda" else 4
+    # q, k, v and what comes out; without a kernel that groups query heads, k and v are repeated for them.
+    attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
+    rows = tokens
+    if device == "cpu" and precision == "bf16_linear":  # rows of zeros are appended, as in `hone.model.packed`
+        granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 16)
+        rows = -(-tokens // granule) * granule
+    layer = tokens * norms + rows * (inputs + mlp) + slots * attention
+    # In the backward pass of one layer: the gradients of gate_up, of the activation and of the residual stream.
+    passing = tokens * (low * 5 * inner + 4 * 4 * hidden) + slots * wide * 2 * (q + kv)
+    if checkpointing == "none":
+        return model.num_layers * layer + passing
+    stream = tokens * hidden * (2 if precision == "bf16" else 4)
+    kept = stream  # a layer's input
+    if checkpointing == "selective":  # and what its products and its attention gave
+        kept += stream * 2 + tokens * low * (q + 2 * kv + 2 * inner) + slots * wide * q
+    return model.num_layers * kept + layer + passing
+
+
+def head_bytes(model: DecoderConfig, rows: int) -> int:
+    """Return what the head takes for `rows` of loss tokens: of a chunk of them the logits, their logprobs, the
+    probabilities of the entropy, the gradient.
+    """
+    return 4 * 4 * min(rows, max(1, MAX_LOGITS // model.vocab_size)) * model.vocab_size
