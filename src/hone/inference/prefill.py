@@ -28,8 +28,8 @@ Layers = list[tuple[Tensor, Tensor]]
 class PrefillAttention:
     """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`."""
 
-    def __init__(self, lengths: list[int], precision: str = "fp32") -> None:
-        self.packed = PackedAttention(lengths, precision=precision)
+    def __init__(self, lengths: list[int]) -> None:
+        self.packed = PackedAttention(lengths)
         self.layers: Layers = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ class Prefill:
         lengths = [len(prompt.ids) for prompt in prompts]
         token_ids = torch.tensor([token for prompt in prompts for token in prompt.ids], device=device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
-        attention = PrefillAttention(lengths, self.model.precision)
+        attention = PrefillAttention(lengths)
         ends = torch.tensor(lengths, device=device).cumsum(0)
         whole = any(prompt.all_hidden is not None for prompt in prompts)
         hidden = self.model.hidden(token_ids, positions, attention, None if whole else ends - 1)

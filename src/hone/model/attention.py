@@ -2,8 +2,8 @@
 
 On a CPU (and for fp32 on a GPU) segments become right-padded rows, attended to by SDPA with `is_causal`: right padding
 needs no mask, for a real token never sees what follows it, and what padding slots compute is dropped. Segments of
-equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower.) On a GPU all other
-precisions take the bf16 kernel for segments of any length: fp32 has none.
+equal length need no padding and no copy. (On a CPU a block-diagonal mask is 6 to 18 times slower.) bf16 on a GPU takes
+the kernel for segments of any length; fp32 has none.
 
 A segment may continue another, its parent: a completion the prompt that its group shares. Its row is then both, the
 parent's tokens copied into each row that they open. What a shared token computes is taken from its first row, and is
@@ -35,14 +35,10 @@ class PackedAttention:
     """Attention over segments laid end to end, `segment_lengths[i]` tokens each. Built once a batch, for all layers.
 
     `parents[i]` is the segment whose tokens come before those of segment i, or -1; a parent has no parent itself.
-    `precision` is the model's (`Decoder.precision`).
     """
 
-    def __init__(
-        self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None, precision: str = "fp32"
-    ) -> None:
+    def __init__(self, segment_lengths: Sequence[int], parents: Sequence[int] | None = None) -> None:
         assert segment_lengths and min(segment_lengths) > 0, "a segment has at least one token"
-        self.half = precision != "fp32"
         self.rows, self.shared = _rows(segment_lengths, parents or [-1] * len(segment_lengths))
         self.row_lengths = [len(row) for row in self.rows]
         self.max_length = max(self.row_lengths)
@@ -52,8 +48,8 @@ class PackedAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend: q [N, H, Dh], k and v [N, K, Dh] → like q; query head h reads key/value head h // (H / K)."""
-        if self.half and q.is_cuda and q.shape[-1] % 8 == 0:  # the kernel takes no other head size
-            return self._varlen(q.bfloat16(), k.bfloat16(), v.bfloat16()).to(q.dtype)
+        if q.is_cuda and q.dtype == torch.bfloat16 and q.shape[-1] % 8 == 0:  # the kernel takes no other head size
+            return self._varlen(q, k, v)
         if self.equal and not self.shared:
             return _attend(q, k, v, len(self.rows), self.max_length)
         if self._layout is None:

@@ -115,6 +115,9 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         qkv = self.qkv_proj(self.input_norm(hidden_ND))
         q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
+        if self.qkv_proj.bf16_product and q.is_cuda:
+            # Its kernel for segments of any length takes bf16, and decoding must read the same keys and values.
+            q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
         attended = attention(self.index, q, k, v).flatten(1)
         if only is not None:
             hidden_ND, attended = hidden_ND.index_select(0, only), attended.index_select(0, only)

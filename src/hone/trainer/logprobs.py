@@ -17,7 +17,7 @@ from hone.types import PackedBatch
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
     """Return the hidden states `[M, D]` that predict the tokens at `indices_M`: those of the tokens before them."""
-    attention = PackedAttention(batch.lengths, batch.parents, model.precision)
+    attention = PackedAttention(batch.lengths, batch.parents)
     hidden_ND = model.hidden(batch.token_ids, batch.positions, attention)
     return hidden_ND.index_select(0, batch.previous[indices_M])
 
