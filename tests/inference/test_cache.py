@@ -60,7 +60,7 @@ def test_attention_equals_plain_attention_while_rows_leave(lengths, prompt_of_ro
     for index in range(MAX_NEW):
         if index in kept_rows:
             kept = list(kept_rows[index])
-            cache.keep(torch.tensor(kept))
+            cache.keep(np.array(kept))
             for layer in plain:
                 layer.rows = [layer.rows[row] for row in kept]
         for layer in range(2):
@@ -76,7 +76,7 @@ def test_a_prompt_is_stored_once_and_dropped_with_its_last_row():
     keys, values = cache.prompts[0]
     assert keys.shape == (KV_HEADS, 2, HEAD_DIM, 4) and values.shape == (KV_HEADS, 2, 4, HEAD_DIM)
     second = keys[:, 1].clone()
-    cache.keep(torch.tensor([3, 5]))
+    cache.keep(np.array([3, 5]))
     keys, values = cache.prompts[0]
     assert keys.shape[1] == values.shape[1] == 1 and torch.equal(keys[:, 0], second)
     assert cache.mask is not None and cache.mask.tolist() == [[[0, 0, -torch.inf, -torch.inf]]]

@@ -1,6 +1,9 @@
 """A batch of sequences that decode in step: what is known of each row, and its next token.
 
-Shapes: B rows, T tokens of the longest completion, V vocabulary, S stop ids of the row that has the most.
+What a model reads is on its device. Which rows go on is known on the host, which reads what was drawn once a step and
+waits for nothing else.
+
+Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest tokens that a row asks for, at most.
 """
 
 from __future__ import annotations
@@ -18,20 +21,16 @@ from torch import Tensor
 from hone import rng
 from hone.inference.sampler import sample_tokens, token_distribution
 from hone.inference.types import Failure, Job, SamplingParams, Token
+from hone.model.device import upload
 
 if TYPE_CHECKING:
     from hone.inference.text import StopWatch
 
 COMPACT_AT = 0.75
 """Finished sequences are removed from the batch once no more than this share is alive: removal copies the cache."""
-_NO_TOKEN = -1
-_BY_ROW = ("index", "last", "positions", "alive", "next", "logits")
-_BY_COLUMN = ("uniforms", "stops")
-"""The tensors of a batch: with a value for each row, and with as many columns as its longest row needs."""
+_BY_ROW = ("uniforms", "index", "positions", "next", "logits")
+"""The tensors of a batch with a value for each row."""
 NOT_FINITE = "the model's logits are not finite"
-
-Tops = dict[int, tuple[tuple[int, float], ...]]
-"""The likeliest tokens with their logprobs, of rows that ask for them."""
 
 
 class Cache(Protocol):
@@ -40,7 +39,7 @@ class Cache(Protocol):
     @property
     def tokens(self) -> int: ...
     def moved(self) -> None: ...
-    def keep(self, rows: Tensor) -> None: ...
+    def keep(self, rows: np.ndarray) -> None: ...
     def tokens_joined(self, other: Any, max_new: int) -> int: ...
     def join(self, other: Any, max_new: int) -> None: ...
 
@@ -62,18 +61,13 @@ class Batch:
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
         device = logits_BV.device
         self.tickets, self.cache, self.logits = list(tickets), cache, logits_BV
-        limits = np.array([ticket.job.max_tokens for ticket in tickets])
+        self.left = [ticket.job.max_tokens for ticket in tickets]
         keys = np.array([ticket.job.key for ticket in tickets], dtype=np.uint64)
-        columns = int(limits.max()) + 1  # a row that has ended, but is still here, draws behind its last token
-        self.uniforms = torch.from_numpy(rng.uniforms(keys, 0, columns)).to(device)
+        columns = max(self.left) + 1  # a row that has ended, but is still here, draws behind its last token
+        self.uniforms = upload(rng.uniforms(keys, 0, columns), device)
         self.index = torch.zeros(len(tickets), dtype=torch.int64, device=device)  # of each row's next token
-        self.last = torch.from_numpy(limits - 1).to(device)
-        self.positions = torch.tensor([len(ticket.job.prompt) for ticket in tickets], device=device)
-        self.alive = torch.ones(len(tickets), dtype=torch.bool, device=device)
+        self.positions = upload(np.array([len(ticket.job.prompt) for ticket in tickets]), device)
         self.next = self.index
-        width = max(1, max(len(ticket.stops) for ticket in tickets))
-        stops = [[*ticket.stops, *[_NO_TOKEN] * (width - len(ticket.stops))] for ticket in tickets]
-        self.stops = torch.tensor(stops, dtype=torch.int64, device=device)
         self._group()
 
     def __len__(self) -> int:
@@ -82,62 +76,62 @@ class Batch:
     @property
     def room(self) -> int:
         """Return the tokens that the row with most of them left may still get."""
-        return int((self.last - self.index).max()) + 1
+        return max(self.left)
 
-    def sample(self, version: int) -> list[Token | Failure]:
-        """Take the next token of every row; return those of rows that are alive.
+    def draw(self) -> Tensor:
+        """Take the next token of every row: `[B, 2 + 2 K]` float64, its id and logprob, then ids and logprobs of the
+        likeliest. float64 holds ids and logprobs exactly, so that all of it is read at once.
+        """
+        uniforms = self.uniforms.gather(1, self.index[:, None]).squeeze(1)
+        if len(self._groups) == 1:
+            drawn = self._draw(self.logits, uniforms, self._groups[0][0])
+        else:
+            drawn = self.logits.new_zeros(len(self), self._columns, dtype=torch.float64)
+            for params, rows in self._groups:
+                mine = self._draw(self.logits.index_select(0, rows), uniforms.index_select(0, rows), params)
+                drawn[rows, : mine.shape[1]] = mine
+        self.next = drawn[:, 0].long()
+        return drawn
+
+    def _draw(self, logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Tensor:
+        """Return `draw` of rows that are sampled in the same way."""
+        columns = [x.double()[:, None] for x in sample_tokens(logits, uniforms, params)]
+        if params.top_logprobs:
+            best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
+            columns += [best.indices.double(), best.values.double()]
+        return torch.cat(columns, dim=1)
+
+    def take(self, drawn: Sequence[Sequence[float]], version: int) -> list[Token | Failure]:
+        """Take what `draw` returned, on the host; return the tokens of rows that are alive.
 
         A row whose logits are not finite ends in a Failure, and the others go on.
         """
-        uniforms = self.uniforms.gather(1, self.index[:, None]).squeeze(1)
-        self.next, logprobs, tops = self._draw(uniforms)
-        stopped = (self.next[:, None] == self.stops).any(1)
-        before = self.alive
-        if self._watched:
-            stopped |= self._at_stop_string(before)
-        self.last = torch.where(before & stopped, self.index, self.last)
-        self.alive = before & (self.index < self.last)
-        columns = (x.tolist() for x in (before, self.alive, stopped, self.next, logprobs))
         emitted: list[Token | Failure] = []
-        for row, (was_alive, goes_on, at_stop, token, logprob) in enumerate(zip(*columns, strict=True)):
-            ticket, watch = self.tickets[row].number, self.tickets[row].watch
-            if was_alive and math.isfinite(logprob):
-                reason = None if goes_on else "stop" if at_stop else "length"
-                emitted.append(Token(ticket, token, logprob, tops.get(row, ()), version, reason, watch and watch.found))
-            elif was_alive:
-                self.alive[row] = False
-                emitted.append(Failure(ticket, f"{NOT_FINITE} (version {version} of the weights)"))
+        for row, (token, logprob, *best) in enumerate(drawn):
+            if not self.left[row]:
+                continue
+            ticket = self.tickets[row]
+            if not math.isfinite(logprob):
+                self.left[row] = 0
+                emitted.append(Failure(ticket.number, f"{NOT_FINITE} (version {version} of the weights)"))
+                continue
+            id, watch, reason = int(token), ticket.watch, None
+            self.left[row] -= 1
+            if (watch is not None and watch.push(id)) or id in ticket.stops:
+                self.left[row], reason = 0, "stop"
+            elif not self.left[row]:
+                reason = "length"
+            wanted = min(ticket.params.top_logprobs, self.logits.shape[1])
+            top = tuple(zip(map(int, best[:wanted]), best[wanted : 2 * wanted], strict=True))
+            emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found))
         return emitted
-
-    def _at_stop_string(self, alive: Tensor) -> Tensor:
-        """Return rows `[B]` whose text has come to a stop string with the new token, which becomes their last."""
-        at_stop = torch.zeros_like(alive)
-        for row in self._watched:
-            watch = self.tickets[row].watch
-            if watch is not None and alive[row] and watch.push(int(self.next[row])):
-                at_stop[row] = True
-        return at_stop
-
-    def _draw(self, uniforms: Tensor) -> tuple[Tensor, Tensor, Tops]:
-        """Return tokens `[B]`, logprobs `[B]`, and by row the likeliest tokens, where they are asked for."""
-        if len(self._groups) == 1 and not self._groups[0][0].top_logprobs:
-            return *sample_tokens(self.logits, uniforms, self._groups[0][0]), {}
-        tokens, logprobs = torch.zeros_like(self.index), torch.zeros_like(self.logits[:, 0], dtype=torch.float32)
-        tops: Tops = {}
-        for params, rows in self._groups:
-            logits = self.logits.index_select(0, rows)
-            tokens[rows], logprobs[rows] = sample_tokens(logits, uniforms.index_select(0, rows), params)
-            if params.top_logprobs:
-                best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
-                columns = rows.tolist(), best.indices.tolist(), best.values.tolist()
-                tops |= {row: tuple(zip(ids, values, strict=True)) for row, ids, values in zip(*columns, strict=True)}
-        return tokens, logprobs, tops
 
     def advance(self) -> None:
         """Go on to the next token. Rows that ended are taken out once they are many."""
-        if int(self.alive.sum()) <= COMPACT_AT * len(self):
-            self._keep(self.alive.nonzero().squeeze(1))
-        self.index = torch.minimum(self.index + 1, self.last + 1)
+        alive = np.flatnonzero(self.left)
+        if len(alive) <= COMPACT_AT * len(self):
+            self._keep(alive)
+        self.index = (self.index + 1).clamp_(max=self.uniforms.shape[1] - 1)
 
     def moved(self, logits_BV: Tensor) -> None:
         """Note a decode step, with the logits that it gave."""
@@ -149,39 +143,46 @@ class Batch:
         """End the row of this ticket, if it is here."""
         for row, ticket in enumerate(self.tickets):
             if ticket.number == number:
-                self.alive = self.alive.clone()
-                self.alive[row] = False
+                self.left[row] = 0
                 return True
         return False
 
-    def _keep(self, rows: Tensor) -> None:
-        self.tickets = [self.tickets[row] for row in rows.tolist()]
+    def _keep(self, rows: np.ndarray) -> None:
+        self.tickets = [self.tickets[row] for row in rows]
         if not self.tickets:
             return
+        self.left = [self.left[row] for row in rows]
         self.cache.keep(rows)
-        for name in (*_BY_ROW, *_BY_COLUMN):
-            setattr(self, name, getattr(self, name).index_select(0, rows))
+        index = upload(rows, self.logits.device)
+        for name in _BY_ROW:
+            setattr(self, name, getattr(self, name).index_select(0, index))
         self._group()
 
     def join(self, other: Batch) -> None:
         """Take in the rows of another batch."""
-        room = max(self.room, other.room)
-        self.cache.join(other.cache, room)
+        self.cache.join(other.cache, max(self.room, other.room))
         self.tickets += other.tickets
-        for name in _BY_COLUMN:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            width, fill = max(mine.shape[1], theirs.shape[1]), _NO_TOKEN if name == "stops" else 0
-            padded = [torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill) for x in (mine, theirs)]
-            setattr(self, name, torch.cat(padded))
+        self.left += other.left
+        width = max(self.uniforms.shape[1], other.uniforms.shape[1])
+        for batch in (self, other):
+            batch.uniforms = torch.nn.functional.pad(batch.uniforms, (0, width - batch.uniforms.shape[1]))
         for name in _BY_ROW:
             setattr(self, name, torch.cat([getattr(self, name), getattr(other, name)]))
         self._group()
 
     def _group(self) -> None:
-        """Group the rows that are sampled in the same way, and note those whose text is watched."""
-        self._watched = [row for row, ticket in enumerate(self.tickets) if ticket.watch is not None]
+        """Group the rows that are sampled in the same way."""
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
         for _, alike in groupby(order, key=lambda row: self.tickets[row].params.transform):
-            rows = list(alike)
-            self._groups.append((self.tickets[rows[0]].params, torch.tensor(rows, device=self.logits.device)))
+            rows = np.array(list(alike))
+            self._groups.append((self.tickets[rows[0]].params, upload(rows, self.logits.device)))
+        most = max(params.top_logprobs for params, _ in self._groups)
+        self._columns = 2 + 2 * min(most, self.logits.shape[1])
+
+
+def read(drawn: Sequence[Tensor]) -> list[list[list[float]]]:
+    """Return what batches have drawn, on the host: it waits for the device once."""
+    flat = torch.cat([one.flatten() for one in drawn]).cpu() if drawn else None
+    parts = [] if flat is None else flat.split([one.numel() for one in drawn])
+    return [part.view(one.shape).tolist() for part, one in zip(parts, drawn, strict=True)]

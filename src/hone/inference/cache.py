@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.model.config import DecoderConfig
+from hone.model.device import upload
 
 BLOCK = 32
 """Decoded tokens lie in blocks of this many columns, each dense in memory: read row by row from one tensor with room
@@ -56,7 +57,7 @@ class GroupLayout:
         self.in_order = len(self.prompt_of_group) * self.slots == rows and bool((np.diff(slot) == 1).all())
         row_of_slot = np.zeros(len(self.prompt_of_group) * self.slots, dtype=np.int64)
         row_of_slot[slot] = np.arange(rows)
-        self._slot_of_row, self._row_of_slot = (torch.from_numpy(x).to(device) for x in (slot, row_of_slot))
+        self._slot_of_row, self._row_of_slot = (upload(x, device) for x in (slot, row_of_slot))
 
     def to_groups(self, x: Tensor, kv_heads: int) -> Tensor:
         """Reshape [K·B, G, …] → [K·E, R·G, …]."""
@@ -89,16 +90,17 @@ class KVCache:
         """
         k = layers[0][0]
         self.width, self.column, self.room = max(lengths), 0, max_new
-        real = torch.arange(self.width, device=k.device) < torch.tensor(lengths, device=k.device)[:, None]  # [P, width]
+        self.starts = np.zeros(len(prompt_of_row), dtype=np.int64)  # the column of each row's first token
+        real = np.arange(self.width) < np.array(lengths)[:, None]  # [P, width]
+        places = upload(np.flatnonzero(real), k.device)
         self.prompts: list[tuple[Tensor, Tensor]] = []
         self.decoded: list[list[Tensor]] = [[] for _ in layers]
         for layer in layers:
             padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:], dtype=torch.float32)
-            padded[:, real] = torch.stack(layer).float()
+            padded.flatten(1, 2).index_copy_(1, places, torch.stack(layer).float())
             keys, values = padded[0].permute(2, 0, 3, 1), padded[1].permute(2, 0, 1, 3)
             self.prompts.append((keys.contiguous(), values.contiguous()))
-        self.mask = torch.zeros_like(real, dtype=torch.float32).masked_fill(~real, -torch.inf)[:, None]
-        self.began = torch.zeros(len(prompt_of_row), max_new, device=k.device)
+        self.mask = upload(np.where(real, np.float32(0), np.float32(-np.inf)), k.device)[:, None]
         self._lay_out(prompt_of_row)
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -143,15 +145,15 @@ class KVCache:
         """Return the tokens that there is room for: what it costs in `kv_bytes_per_token`."""
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: np.ndarray) -> None:
         """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
-        began = self.began.index_select(0, rows)
-        first = int((began == 0).int().argmax(1).min()) // BLOCK
-        self.began = began[:, first * BLOCK :].contiguous()
-        self.decoded = [[block.index_select(2, rows) for block in blocks[first:]] for blocks in self.decoded]
+        first = int(self.starts[rows].min()) // BLOCK
+        index = upload(rows, self.mask.device)
+        self.decoded = [[block.index_select(2, index) for block in blocks[first:]] for blocks in self.decoded]
+        self.starts = self.starts[rows] - first * BLOCK
         self.column -= first * BLOCK
         self.room -= first * BLOCK
-        self._lay_out(self.layout.group_of_row[rows.cpu().numpy()])
+        self._lay_out(self.layout.group_of_row[rows])
 
     def tokens_joined(self, other: KVCache, max_new: int) -> int:
         """Return what `tokens` would be after `join`."""
@@ -164,9 +166,7 @@ class KVCache:
         width, column = max(self.width, other.width), max(self.column, other.column)
         both = (self, other)
         self.mask = torch.cat([F.pad(cache.mask, (0, width - cache.width), value=-torch.inf) for cache in both])
-        began = [(cache.began[:, : cache.column], column - cache.column) for cache in both]
-        began = torch.cat([F.pad(columns, (shift, 0), value=-torch.inf) for columns, shift in began])
-        self.began = F.pad(began, (0, max_new))
+        self.starts = np.concatenate([cache.starts + column - cache.column for cache in both])
         for layer in range(len(self.prompts)):
             keys = [F.pad(cache.prompts[layer][0], (0, width - cache.width)) for cache in both]
             values = [F.pad(cache.prompts[layer][1], (0, 0, 0, width - cache.width)) for cache in both]
@@ -180,11 +180,13 @@ class KVCache:
 
     def _lay_out(self, prompt_of_row: np.ndarray) -> None:
         """Group the rows, and store a prompt for each group: `prompt_of_row` counts the prompts as now stored."""
+        before = np.arange(self.room) < self.starts[:, None]
+        self.began = upload(np.where(before, np.float32(-np.inf), np.float32(0)), self.mask.device)
         device, stored = self.prompts[0][0].device, self.prompts[0][0].shape[1]
         self.layout = GroupLayout(prompt_of_row, device)
         if np.array_equal(self.layout.prompt_of_group, np.arange(stored)):
             return
-        groups = torch.from_numpy(self.layout.prompt_of_group).to(device)
+        groups = upload(self.layout.prompt_of_group, device)
         self.prompts = [(keys.index_select(1, groups), values.index_select(1, groups)) for keys, values in self.prompts]
         self.mask = self.mask.index_select(0, groups)
 

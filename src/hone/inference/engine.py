@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 
 from hone import rng
 from hone.errors import Halt, UserError
-from hone.inference.batch import Batch, Ticket
+from hone.inference.batch import Batch, Ticket, read
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner
@@ -179,8 +179,9 @@ class Engine:
         """
         self._admit()
         emitted: list[Token | Failure] = []
-        for batch in self._batches:
-            emitted += batch.sample(self.version)
+        drawn = read([batch.draw() for batch in self._batches])
+        for batch, columns in zip(self._batches, drawn, strict=True):
+            emitted += batch.take(columns, self.version)
             batch.advance()
         self._batches = [batch for batch in self._batches if len(batch)]
         if self._batches:

@@ -2,12 +2,11 @@
 
 A graph is bound to the addresses and shapes that it was recorded with. So sequences lie in the slots of a `SlotState`,
 whose tensors stay where they are, each from its own first token on (a group's prompt is stored once per row), and a
-step covers a power of two of slots and of tokens: what of them is unused is computed and thrown away. Weights that are
-updated in place stay what the graphs read; where a weight's bf16 copy is made anew (precision "bf16_linear"), graphs
-are recorded again.
+step covers a power of two of slots and of tokens: what of them is unused is computed and thrown away. Weights are
+updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
 
-On a CPU the very same step runs without being recorded, and that is how it is tested: recording and replay have not
-been run on a GPU, and nothing here has been measured.
+On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU, which repeats
+recorded operations on the recorded memory; they have not been run on a real one, and nothing here has been measured.
 
 Shapes: B rows, K key/value heads, G query heads that share one, Dh head size, V vocabulary, N prompt tokens.
 """
@@ -29,7 +28,8 @@ from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import kv_bytes_per_token
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
-from hone.model.decoder import Decoder, Linear
+from hone.model.decoder import Decoder
+from hone.model.device import upload
 
 GRANULE = 64
 """Slots have a multiple of this many tokens, and a step covers at least as many: kernels want a mask aligned."""
@@ -46,8 +46,6 @@ class GraphRunner(Runner):
         super().__init__(model, prefix_bytes)
         self.budget = kv_bytes // kv_bytes_per_token(model.config)
         self.states: list[SlotState] = []
-        self._cast = [module for module in model.modules() if isinstance(module, Linear) and module.bf16_product]
-        self._sources: list[Tensor] = []
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
         prompt_of_row = rows_of(tickets, prompts)
@@ -65,7 +63,6 @@ class GraphRunner(Runner):
 
     def decode(self, batches: Sequence[Batch]) -> None:
         states = [_cache(batch).state or self._place(_cache(batch)) for batch in batches]
-        self._drop_stale_graphs(max(state.tokens for state in states))
         for batch, state in zip(batches, states, strict=True):
             rows, longest = len(batch), _cache(batch).longest
             state.next[:rows], state.positions[:rows] = batch.next, batch.positions
@@ -91,14 +88,6 @@ class GraphRunner(Runner):
             with torch.cuda.graph(graph, pool=state.pool, stream=side, capture_error_mode="thread_local"):
                 step()
         return graph.replay
-
-    def _drop_stale_graphs(self, tokens: int) -> None:
-        """Drop graphs if what they read has moved: the table of positions, for at least `tokens`, or a bf16 copy."""
-        sources = [self.model.rotary.reserve(tokens, self.model.device), *(linear.weight_bf16 for linear in self._cast)]
-        if self._sources and any(now is not then for now, then in zip(sources, self._sources, strict=True)):
-            for state in self.states:
-                state.drop_graphs()
-        self._sources = sources
 
     def _place(self, cache: SlotCache) -> SlotState:
         """Give the rows of a cache slots: the smallest free state that is large enough, else a new one."""
@@ -218,15 +207,15 @@ class SlotCache:
         """Note a decode step."""
         self.lengths = self.lengths + 1
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: np.ndarray) -> None:
         """Drop all rows but `rows`."""
-        index = rows.cpu().numpy()
-        self.lengths, self.ends = self.lengths[index], self.ends[index]
+        self.lengths, self.ends = self.lengths[rows], self.ends[rows]
         if self.state is None:
-            self.prompt_of_row = self.prompt_of_row[index]
+            self.prompt_of_row = self.prompt_of_row[rows]
             return
+        index = upload(rows, self.state.device)
         for layer in self.state.layers:
-            layer[:, : len(index)] = layer.index_select(1, rows)
+            layer[:, : len(rows)] = layer.index_select(1, index)
 
     def join(self, other: SlotCache, max_new: int) -> None:
         """Take in the rows of `other` behind its own; a state has enough room for both."""
@@ -255,7 +244,8 @@ class SlotCache:
         column = np.concatenate([np.arange(length) for length in self.lengths])
         source = column + np.repeat(ends[self.prompt_of_row] - self.lengths, self.lengths)
         slot = np.repeat(np.arange(begin, end), self.lengths)
-        source_N, slot_N, column_N = (torch.from_numpy(x).to(state.device) for x in (source, slot, column))
+        where = upload(np.stack([source, slot, column]), state.device)
+        source_N, slot_N, column_N = where
         for index, layer in enumerate(state.layers):
             layer[:, begin:end] = 0
             for which in (0, 1):

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,6 +24,7 @@ from hone.inference.batch import Batch, Ticket
 from hone.inference.prefill import Layers, Prefill, Prompt
 from hone.inference.runner import Runner, rows_of
 from hone.model.decoder import Decoder
+from hone.model.device import upload
 
 TILE = 32
 """Rows of a decode step, tokens of a prompt's chunk, and tokens of an attention block."""
@@ -77,9 +79,9 @@ class RowCache:
 
     def __init__(self, prompts: Sequence[Layers], max_new: int) -> None:
         k = prompts[0][0][0]
-        lengths = [len(layers[0][0]) for layers in prompts]
-        self.room, self.longest = max_new, max(lengths)
-        self.lengths = torch.tensor(lengths, device=k.device)
+        self.sizes = np.array([len(layers[0][0]) for layers in prompts])  # `lengths` on the host
+        self.room, self.longest = max_new, int(self.sizes.max())
+        self.lengths = upload(self.sizes, k.device)
         self.layers = [
             k.new_zeros(2, len(prompts), k.shape[1], _blocks(self.longest) * TILE, k.shape[2], dtype=torch.float32)
             for _ in prompts[0]
@@ -116,6 +118,7 @@ class RowCache:
     def moved(self) -> None:
         """Note a decode step."""
         self.lengths = self.lengths + 1
+        self.sizes = self.sizes + 1
         self.longest += 1
         self.room -= 1
 
@@ -128,12 +131,13 @@ class RowCache:
         """Return what `tokens` would be after `join`."""
         return (len(self) + len(other)) * _blocks(max(self.longest, other.longest) + max_new) * TILE
 
-    def keep(self, rows: Tensor) -> None:
+    def keep(self, rows: np.ndarray) -> None:
         """Drop all rows but `rows`."""
-        self.lengths = self.lengths.index_select(0, rows)
-        self.longest = int(self.lengths.max())
+        index = upload(rows, self.lengths.device)
+        self.lengths, self.sizes = self.lengths.index_select(0, index), self.sizes[rows]
+        self.longest = int(self.sizes.max())
         size = _blocks(self.longest) * TILE
-        self.layers = [layer.index_select(1, rows)[:, :, :, :size] for layer in self.layers]
+        self.layers = [layer.index_select(1, index)[:, :, :, :size] for layer in self.layers]
 
     def join(self, other: RowCache, max_new: int) -> None:
         """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
@@ -142,6 +146,7 @@ class RowCache:
         for index, pair in enumerate(zip(self.layers, other.layers, strict=True)):
             self.layers[index] = torch.cat([F.pad(x, (0, 0, 0, size - x.shape[3])) for x in pair], dim=1)
         self.lengths = torch.cat([self.lengths, other.lengths])
+        self.sizes = np.concatenate([self.sizes, other.sizes])
 
 
 class InvariantPrefill(Prefill):
@@ -161,7 +166,7 @@ class InvariantPrefill(Prefill):
         assert prompt.done % TILE == 0
         device, ids = self.model.device, prompt.ids[prompt.done : prompt.done + TILE]
         attention = _ChunkAttention(prompt.layers)
-        token_ids = padded(torch.tensor(ids, device=device), TILE)
+        token_ids = padded(torch.tensor(ids), TILE).to(device, non_blocking=True)
         positions = torch.arange(prompt.done, prompt.done + TILE, device=device)
         hidden_ND = self.model.hidden(token_ids, positions, attention)
         past = prompt.layers or [None] * len(attention.layers)

@@ -10,13 +10,15 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from hone.model.attention import PackedAttention, sdpa
 from hone.model.decoder import Decoder
+from hone.model.device import upload
 
 BLOCK = 16
 """A cached prefix is a multiple of this many tokens long, unless told otherwise."""
@@ -130,14 +132,14 @@ class Prefill:
     def _together(self, prompts: Sequence[Prompt]) -> None:
         device = self.model.device
         lengths = [len(prompt.ids) for prompt in prompts]
-        token_ids = torch.tensor([token for prompt in prompts for token in prompt.ids], device=device)
+        token_ids = upload(np.array([token for prompt in prompts for token in prompt.ids]), device)
         positions = torch.cat([torch.arange(length, device=device) for length in lengths])
         attention = PrefillAttention(lengths)
-        ends = torch.tensor(lengths, device=device).cumsum(0)
+        ends = list(accumulate(lengths))
         whole = any(prompt.all_hidden is not None for prompt in prompts)
-        hidden = self.model.hidden(token_ids, positions, attention, None if whole else ends - 1)
-        states = hidden.split(lengths if whole else 1)
-        for prompt, (start, end), hidden_ND in zip(prompts, pairwise([0, *ends.tolist()]), states, strict=True):
+        only = None if whole else upload(np.array(ends) - 1, device)
+        states = self.model.hidden(token_ids, positions, attention, only).split(lengths if whole else 1)
+        for prompt, (start, end), hidden_ND in zip(prompts, pairwise([0, *ends]), states, strict=True):
             prompt.layers = [(k[start:end], v[start:end]) for k, v in attention.layers]
             prompt.done = end - start
             prompt.computed(hidden_ND)
@@ -147,7 +149,7 @@ class Prefill:
         device = self.model.device
         ends = [min(prompt.done + budget, len(prompt.ids)) for prompt in prompts]
         new = [prompt.ids[prompt.done : end] for prompt, end in zip(prompts, ends, strict=True)]
-        token_ids = torch.tensor([token for ids in new for token in ids], device=device)
+        token_ids = upload(np.array([token for ids in new for token in ids]), device)
         spans = zip(prompts, ends, strict=True)
         positions = torch.cat([torch.arange(prompt.done, end, device=device) for prompt, end in spans])
         lengths = [len(ids) for ids in new]

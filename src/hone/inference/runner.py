@@ -13,6 +13,7 @@ from hone.inference.batch import Batch, Ticket
 from hone.inference.cache import KVCache
 from hone.inference.prefill import Prefill, Prompt
 from hone.model.decoder import Decoder
+from hone.model.device import upload
 
 MAX_BATCHES = 4
 """With more, the two smallest are joined, which copies their caches: each batch costs a few kernels per layer."""
@@ -84,4 +85,4 @@ def rows_of(tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> np.ndarray:
 def first_logits(model: Decoder, prompts: Sequence[Prompt], prompt_of_row: np.ndarray) -> Tensor:
     """Return the logits `[B, V]` of the first token of rows that continue these of the prompts."""
     last = torch.stack([prompt.hidden for prompt in prompts if prompt.hidden is not None])
-    return model.logits(last).index_select(0, torch.from_numpy(prompt_of_row).to(last.device))
+    return model.logits(last).index_select(0, upload(prompt_of_row, last.device))

@@ -78,10 +78,22 @@ class Linear(nn.Module):
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Cast the kept bf16 copy again, into a fresh tensor: an autograd graph may hold the old one."""
+        """Cast the kept bf16 copy again, in place: a CUDA graph reads it where it is."""
         self.packed.forget()
-        if self.bf16_product and self._keeps_derived:
+        if not (self.bf16_product and self._keeps_derived):
+            return
+        if self._weight_bf16 is None:
             self._weight_bf16 = self.weight.detach().bfloat16()
+        else:
+            self._weight_bf16.copy_(self.weight)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        """Move the parameters; what was derived from them stays behind."""
+        super()._apply(fn, recurse)
+        self.packed.forget()
+        if self._weight_bf16 is not None and self._weight_bf16.device != self.weight.device:
+            self._weight_bf16 = None
+        return self
 
 
 class RMSNorm(nn.Module):

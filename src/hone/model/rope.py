@@ -73,31 +73,39 @@ def _mscale(factor: float, mscale: float) -> float:
 
 
 class RotaryTable(nn.Module):
-    """cos and sin of every position so far asked for, float32; grows on demand, and is not part of a checkpoint."""
+    """cos and sin of positions, float32: on a CPU from a table that grows on demand, and is not part of a checkpoint.
+
+    On a GPU they are computed for each forward pass: the size of a table would wait for the largest position.
+    """
 
     def __init__(self, config: DecoderConfig) -> None:
         super().__init__()
         self._config = config
         self._half = config.head_dim // 2
-        self._table = torch.empty(0, 1, 3 * self._half)
+        self._inverse: dict[torch.device, tuple[Tensor, float]] = {}
+        self._table = torch.empty(0, 1, 3 * self._half, device="cpu")
 
     def forward(self, positions_N: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos `[N, 1, head_dim]`, twice that of each pair, and sin `[N, 1, head_dim / 2]`.
-
-        While a CUDA graph is captured, positions must be reserved before: it may not wait for the largest of them.
-        """
-        table = self._table
-        if positions_N.device.type == "cpu" or not torch.cuda.is_current_stream_capturing():
-            table = self.reserve(int(positions_N.max()) + 1 if positions_N.numel() else 0, positions_N.device)
-        cos, sin = table.index_select(0, positions_N).split([2 * self._half, self._half], dim=-1)
+        """Return cos `[N, 1, head_dim]`, twice that of each pair, and sin `[N, 1, head_dim / 2]`."""
+        if positions_N.device.type == "cpu":
+            table = self._reserve(int(positions_N.max()) + 1 if positions_N.numel() else 0).index_select(0, positions_N)
+        else:
+            table = self._rows(positions_N)
+        cos, sin = table.split([2 * self._half, self._half], dim=-1)
         return cos, sin
 
-    def reserve(self, limit: int, device: torch.device) -> Tensor:
-        """Return the table, `[positions, 1, 3 / 2 head_dim]`: a new tensor if it had to grow up to `limit`."""
-        if limit > self._table.shape[0] or self._table.device != device:
-            size = max(256, 1 << (limit - 1).bit_length(), self._table.shape[0])
-            inverse, scale = inverse_frequencies(self._config)
-            angles = torch.arange(size, dtype=torch.float32)[:, None] * inverse[None, :]
-            cos, sin = angles.cos() * scale, angles.sin() * scale
-            self._table = torch.cat([cos, cos, sin], dim=1).unsqueeze(1).to(device)
+    def _reserve(self, limit: int) -> Tensor:
+        """Return the table `[positions, 1, 3 / 2 head_dim]` with `limit` positions at least."""
+        if limit > self._table.shape[0]:
+            self._table = self._rows(torch.arange(max(256, 1 << (limit - 1).bit_length())))
         return self._table
+
+    def _rows(self, positions_N: Tensor) -> Tensor:
+        device = positions_N.device
+        if device not in self._inverse:
+            inverse, scale = inverse_frequencies(self._config)
+            self._inverse[device] = inverse.to(device, non_blocking=True), scale
+        inverse, scale = self._inverse[device]
+        angles = positions_N.float()[:, None] * inverse[None, :]
+        cos, sin = angles.cos() * scale, angles.sin() * scale
+        return torch.cat([cos, cos, sin], dim=1).unsqueeze(1)
