@@ -253,7 +253,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         options = options | {"device": CPU}
     if func is aten._to_copy.default:
         options.pop("non_blocking", None)
-    call = _VARLEN.get(str(func), func)
+    call = _EMULATED.get(str(func), func)
     out = call(*here, **options)
     if _Machine.capturing is not None:
         _Machine.capturing.calls.append((call, here, options, out))
@@ -297,10 +297,24 @@ def _segments(ends: torch.Tensor) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(bounds)]
 
 
-_VARLEN: dict[str, Callable] = {
+def _wide(product: Callable) -> Callable:
+    """Emulate a product of half-precision operands, summed and returned in fp32."""
+
+    def compute(*operands: Any) -> torch.Tensor:
+        *operands, dtype = operands
+        assert dtype == torch.float32 and all(x.dtype == torch.bfloat16 for x in operands[-2:])
+        return product(*(x.float() for x in operands))
+
+    return compute
+
+
+_EMULATED: dict[str, Callable] = {
     "torch_attn._varlen_attn.default": _varlen,
     "torch_attn._varlen_attn_backward.default": _varlen_backward,
+    "aten.mm.dtype": _wide(torch.mm),
+    "aten.bmm.dtype": _wide(torch.bmm),
 }
+"""Operations that a CPU build lacks."""
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
