@@ -5,18 +5,24 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model import head
 from hone.model.presets import random_decoder, tiny_config
+from hone.runs.signals import StepAbandoned
+from hone.trainer import parallel
 from hone.trainer.export import save_policy
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
@@ -104,6 +110,71 @@ def training(ranks: Ranks, folder: Path) -> None:
         tokens = ranks.agree(sorted((*of, *map(np.ndarray.tolist, values)) for of, values in found.items()))
         results[case] = {"lines": lines, "loss": loss, "fingerprints": prints, "tokens": tokens}
     write(ranks, folder, "training", results)
+
+
+BIASED = dataclasses.replace(UNTIED, family="qwen2", qkv_bias=True, mlp_bias=True)
+
+
+class Collectives(TorchDispatchMode):
+    """Counts collectives and the bytes that this rank gives to them, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: dict[str, list[int]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and ("allgather_base" in str(func) or "reduce_scatter_base" in str(func)):
+            count = self.found.setdefault(func.__name__.split(".")[0].strip("_"), [0, 0])
+            count[0] += 1
+            count[1] += args[1].numel() * args[1].element_size()
+        return func(*args, **(kwargs or {}))
+
+
+def gathering(ranks: Ranks, folder: Path) -> None:
+    """Two steps of three micro-batches: in each way to gather and to reduce, the weights and what was sent.
+
+    Besides after a first step that was given up before its last micro-batch.
+    """
+    torch.use_deterministic_algorithms(True)
+    half, most = parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES
+
+    class Plain(half):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.saves = False
+
+    results = {}
+    for name, config in (("biased", BIASED), ("normed", UNTIED)):
+        CASES[name] = ("bf16_linear", config, "sft")
+        for way, gather, limit in (
+            ("now", half, most),
+            ("fp32", Plain, most),
+            ("each", half, 0),
+            ("given up", half, most),
+        ):
+            parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES = gather, limit
+            trainer, batches = make_trainer(ranks, name), deal(sequences(0), 20, "cpu", False, ranks)
+            with torch.no_grad():  # norms and biases that bf16 can't hold
+                for parameter in trainer.model.parameters():
+                    if parameter.ndim == 1:
+                        parameter.add_(1 / 3)
+            if way == "given up":
+                trainer.interrupt = partial(give_up, iter([None, None, StepAbandoned()]))
+                with suppress(StepAbandoned):
+                    trainer.step(batches)
+                trainer.interrupt = lambda: None
+            with Collectives() as counted:
+                trainer.step(batches)
+            trainer.step(batches)
+            after = {n: p.tolist() for n, p in weights(trainer).items()}
+            results[f"{name} {way}"] = {"sent": counted.found, "weights": after, "micro-batches": len(batches)}
+    write(ranks, folder, "gathering", results)
+
+
+def give_up(errors: Iterator[BaseException | None]) -> None:
+    """Raise the next of the errors, if it is one."""
+    if error := next(errors):
+        raise error
 
 
 SAVED = "bf16"

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 from rank_launcher import on_ranks
-from rank_worker import CASES, STEPS, sequences
+from rank_worker import CASES, STEPS, UNTIED, sequences
 
+from hone.model.decoder import DecoderLayer
 from hone.model.hf import load_model
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.packing import Sequence, deal, split_micro_batches
@@ -59,6 +60,49 @@ def test_the_fingerprint_of_shards_is_that_of_the_whole_weights(trained: dict, w
     for case, found in trained[world].items():
         initial, sharded, whole = found["fingerprints"]
         assert sharded == whole != initial == trained[1][case]["fingerprints"][0]
+
+
+@pytest.fixture(scope="module")
+def gathered(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("gathered")
+    for world in (2, 3):
+        on_ranks(world, "gathering", folder)
+    return {world: results(folder, "gathering", world) for world in (2, 3)}
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("model", ["normed", "biased"])
+def test_matrices_are_gathered_in_bf16_without_a_bit_of_difference(gathered: dict, world: int, model: str) -> None:
+    """Norms and biases are not rounded: of the bits of the weights after two steps they would change many."""
+    now, fp32 = gathered[world][f"{model} now"], gathered[world][f"{model} fp32"]
+    assert now["weights"] == fp32["weights"]
+    (halved, half_bytes), (plain, all_bytes) = now["sent"]["allgather_base"], fp32["sent"]["allgather_base"]
+    assert halved == plain == now["micro-batches"] * (2 * 2 + 1), "each layer twice, embedding and head once"
+    shapes = [parameter.shape for parameter in DecoderLayer(UNTIED, 0, torch.float32, True).parameters()]
+    matrices = sum(math.ceil(shape[0] / world) * shape[1] for shape in shapes if len(shape) == 2)
+    assert all_bytes - half_bytes == now["micro-batches"] * 2 * 2 * matrices * 2, "two bytes each, in two layers"
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("model", ["normed", "biased"])
+def test_gradients_are_summed_over_ranks_once_a_step(gathered: dict, world: int, model: str) -> None:
+    now, each = gathered[world][f"{model} now"], gathered[world][f"{model} each"]
+    batches = now["micro-batches"]
+    count, size = now["sent"]["reduce_scatter_base"]
+    assert batches >= 3 and count == 2 + 1, "each layer, and embedding and head"
+    assert each["sent"]["reduce_scatter_base"] == [batches * count, batches * size]
+    assert now["weights"] != each["weights"], "sums of another order"
+    for name, weight in now["weights"].items():
+        np.testing.assert_allclose(weight, each["weights"][name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_step_that_was_given_up_leaves_no_gradient(gathered: dict, world: int) -> None:
+    for model in ("normed", "biased"):
+        assert gathered[world][f"{model} given up"]["weights"] == gathered[world][f"{model} now"]["weights"]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,9 @@ MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 at a time take a tenth less time than 16384)."""
 MAX_LOGITS = 2**25
 """As `hone.model.decoder`."""
+WHOLE_GRADIENT_BYTES = 4 * 2**30
+"""Most bytes that the whole gradients, in fp32, may take on each of several ranks: they are summed over ranks once a
+step. Larger ones are summed after each micro-batch, and a rank keeps those of its rows only."""
 CHECKPOINTING = ("none", "selective", "layer")
 """From the fastest to the leanest."""
 STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}
@@ -35,6 +38,8 @@ def training_bytes(
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
     weights, item = weight_bytes(model, precision), 2 if precision == "bf16" else 4
     casts = cast_bytes(model, precision) if ranks == 1 else 0
+    gradients = 4 * model.parameters
+    summed_once = ranks > 1 and gradients <= WHOLE_GRADIENT_BYTES
     reference = isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0
     optimiser = 0 if settings.optim.offload and device != "cpu" else optimiser_bytes(model, precision, settings.optim)
     return {
@@ -44,7 +49,7 @@ def training_bytes(
         "optimiser": optimiser // ranks,
         "reference model": (weights // ranks + casts) * reference,
         # In fp32; and the embedding's of a micro-batch, before those of the others get it.
-        "gradients": 4 * model.parameters // ranks + 4 * model.embedding,
+        "gradients": gradients // ranks + gradients * summed_once + 4 * model.embedding,
         "activations": activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none"),
         "logits": head_bytes(model, loss_tokens),
     }

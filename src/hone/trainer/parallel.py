@@ -10,7 +10,7 @@ Zhao et al. 2023, "PyTorch FSDP" (arXiv:2304.11277); `torch.distributed.fsdp.ful
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder, Linear
+from hone.trainer.memory import WHOLE_GRADIENT_BYTES
 
 T = TypeVar("T")
 
@@ -171,7 +172,10 @@ def shard(model: Decoder, ranks: Ranks) -> None:
     mesh = init_device_mesh(model.device.type, (ranks.world,))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in model.layers:
+        gather = _GatherInBf16(layer, ranks.world)
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+        if gather.saves:
+            layer.set_custom_all_gather(gather)  # pyright: ignore[reportCallIssue]
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     register_fsdp_forward_method(model, "hidden")
     for module in model.modules():
@@ -181,6 +185,74 @@ def shard(model: Decoder, ranks: Ranks) -> None:
         if isinstance(module, Linear):
             module.keep_nothing()
     model.packed_head.enabled = False
+
+
+class _GatherInBf16:
+    """Gathers a layer's fp32 parameters: in bf16 the matrices that are multiplied in bf16, in fp32 all others.
+
+    It is an `AllGather` of FSDP, which has one dtype for all parameters of a layer, but biases and norms must not be
+    rounded. `saves` is False where there is no such matrix.
+    """
+
+    def __init__(self, layer: nn.Module, world: int) -> None:
+        halved = [m.weight for m in layer.modules() if isinstance(m, Linear) and m.bf16_product]
+        parts = [(p, any(p is weight for weight in halved)) for p in _bottom_up(layer)]
+        # Each rank sends as many rows as the first one has.
+        self.parts = [(-(-p.shape[0] // world) * (p.numel() // p.shape[0]), half) for p, half in parts]
+        self.saves = bool(halved)
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
+        """Gather `[n]` of each rank into `[ranks · n]`, both fp32."""
+        assert not async_op and input_tensor.dtype == torch.float32
+        own = input_tensor.split([size for size, _ in self.parts])
+        # What is sent is made of pairs of bf16, so that fp32 values can be read from it in place: they come first.
+        whole = [part.view(torch.bfloat16) for part, (_, half) in zip(own, self.parts, strict=True) if not half]
+        halves = [part.bfloat16() for part, (_, half) in zip(own, self.parts, strict=True) if half]
+        odd = sum(map(len, halves)) % 2
+        sent = torch.cat([*whole, *halves, *(part[:1] for part in halves[:odd])])
+        received = sent.new_empty(group.size() * len(sent))
+        # torch 2.13 renamed it.
+        gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
+        gather(received, sent, group=group)
+        received = received.view(group.size(), -1)
+        output, at = output_tensor.view(group.size(), -1).split([size for size, _ in self.parts], dim=1), 0
+        for wanted in (False, True):
+            for out, (size, half) in zip(output, self.parts, strict=True):
+                if half == wanted:
+                    end = at + (size if half else 2 * size)
+                    out.copy_(received[:, at:end] if half else received[:, at:end].view(torch.float32))
+                    at = end
+
+
+def _bottom_up(module: nn.Module) -> Iterator[nn.Parameter]:
+    """Yield the parameters in the order in which FSDP lays them: those of the parts before the module's own."""
+    for child in module.children():
+        yield from _bottom_up(child)
+    yield from module.parameters(recurse=False)
+
+
+def reduce_gradients(model: nn.Module, last: bool) -> None:
+    """Have the next backward pass sum gradients over ranks if it is the `last` of a step; else each rank keeps its own.
+
+    Those that take more than `WHOLE_GRADIENT_BYTES` are summed in every pass. Does nothing for a model that is whole.
+    """
+    if hasattr(model, "set_requires_gradient_sync"):
+        few = 4 * sum(p.numel() for p in model.parameters()) <= WHOLE_GRADIENT_BYTES
+        model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]
+
+
+def drop_gradients(model: nn.Module) -> None:
+    """Forget the gradients that are not summed over ranks yet: FSDP keeps them, out of an optimiser's reach."""
+    for module in model.modules():
+        if hasattr(module, "_get_fsdp_state"):
+            group = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore[reportCallIssue]
+            for param in group.fsdp_params if group else ():
+                param.unsharded_accumulated_grad = None
+                if hasattr(param, "_unsharded_param"):
+                    param._unsharded_param.grad = None
 
 
 def release(model: nn.Module) -> None:

@@ -18,7 +18,7 @@ from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
-from hone.trainer.parallel import ALONE, Ranks, release, share_of
+from hone.trainer.parallel import ALONE, Ranks, drop_gradients, reduce_gradients, release, share_of
 from hone.trainer.schedule import lr_at
 from hone.trainer.token_stats import TokenStats
 from hone.types import PackedBatch
@@ -80,8 +80,13 @@ class Trainer:
         """
         self._tokens.clear()
         try:
-            sums = _summed(_read([self._accumulate(batch) for batch in self._uninterrupted(micro_batches)]))
+            parts = []
+            for batch in self._uninterrupted(micro_batches):
+                reduce_gradients(self.model, last=batch is micro_batches[-1])
+                parts.append(self._accumulate(batch))
+            sums = _summed(_read(parts))
         except BaseException:
+            drop_gradients(self.model)
             self.optimizer.clear()
             raise
         sums = _summed(self.ranks.collect(sums))
