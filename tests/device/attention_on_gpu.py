@@ -1,0 +1,142 @@
+"""Attention on the fake GPU and on the CPU, compared; prints as JSON how far they are apart, and what was called."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+import fake_cuda  # isort: skip  it patches torch.cuda before hone is there
+import numpy as np
+import torch
+from torch import Tensor
+
+from hone.inference.prefill import ContinuedAttention, PrefillAttention
+from hone.model import attention
+from hone.model.config import DecoderConfig
+from hone.model.presets import random_decoder
+from hone.trainer.logprobs import token_logprobs
+from hone.trainer.packing import Sequence, pack
+
+BATCHES = {
+    "packed": ([6, 5, 1, 7], None),
+    "equal": ([5, 5, 5], None),
+    "shared": ([5, 2, 9, 1, 4, 1, 6], [-1, 0, 0, 0, -1, -1, 5]),
+}
+CONFIG = DecoderConfig(
+    family="qwen3",
+    vocab_size=61,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=3,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    qk_norm=True,
+    initializer_range=0.2,
+    eos_token_ids=(2,),
+)
+CALLS: list[tuple[str, int, int]] = []
+"""(kernel, query heads, key/value heads) of each call of attention on the fake GPU."""
+
+
+def watch() -> None:
+    kernel, sdpa = (
+        fake_cuda._EMULATED["torch_attn._varlen_attn.default"],
+        torch.nn.functional.scaled_dot_product_attention,
+    )
+
+    def watched(q: Tensor, k: Tensor, *rest: Any) -> Any:
+        CALLS.append(("varlen", q.shape[1], k.shape[1]))
+        return kernel(q, k, *rest)
+
+    def watched_sdpa(q: Tensor, k: Tensor, *rest: Any, **options: Any) -> Tensor:
+        if q.is_cuda:
+            CALLS.append(("sdpa", q.shape[1], k.shape[1]))
+        return sdpa(q, k, *rest, **options)
+
+    fake_cuda._EMULATED["torch_attn._varlen_attn.default"] = watched
+    torch.nn.functional.scaled_dot_product_attention = watched_sdpa
+
+
+def here(x: Tensor) -> Tensor:
+    return getattr(x, "cpu_data", x).detach().float()
+
+
+def apart(results: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Return the largest difference of each."""
+    return [float((here(a) - here(b)).abs().max()) for a, b in zip(results, expected, strict=True)]
+
+
+def relative(results: list[Tensor], expected: list[Tensor]) -> list[float]:
+    """Return the norm of each difference, as a share of the expected one."""
+    return [float((here(a) - here(b)).norm() / here(b).norm()) for a, b in zip(results, expected, strict=True)]
+
+
+def packed(device: str, batch: str, dtype: torch.dtype, kv_heads: int) -> list[Tensor]:
+    """Attend; returns the values and the gradients of q, k and v."""
+    lengths, parents = BATCHES[batch]
+    generator = torch.Generator().manual_seed(0)
+    made = [torch.randn(sum(lengths), heads, 8, generator=generator).to(dtype) for heads in (4, kv_heads, kv_heads, 4)]
+    *inputs, upstream = [x.to(device) for x in made]
+    inputs = [x.requires_grad_() for x in inputs]
+    out = attention.PackedAttention(lengths, parents)(0, *inputs)
+    assert out.dtype == dtype
+    return [out, *torch.autograd.grad(out, inputs, upstream)]
+
+
+def continued(device: str, dtype: torch.dtype, kv_heads: int) -> list[Tensor]:
+    """Attend from where known keys and values end, two prompts at once."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(tokens: int, heads: int) -> Tensor:
+        return torch.randn(tokens, heads, 8, generator=generator).to(dtype).to(device)
+
+    pasts = [[(drawn(5, kv_heads), drawn(5, kv_heads))], []]
+    return [ContinuedAttention(pasts, [3, 4])(0, drawn(7, 4), drawn(7, kv_heads), drawn(7, kv_heads))]
+
+
+def trained(device: str, precision: str, share: bool) -> list[Tensor]:
+    """Compute the logprobs of a small model, and the gradient of their sum in each parameter."""
+    model = random_decoder(CONFIG, 1, precision).to(device)
+    model.refresh()
+    rng, prompt = np.random.default_rng(0), np.arange(3, 9)
+    sequences = []
+    for length in (4, 7, 2):
+        ids = np.concatenate([prompt, rng.integers(3, 61, length)])
+        sequences.append(Sequence(ids, np.arange(len(ids)) >= len(prompt), sample=length))
+    batch = pack(sequences, device=device, share_prompts=share)
+    logprobs = token_logprobs(model, batch, batch.loss_indices)[0]
+    return [logprobs, *torch.autograd.grad(logprobs.sum(), list(model.parameters()))]
+
+
+def main(enable_gqa: bool) -> dict[str, Any]:
+    watch()
+    found: dict[str, Any] = {}
+
+    def compare(name: str, function: Any, *args: Any) -> None:
+        expected = function("cpu", *args)
+        CALLS.clear()
+        results = function("cuda:0", *args)
+        distances = apart(results, expected), relative(results, expected)
+        found[name] = {"apart": distances[0], "relative": distances[1], "calls": CALLS[:]}
+
+    with fake_cuda.FakeCuda(enable_gqa).there():
+        for dtype in (torch.float32, torch.bfloat16):
+            for kv_heads in (1, 2, 4):
+                for batch in BATCHES:
+                    compare(f"{batch} {dtype} {kv_heads}", packed, batch, dtype, kv_heads)
+                compare(f"continued {dtype} {kv_heads}", continued, dtype, kv_heads)
+        for precision in ("fp32", "bf16_linear", "bf16"):
+            for share in (False, True):
+                compare(f"model {precision} {share}", trained, precision, share)
+            model, attend = random_decoder(CONFIG, 1, precision).to("cuda:0"), PrefillAttention([4])
+            model.refresh()
+            with torch.no_grad():
+                model.hidden(torch.arange(4, device="cuda:0"), torch.arange(4, device="cuda:0"), attend)
+            found[f"kept {precision}"] = [str(x.dtype) for pair in attend.layers for x in pair]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(enable_gqa=sys.argv[1] == "gqa")))

@@ -1,0 +1,63 @@
+"""Attention on a GPU: the kernels that it takes there, and the CPU's values and gradients."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).parent
+LAYERS, HEADS = 3, 4
+
+
+@pytest.fixture(scope="module", params=["gqa", "no gqa"])
+def found(request: pytest.FixtureRequest) -> tuple[bool, dict[str, Any]]:
+    """Whether `varlen_attn` groups heads, as from torch 2.12 on, and what attention_on_gpu.py prints then."""
+    path = os.pathsep.join([str(FOLDER), str(FOLDER.parents[1] / "src")])
+    done = subprocess.run(
+        [sys.executable, str(FOLDER / "attention_on_gpu.py"), request.param],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return request.param == "gqa", json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("batch", ["packed", "equal", "shared"])
+def test_packed_attention_has_the_values_and_gradients_of_the_cpu(found, batch: str, kv_heads: int) -> None:
+    """q, k and v from N(0, 1). In bf16 the gradients of keys that several queries share are rounded more than once."""
+    grouped, results = found
+    fp32, bf16 = (results[f"{batch} torch.{dtype} {kv_heads}"] for dtype in ("float32", "bfloat16"))
+    assert max(fp32["apart"]) < 1e-5 and max(bf16["apart"]) < 0.05 and max(bf16["relative"]) < 0.005
+    assert fp32["calls"] and all(call == ["sdpa", HEADS, HEADS] for call in fp32["calls"]), "none that keeps scores"
+    assert bf16["calls"] == [["varlen", HEADS, kv_heads if grouped else HEADS]]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_a_continued_prompt_has_the_values_of_the_cpu(found, kv_heads: int) -> None:
+    for dtype, bound in (("float32", 1e-5), ("bfloat16", 0.01)):
+        result = found[1][f"continued torch.{dtype} {kv_heads}"]
+        assert max(result["apart"]) < bound and result["calls"] == [["sdpa", HEADS, HEADS]] * 2
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16_linear", 0.02), ("bf16", 0.02)])
+def test_a_model_has_the_logprobs_and_gradients_of_the_cpu(found, precision: str, bound: float, shared: bool) -> None:
+    """Logprobs in nats, gradients by relative norm; on a GPU bf16_linear rounds queries, keys and values too."""
+    result = found[1][f"model {precision} {shared}"]
+    assert result["apart"][0] < bound and max(result["relative"]) < 2.5 * bound
+    kernels = [kernel for kernel, *_ in result["calls"]]
+    assert set(kernels) == {"sdpa"} if precision == "fp32" else kernels == ["varlen"] * LAYERS
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_decoding_reads_the_keys_and_values_that_the_trainer_does(found, precision: str) -> None:
+    dtype = "torch.float32" if precision == "fp32" else "torch.bfloat16"
+    assert found[1][f"kept {precision}"] == [dtype] * 2 * LAYERS
