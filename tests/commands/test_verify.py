@@ -40,7 +40,7 @@ def copied(rl_run, tmp_path) -> Path:
 
 def test_a_run_of_several_ranks_is_done_again_on_its_completions_within_a_tolerance(copied, verify, capsys):
     config = (copied / "config.toml").read_text()
-    (copied / "config.toml").write_text(config.replace("[trainer]", "[trainer]\nmicro_batch_tokens = 50"))
+    (copied / "config.toml").write_text(config.replace("micro_batch_tokens = 4096", "micro_batch_tokens = 50"))
     assert verify(copied)[0] == 1, "it does round otherwise"
     info = json.loads((copied / "run.json").read_text())
     (copied / "run.json").write_text(json.dumps(info | {"ranks": 2}))

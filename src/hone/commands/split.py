@@ -106,7 +106,14 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
         return {CORES: str(processes * cores)} | devices
 
-    trainer = Role(TRAINER, [*python, TRAINER, "@", str(whole)], ranks=ranks, env=computing(placement.trainer, ranks))
+    trainer = Role(
+        TRAINER,
+        [*python, TRAINER, "@", str(whole)],
+        first=first,  # it trains as the run began: see `resolved`
+        again=["--resume"],
+        ranks=ranks,
+        env=computing(placement.trainer, ranks),
+    )
     driver = Role(
         ORCHESTRATOR,
         [*python, ORCHESTRATOR, "@", str(whole)],

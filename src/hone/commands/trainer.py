@@ -15,11 +15,12 @@ from types import FrameType
 from uuid import uuid4
 
 from hone.commands.training import headline
-from hone.composition.machine import configure, device_of
-from hone.composition.parts import load_policy, make_trainer, with_determinism
+from hone.composition.machine import configure, device_of, resolved
+from hone.composition.parts import load_policy, make_trainer
 from hone.config.rl import TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
+from hone.model.hf import model_config
 from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.parallel import Ranks, joined, launched_ranks, shard
@@ -42,7 +43,6 @@ def run(config: TrainerRole) -> int:
             f"{serve.__file__}` with the same arguments, or set --ranks 1"
         )
     device = device_of(config.model.device)
-    config = with_determinism(config, device)
     if threading.current_thread() is threading.main_thread():
         for number in ENDING:
             if signal.getsignal(number) != signal.SIG_IGN:
@@ -61,6 +61,9 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
+    described = ranks.together(lambda: model_config(config.model.name, config.model.init))
+    config = ranks.agree(resolved(config, described, device, ranks))
+
     def load() -> Decoder:
         model = ranks.together(lambda: load_policy(config, device=device))
         shard(model, ranks)

@@ -1,4 +1,4 @@
-"""Threads, device and kernels of this process: pinned where a run has to be repeatable."""
+"""What a run takes from the machine (threads, device, kernels, memory): decided once, so that it can be repeated."""
 
 from __future__ import annotations
 
@@ -7,11 +7,21 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
+from hone.composition.memory import fitted, memory
+from hone.config.base import BaseConfig
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.orchestrator.placement import CORES, share_of_cores
+from hone.inference.memory import GIB
+from hone.model.config import DecoderConfig
+from hone.orchestrator.placement import CORES, ram, share_of_cores
+from hone.runs.outputs import run_info
+from hone.runs.settings import read_config
+from hone.trainer.memory import longest, micro_batch_limit
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
@@ -37,6 +47,60 @@ def device_of(name: str) -> str:
     return name
 
 
+Config = TypeVar("Config", bound=RLConfig | SFTConfig)
+DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib")
+"""Settings that the machine decides where the user does not, in whichever section of a config they are."""
+
+
+def resolved(
+    config: Config, model: DecoderConfig, device: str, ranks: Ranks = ALONE, threads: int | None = None
+) -> Config:
+    """Return the config with all that the machine decides where it is left open.
+
+    A run that is resumed keeps what it began with, whatever this machine is like; what an older hone has left open in
+    its config.toml stays so, and means that version's default. `threads` are those of a trainer in another process,
+    which has chosen by its device's memory.
+    """
+    kind = torch.device(device).type
+    source = config.resume and (config.resume.dir or config.output_dir)
+    if source is not None and run_info(source) is not None and (source / "config.toml").exists():
+        config = _filled(config, read_config(source, "rl" if isinstance(config, RLConfig) else "sft")[0])
+        return _filled(config, {"deterministic": kind == "cpu"})
+    tokens = {"micro_batch_tokens": micro_batch_limit(config, kind)}
+    counted = threads or default_threads(model.parameters, ranks)
+    config = _filled(config, {"threads": counted, "deterministic": kind == "cpu", "trainer": tokens, "data": tokens})
+    if threads is not None:
+        return config
+    room, work = free_memory(device), (*longest(config), ranks.world)
+    config = fitted(config, model, kind, room, *work)
+    step = sum(memory(config, model, kind, *work).of("training").values())
+    if step > room and config.display != "none" and ranks.first:
+        section = "trainer." if isinstance(config, RLConfig) else ""
+        print(
+            f"Warning: a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: lower "
+            f"{section or 'data.'}micro_batch_tokens, or set precision = bf16, {section}optim.state = 8bit or "
+            f"{section}optim.offload = true",
+            flush=True,
+        )
+    return config
+
+
+def _filled(config: Any, table: dict[str, Any]) -> Any:
+    """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
+    update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
+    for name in ("trainer", "data", "inference"):
+        if isinstance(section := getattr(config, name, None), BaseConfig) and name in table:
+            update[name] = _filled(section, table[name])
+    return config.model_copy(update=update)
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes of a device that this process may take: what is free, and what it has."""
+    if torch.device(device).type == "cpu":
+        return ram()[1]
+    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+
+
 def _tune_malloc(ranks: Ranks) -> None:
     """Tell glibc how to treat freed memory; does nothing on other C libraries.
 
@@ -56,14 +120,9 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def configure(threads: int | None, parameters: int, deterministic: bool = True, ranks: Ranks = ALONE) -> int:
-    """Set the number of CPU threads and, if asked, deterministic kernels; returns the number of threads.
-
-    Without `threads`: 1 for a small model, else one per core that this process may use, of which several ranks on a
-    machine have equal shares.
-    """
+    """Set the number of CPU threads and, if asked, deterministic kernels; returns the number of threads."""
     _tune_malloc(ranks)
-    cores = int(os.environ.get(CORES) or share_of_cores(1))  # its share of them, where a run's roles share the machine
-    count = threads or (1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world))
+    count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)
     if deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -71,6 +130,14 @@ def configure(threads: int | None, parameters: int, deterministic: bool = True, 
         # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return count
+
+
+def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
+    """Return 1 for a small model, else one per core that this process may use, of which several ranks on a machine have
+    equal shares.
+    """
+    cores = int(os.environ.get(CORES) or share_of_cores(1))  # its share of them, where a run's roles share the machine
+    return 1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.composition.machine import device_of
@@ -39,18 +39,10 @@ from hone.trainer.step import Trainer
 if TYPE_CHECKING:
     from hone.environments.functions import Given
 
-Config = TypeVar("Config", bound=RunConfig)
-
 GENERATED = 2000
 """Training examples of a generated task that are compared with held-out ones, at most, those drawn first."""
 HELD_OUT = 20_000
 """Held-out examples of a data set that are compared with training ones, at most."""
-
-
-def with_determinism(config: Config, device: str) -> Config:
-    """Return the config with `deterministic` decided: unless the user set it, true on a CPU."""
-    wanted = device == "cpu" if config.deterministic is None else config.deterministic
-    return config.model_copy(update={"deterministic": wanted})
 
 
 def model_source(config: RunConfig) -> str:

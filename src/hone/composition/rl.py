@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
-from hone.composition.machine import configure, device_of
+from hone.composition.machine import configure, device_of, resolved
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import OnlineEvalConfig, RLConfig
@@ -31,6 +31,7 @@ from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
 from hone.model.chat import load_renderer
+from hone.model.hf import model_config
 from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.conversations import check_turns
@@ -253,10 +254,10 @@ class RL(Training):
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
 
     def _load_model(self) -> None:
-        self.config = parts.with_determinism(self.config, device_of(self.config.model.device))
+        self.decoder = model_config(self.source, self.config.model.init)
+        self.config = resolved(self.config, self.decoder, device_of(self.config.model.device))
         self.env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
         self.model = parts.load_policy(self.config, self.source)
-        self.decoder = self.model.config
 
     def _open(self, stack: ExitStack) -> None:
         config, model, renderer = self.config, self.model, self.renderer

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
-from hone.composition.machine import configure, device_of
+from hone.composition.machine import configure, device_of, resolved
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
@@ -31,6 +31,7 @@ from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
+from hone.model.hf import model_config
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -179,18 +180,21 @@ class SFT(Training):
         parsed, self.rows = with_dataset(config, dataset, settings)
         check_predictions(parsed)
         device = device_of(parsed.model.device)
-        self.config: SFTConfig = parts.with_determinism(parsed, device)
         self.observers, self.ranks = checked_observers(observers), ranks
 
-        def load() -> tuple[str, Decoder]:
-            source = parts.model_source(self.config)
-            return source, parts.load_policy(self.config, source, ranks.device(device))
+        def resolve() -> tuple[SFTConfig, str]:
+            source = parts.model_source(parsed)
+            model = model_config(source, parsed.model.init)
+            return resolved(parsed, model, ranks.device(device), ranks), source
+
+        self.config: SFTConfig
+        self.config, self.source = ranks.agree(ranks.together(resolve))
 
         def make() -> Trainer:
             shard(self.model, ranks)
             return parts.make_sft_trainer(self.config, self.model, ranks)
 
-        self.source, self.model = ranks.together(load)
+        self.model = ranks.together(lambda: parts.load_policy(self.config, self.source, ranks.device(device)))
         self.trainer = RankedTrainer(ranks, make, self.config.data.micro_batch_tokens)
 
     def _open(self, stack: ExitStack) -> None:

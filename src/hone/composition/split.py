@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.composition import parts
-from hone.composition.machine import configure
+from hone.composition.machine import configure, resolved
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
@@ -69,8 +69,8 @@ class SplitRL(RL):
         self.hello = hello
         # A trainer that was started alone has its settings from a file of its own.
         own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
-        config = parts.with_determinism(self.config.model_copy(update={"trainer": own}), hello.device)
-        self.config = config
+        config = self.config.model_copy(update={"trainer": own})
+        config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
         self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
         configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json records it
         # A server that died is started again with this process: the client is not to try for long.

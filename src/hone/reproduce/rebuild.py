@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from hone.composition.machine import configure, device_of
-from hone.composition.parts import load_policy, with_determinism
+from hone.composition.parts import load_policy
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -87,7 +87,6 @@ def rebuild(
     if task is not None:
         refuse_other_task(task.id, task.args, run.info.get("sources", {}).get("environment"), trust_local_task)
     records, device = Records(run), _device(config.model.device)
-    config = with_determinism(config, device)
     model_config = config.model.model_copy(update={"device": device, "name": model_name or config.model.name})
     config = config.model_copy(update={"model": model_config, "display": "auto"})
     config, model, renderer, missing_model = _load_model(run, records, config)

@@ -25,7 +25,7 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 _FREE = (
     *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "budget", "grace_seconds"),
     *("gap.action", "audit", "inference.port", "inference.vllm_python", "transport", "restarts", "mode"),
-    *("trainer.ranks", "trainer.record_tokens", *START),
+    *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
     *(f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")),
     *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")),
 )
