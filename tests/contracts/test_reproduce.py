@@ -7,6 +7,8 @@
 - `hone regrade` gives the recorded rewards again, if it grades with the run's own task.
 - A run under other numerics is "not comparable" for verify, replay and diff, never damaged or different, while damage
   of its files is still found; a resume of it is refused with the version that can go on, and changes nothing.
+- What is chosen from the machine is chosen once, by the memory and cores of a fresh start, and is in config.toml:
+  resume, replay and verify take it from there, and ask neither.
 - None of them writes into a run.
 """
 
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -23,6 +26,7 @@ from recipes import PROMPTS, ROLLOUTS, STEPS
 from traps import Call, Trap
 
 from hone.cli import main
+from hone.composition import machine
 from hone.runs.provenance import NUMERICS
 
 
@@ -84,6 +88,43 @@ def test_a_planted_divergence_is_found_where_it_is(rl, tmp_path):
     tampering.edit_metrics(run, 4, "loss", 0.5, fit_hashes=True)
     assert hone(log, "diff", rl.unbroken, run) == 1, log.read_text()
     assert "they part at step 3, logprobs: that of token" in log.read_text()
+
+
+def chosen(run: Path) -> tuple:
+    config = tomllib.loads((run / "config.toml").read_text())
+    trainer = config["trainer"]
+    own = trainer["micro_batch_tokens"], trainer["checkpointing"], trainer["head_cache_bytes"]
+    return config["threads"], config["deterministic"], config["precision"], config["inference"]["kv_gib"], *own
+
+
+def test_what_the_machine_decides_is_decided_once(rl, tmp_path, monkeypatch, capsys):
+    run, log = tmp_path / "run", tmp_path / "log"
+    kill = Trap(Call("hone.trainer.optim.Optimizer._publish_masters", 5))
+    assert trials.run(rl.argv(run), log, kill) == trials.KILLED
+    text = (run / "config.toml").read_text()
+    assert chosen(run) == (1, True, "fp32", 4.0, 4096, "none", 512 * 2**20)
+    monkeypatch.setattr(machine, "free_memory", lambda device: 2**20)
+    monkeypatch.setattr(machine, "SMALL_MODEL", 0)
+    monkeypatch.setattr(machine, "share_of_cores", lambda processes: 2)
+    assert main(rl.argv(run, "--resume")) == 0 and "Warning: a step" not in capsys.readouterr().out
+    assert (run / "config.toml").read_text() == text
+    assert main(["diff", str(rl.unbroken), str(run)]) == 0
+
+    small = tmp_path / "small"
+    assert main(rl.argv(small, "--max-steps", "2")) == 0
+    assert chosen(small) == (2, True, "fp32", 4.0, 4096, "layer", 512 * 2**20)
+    assert capsys.readouterr().out.count("Warning: a step takes about") == 1
+
+    def asked(*_):
+        raise AssertionError("this was decided when the run began")
+
+    for name in ("free_memory", "default_threads"):
+        monkeypatch.setattr(machine, name, asked)
+    assert main(["verify", str(run), "--steps", "2"]) == 0
+    assert main(["replay", str(small), "--output-dir", str(tmp_path / "replayed")]) == 0
+    weights = [folder / "model.safetensors" for folder in (tmp_path / "replayed", small / "weights" / "step_2")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+    assert main(rl.argv(small, "--resume", "--max-steps", "3")) == 0 and chosen(small)[:1] == (2,)
 
 
 @pytest.mark.parametrize("numerics", [None, NUMERICS + 1])

@@ -1,0 +1,136 @@
+"""What the machine decides where a config leaves it open: by the memory free at a fresh start, and never again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hone.composition import machine
+from hone.composition.machine import resolved
+from hone.composition.memory import MARGIN, memory
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.inference.memory import GIB, kv_bytes_per_token
+from hone.planning.shape import KNOWN
+from hone.runs.settings import run_toml
+from hone.trainer.memory import longest
+
+MODEL = KNOWN["qwen3-0.6b"]
+LENGTHS = ("--seq-len", "2048", "--orchestrator.sampling.max-tokens", "1024")
+ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL) for rows in (1, 200))
+"""Bytes of one sequence at its limit, and of an evaluation of 200."""
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets the GiB that are free."""
+
+    def set_free(gib: float) -> None:
+        monkeypatch.setattr(machine, "free_memory", lambda device: int(gib * GIB))
+
+    monkeypatch.setattr(machine, "share_of_cores", lambda processes: 12)
+    return set_free
+
+
+def rl(*flags: object) -> RLConfig:
+    return parse(RLConfig, [*LENGTHS, "--orchestrator.eval.num-examples", "200", *map(str, flags)], "rl")
+
+
+def needs(config: RLConfig, phase: str) -> float:
+    return sum(memory(config, MODEL, "cuda", *longest(config)).of(phase).values()) / GIB
+
+
+def decided(config: RLConfig) -> tuple[Any, ...]:
+    assert config.inference.kv_gib is not None
+    return config.threads, config.deterministic, config.trainer.micro_batch_tokens, config.trainer.checkpointing
+
+
+def test_with_room_nothing_is_computed_twice_and_all_sequences_are_sampled_at_once(free: Any) -> None:
+    free(500)
+    config = resolved(rl(), MODEL, "cuda:1")
+    assert decided(config) == (12, False, 16384, "none")
+    assert config.inference.kv_gib == pytest.approx(ALL / GIB, abs=2**-10)
+    on_cpu = resolved(rl(), MODEL, "cpu")
+    assert decided(on_cpu) == (12, True, 4096, "none") and on_cpu.inference.kv_gib == 4
+
+
+def test_the_fastest_checkpointing_that_fits_beside_the_cache_is_taken(free: Any) -> None:
+    steps = {name: needs(rl("--trainer.checkpointing", name), "training") for name in ("none", "selective", "layer")}
+    assert steps["none"] > steps["selective"] > steps["layer"]
+    for name, step in steps.items():
+        free((step + 4.1) / (1 - MARGIN))
+        assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == name
+        free((step + 1.1) / (1 - MARGIN))
+        config = resolved(rl("--inference.kv-gib", 1), MODEL, "cuda")
+        assert (config.trainer.checkpointing, config.inference.kv_gib) == (name, 1)
+
+
+def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
+    free: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = rl("--trainer.checkpointing", "none")
+    free((needs(kept, "training") + 25) / (1 - MARGIN))
+    assert resolved(kept, MODEL, "cuda").inference.kv_gib == pytest.approx(20, abs=0.01)  # 5 for recurring prompts
+    assert capsys.readouterr().out == ""
+    for gib in (12, 1):
+        free(gib)
+        lean = resolved(rl(), MODEL, "cuda")
+        assert lean.trainer.checkpointing == "layer" and lean.inference.kv_gib is not None
+        assert ONE <= lean.inference.kv_gib * GIB < ALL and (gib == 1 or needs(lean, "sampling") < gib)
+    assert lean.inference.kv_gib == pytest.approx(ONE / GIB, abs=2**-10)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("Warning: a step takes about ") and "12.0 GiB are free on cuda: lower trainer." in first
+    assert second.endswith("trainer.optim.state = 8bit or trainer.optim.offload = true")
+
+
+def test_what_is_set_stays(free: Any) -> None:
+    free(500)
+    flags = ("--threads", 3, "--deterministic", "--trainer.micro-batch-tokens", 99, "--trainer.checkpointing", "layer")
+    config = resolved(rl(*flags, "--inference.kv-gib", 2), MODEL, "cuda")
+    assert (*decided(config), config.inference.kv_gib) == (3, True, 99, "layer", 2)
+    server = resolved(rl("--inference.backend", "vllm"), MODEL, "cuda")
+    assert server.inference.kv_gib is None, "vLLM has its own rule"
+
+
+def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:
+    folder.mkdir()
+    facts = {"format": "hone-run-1", "id": "r", "kind": kind, "status": "stopped"}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "config.toml").write_text(run_toml(config, kind))
+    return folder
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_a_resume_takes_what_its_run_began_with(branch: bool, free: Any, tmp_path: Path) -> None:
+    free(500)
+    run = run_of(tmp_path / "run", resolved(rl(), MODEL, "cuda"), "rl")
+    free(12)
+    where = ["--resume.dir", run, "--output-dir", tmp_path / "new"] if branch else ["--output-dir", run, "--resume"]
+    again = resolved(rl(*where), MODEL, "cpu")
+    assert decided(again) == (12, False, 16384, "none")
+    assert again.inference.kv_gib == pytest.approx(ALL / GIB, abs=2**-10)
+    assert resolved(rl(*where, "--threads", 2), MODEL, "cuda").threads == 2
+    assert decided(resolved(rl("--output-dir", run), MODEL, "cuda")) == (12, False, 16384, "layer"), "a fresh start"
+
+
+def test_a_run_of_an_older_hone_keeps_the_defaults_of_then(free: Any, tmp_path: Path) -> None:
+    free(12)
+    old = run_of(tmp_path / "run", rl("--no-deterministic"), "rl")
+    config = resolved(rl("--output-dir", old, "--resume"), MODEL, "cpu")
+    assert (config.threads, config.trainer.checkpointing, config.inference.kv_gib) == (None, None, None)
+    assert config.deterministic is False
+
+
+def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
+    flags = ["--data.path", "x.jsonl", "--output-dir", str(tmp_path / "run")]
+    free(500)
+    config = resolved(parse(SFTConfig, flags, "sft"), MODEL, "cuda")
+    assert (config.data.micro_batch_tokens, config.checkpointing, config.threads) == (16384, "none", 12)
+    run_of(tmp_path / "run", config, "sft")
+    free(1)
+    again = resolved(parse(SFTConfig, [*flags, "--resume"], "sft"), MODEL, "cpu")
+    assert (again.data.micro_batch_tokens, again.checkpointing, again.threads) == (16384, "none", 12)
