@@ -71,15 +71,17 @@ def resolved(
     config = _filled(config, {"threads": counted, "deterministic": kind == "cpu", "trainer": tokens, "data": tokens})
     if threads is not None:
         return config
-    room, work = free_memory(device), (*longest(config), ranks.world)
+    room = free_memory(device) // (ranks.local_world if kind == "cpu" else 1)
+    work = (*longest(config), ranks.world)
     config = fitted(config, model, kind, room, *work)
     step = sum(memory(config, model, kind, *work).of("training").values())
     if step > room and config.display != "none" and ranks.first:
         section = "trainer." if isinstance(config, RLConfig) else ""
+        leaner = f"precision = bf16, {section}optim.state = 8bit"
+        leaner += "" if kind == "cpu" else f" or {section}optim.offload = true"
         print(
             f"Warning: a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: lower "
-            f"{section or 'data.'}micro_batch_tokens, or set precision = bf16, {section}optim.state = 8bit or "
-            f"{section}optim.offload = true",
+            f"{section or 'data.'}micro_batch_tokens, or set {leaner}",
             flush=True,
         )
     return config
