@@ -206,6 +206,19 @@ def loading(ranks: Ranks, folder: Path) -> None:
     write(ranks, folder, "loading", results)
 
 
+def checkpointing(ranks: Ranks, folder: Path) -> None:
+    """The weights before and after two steps, in each mode."""
+    results = {}
+    for case in ("fp32 policy", "bf16_linear policy untied", "bf16"):
+        for mode in ("none", "layer", "selective"):
+            trainer = make_trainer(ranks, case)
+            trainer.model.set_checkpointing(mode)
+            before = trainer.fingerprint()
+            lines = steps(trainer, 0, 2, rl=True)
+            results.setdefault(case, {})[mode] = [before, trainer.fingerprint(), lines]
+    write(ranks, folder, "checkpointing", results)
+
+
 def failing(ranks: Ranks, folder: Path) -> int:
     """Rank 0 alone fails, in the middle of a step ("step" is the folder's name) or of an export."""
 

@@ -89,6 +89,7 @@ def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_
         reference=reference,
         ranks=ranks,
         head_cache_bytes=config.trainer.head_cache_bytes,
+        checkpointing=config.trainer.checkpointing or "none",
     )
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
     return trainer
@@ -104,6 +105,7 @@ def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) ->
         sft_objective,
         ranks=ranks,
         head_cache_bytes=config.head_cache_bytes,
+        checkpointing=config.checkpointing or "none",
     )
 
 

@@ -8,10 +8,12 @@ the same input are fused (`qkv_proj`, `gate_up_proj`); `hone.model.hf` joins and
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from hone.model.config import DecoderConfig
 from hone.model.head import head_logits
@@ -107,11 +109,16 @@ class RMSNorm(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """h += attention(norm(h)); h += mlp(norm(h))."""
+    """h += attention(norm(h)); h += mlp(norm(h)).
+
+    `checkpointing` says what is kept for the backward pass, which computes the rest again, to the same bits: "none"
+    (all is kept), "layer" (its input), "selective" (its input, and what products and attention gave; `_KEPT`).
+    """
 
     def __init__(self, config: DecoderConfig, index: int, dtype: torch.dtype, bf16_product: bool) -> None:
         super().__init__()
         c = config
+        self.checkpointing = "none"
         self.index, self.heads, self.eps = index, (c.num_heads, c.num_kv_heads), c.rms_norm_eps
         self.input_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
         self.qkv_proj = Linear(c.hidden_size, c.q_size + 2 * c.kv_size, c.qkv_bias, dtype, bf16_product)
@@ -124,6 +131,15 @@ class DecoderLayer(nn.Module):
 
     def forward(
         self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention, only: Tensor | None = None
+    ) -> Tensor:
+        arguments = hidden_ND, cos, sin, attention, only
+        if self.checkpointing == "none" or not torch.is_grad_enabled():
+            return self._compute(*arguments)
+        keep = _kept_contexts if self.checkpointing == "selective" else noop_context_fn
+        return checkpoint(self._compute, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=keep)  # pyright: ignore[reportReturnType]
+
+    def _compute(
+        self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention, only: Tensor | None
     ) -> Tensor:
         qkv = self.qkv_proj(self.input_norm(hidden_ND))
         q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
@@ -152,6 +168,23 @@ class DecoderLayer(nn.Module):
         return torch.cat([self.q_norm.expand(num_q, -1), self.k_norm.expand(num_k, -1)])
 
 
+_KEPT = {
+    *("aten.mm.default", "aten.addmm.default", "torch_attn._varlen_attn.default"),
+    *(f"aten._scaled_dot_product_{kind}_attention.default" for kind in ("flash", "efficient", "cudnn")),
+    "aten._scaled_dot_product_flash_attention_for_cpu.default",
+}
+"""Operations whose results "selective" keeps: all but these costs little to compute again."""
+
+
+@cache
+def _is_kept(operation: Any) -> bool:
+    return str(operation) in _KEPT
+
+
+def _kept_contexts() -> Any:
+    return create_selective_checkpoint_contexts(lambda _context, operation, *_, **__: _is_kept(operation))
+
+
 class Decoder(nn.Module):
     """Token ids to logits.
 
@@ -176,6 +209,12 @@ class Decoder(nn.Module):
         if self.num_parameters * dtype.itemsize > MAX_PACKED_BYTES:
             for packed in (self.packed_head, *(m.packed for m in self.modules() if isinstance(m, Linear))):
                 packed.enabled = False
+
+    def set_checkpointing(self, mode: str) -> None:
+        """Say what each layer keeps for its backward pass: "none", "layer" or "selective"."""
+        assert mode in ("none", "layer", "selective"), mode
+        for layer in self.layers:
+            setattr(layer, "checkpointing", mode)
 
     @property
     def head_weight(self) -> Tensor:

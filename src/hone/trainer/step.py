@@ -51,8 +51,10 @@ class Trainer:
         reference: Decoder | None = None,
         ranks: Ranks = ALONE,
         head_cache_bytes: int = HEAD_CACHE_BYTES,
+        checkpointing: str = "none",
     ) -> None:
         self.model = model
+        model.set_checkpointing(checkpointing)
         self.ranks = ranks
         self.optimizer = Optimizer(model, optim)
         self.scheduler = scheduler
