@@ -115,8 +115,8 @@ def test_parts_of_a_run_by_hand() -> None:
     config.inference.kv_gib = 8
     plain = parts(config, "cuda")
     assert plain["weights"] == 4 * shape.parameters and plain["optimiser"] == 8 * shape.parameters
-    # 2 prompts and 32 completions of 512 tokens each, 229,376 bytes a token.
-    assert plain["kv cache"] == (2 + 32) * 512 * 229_376
+    # 2 prompts and 32 completions of 512 tokens each, 114,688 bytes a token: bf16.
+    assert plain["kv cache"] == (2 + 32) * 512 * 114_688
     assert plain["bf16 casts"] == 2 * 28 * shape.layer_matrices
     assert not {"packed weights", "reference model", "checkpoint copy"} & set(plain)
     with_kl = parts(rl("--trainer.loss.kl-coef", "0.1"), "cuda")

@@ -5,7 +5,12 @@ import pytest
 import torch
 
 from hone.inference.cache import KVCache
+from hone.inference.engine import Engine
+from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import PrefillAttention
+from hone.inference.types import Job
+
+from .many_jobs import CONFIG, FREE, peaked
 
 HEADS, KV_HEADS, HEAD_DIM, MAX_NEW = 4, 2, 8, 6
 
@@ -80,3 +85,25 @@ def test_a_prompt_is_stored_once_and_dropped_with_its_last_row():
     keys, values = cache.prompts[0]
     assert keys.shape[1] == values.shape[1] == 1 and torch.equal(keys[:, 0], second)
     assert cache.mask is not None and cache.mask.tolist() == [[[0, 0, -torch.inf, -torch.inf]]]
+
+
+@pytest.mark.parametrize("options", [{}, {"cuda_graphs": True}, {"batch_invariant": True}])
+def test_keys_and_values_take_the_bytes_that_are_planned(options):
+    """bf16 halves them in every layout, here filled to the last token."""
+    sizes = {}
+    for precision in ("fp32", "bf16_linear", "bf16"):
+        engine = Engine(peaked(precision), **options)
+        engine.add(Job((5,) * 31, 0, 33, FREE))
+        for _ in range(32):
+            engine.step()
+        (batch,) = engine._batches
+        if options:
+            holder = batch.cache.state if "cuda_graphs" in options else batch.cache
+            stored = sum(layer.nbytes for layer in holder.layers)
+        else:
+            stored = sum(keys.nbytes + values.nbytes for keys, values in batch.cache.prompts)
+            stored += sum(block.nbytes for blocks in batch.cache.decoded for block in blocks)
+        sizes[precision] = stored
+        token = kv_bytes_per_token(CONFIG, precision, "cpu")
+        assert stored == (64 if options else 31 + 32) * token, "31 tokens of a prompt, then blocks of 32"
+    assert sizes["fp32"] == sizes["bf16_linear"] == 2 * sizes["bf16"]

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from hone.errors import UserError
-from hone.inference.cache import kv_bytes_per_token
 from hone.inference.engine import Engine
+from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import BLOCK, PrefixCache
 from hone.inference.types import Job, SamplingParams, Token
 
@@ -176,7 +176,7 @@ def test_completions_of_batches_that_were_joined_are_those_of_each_job_alone(mod
 def test_the_cache_stays_within_its_bytes(model, options):
     """Short jobs too, whose rows are rounded up; a job that doesn't fit alone is let in when nothing else runs."""
     tokens = 2000
-    engine = Engine(model, kv_bytes=tokens * kv_bytes_per_token(CONFIG), **options)
+    engine = Engine(model, kv_bytes=tokens * kv_bytes_per_token(CONFIG, "fp32", "cpu"), **options)
     for i in range(60):
         engine.add(Job((5, 6, 7 + i), i, 30, FREE))
     most = 0

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hone.inference.cache import kv_bytes_per_token
 from hone.inference.engine import Engine
+from hone.inference.memory import kv_bytes_per_token
 from hone.inference.types import Job
 
 from .many_jobs import CONFIG, FREE, assert_same, jobs, peaked, sampled
@@ -38,7 +38,7 @@ def test_cancelled_jobs_and_a_small_cache(options):
     """The cache has room for a few jobs; what the states hold stays within it."""
     model, some = peaked(), jobs(40, seed=5)
     expected = sampled(Engine(model), some)
-    engine = Engine(model, kv_bytes=8 * 192 * kv_bytes_per_token(CONFIG), cuda_graphs=True, **options)
+    engine = Engine(model, kv_bytes=8 * 192 * kv_bytes_per_token(CONFIG, "fp32", "cpu"), cuda_graphs=True, **options)
     got = sampled(engine, some, np.random.default_rng(2), cancel=3)
     assert_same(got, expected)
     for job in some:
@@ -77,7 +77,7 @@ def test_what_a_diverged_row_has_left_in_its_slot_reaches_nobody():
 
 def test_a_batch_that_has_to_stay_apart_gets_the_room_that_others_have_in_excess():
     """All but one of eight rows end; their slots, and a state that nobody uses, go when a long job needs the cache."""
-    engine = Engine(peaked(), kv_bytes=1500 * kv_bytes_per_token(CONFIG), cuda_graphs=True)
+    engine = Engine(peaked(), kv_bytes=1500 * kv_bytes_per_token(CONFIG, "fp32", "cpu"), cuda_graphs=True)
     short = [Job((5, 6), i, 60 if i == 0 else 2, FREE) for i in range(8)]
     sampled(engine, [Job((5, 6, 7), 0, 100, FREE)])
     sampled(engine, [Job((5, 6, 7), 0, 200, FREE)])

@@ -61,7 +61,13 @@ def test_a_shape_comes_from_the_preset_a_config_or_a_folder(tmp_path: Path) -> N
 
 def test_what_follows_from_a_shape_by_hand() -> None:
     shape = KNOWN["qwen3-0.6b"]
-    assert kv_bytes_per_token(shape) == 2 * 28 * 8 * 128 * 4
+    for precision, device, itemsize in [
+        ("fp32", "cuda", 4),
+        ("bf16_linear", "cpu", 4),
+        ("bf16_linear", "cuda", 2),
+        ("bf16", "cpu", 2),
+    ]:
+        assert kv_bytes_per_token(shape, precision, device) == 2 * 28 * 8 * 128 * itemsize
     matrices = 1024 * (2048 + 2 * 1024) + 2048 * 1024 + 3 * 1024 * 3072
     assert shape.layer_matrices == matrices
     assert shape.matrices == 28 * matrices and shape.embedding == 151936 * 1024

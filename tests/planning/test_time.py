@@ -22,14 +22,14 @@ def sft(*flags: str) -> SFTConfig:
 
 
 def test_a_step_on_an_h100() -> None:
-    """Eight prompts of 128 tokens with 16 completions of 256, sampled at once: each token reads all weights."""
-    flags = ["--orchestrator.env.id", "reverse-text", "--seq-len", "512", "--inference.kv-gib", "40"]
-    planned = times(parse(RLConfig, flags, "rl"), SHAPE, H100, Lengths(128, 256, 128, 256))
+    """Eight prompts of 128 tokens with 16 completions of 1,024, sampled at once: each token reads all weights."""
+    flags = ["--orchestrator.env.id", "reverse-text", "--seq-len", "2048", "--inference.kv-gib", "40"]
+    planned = times(parse(RLConfig, flags, "rl"), SHAPE, H100, Lengths(128, 1024, 128, 1024))
     weights = 28 * SHAPE.layer_matrices * 2 + SHAPE.embedding * 4
-    cached = 128 * (8 / 128 * 128 + 128) * kv_bytes_per_token(SHAPE)
+    cached = 128 * (8 / 128 * 128 + 512) * kv_bytes_per_token(SHAPE, "bf16_linear", "cuda")
     decode = (weights + cached) / (H100.bandwidth * 0.5) + 28 * 300e-6
     prefill = 8 * 128 * 2 * SHAPE.matrices / (989e12 * 0.25)
-    assert planned.sample == pytest.approx(prefill + 256 * decode)
+    assert planned.sample == pytest.approx(prefill + 1024 * decode)
     assert planned.step == pytest.approx(planned.sample + planned.grade + planned.train + planned.other)
     assert planned.total == planned.start + 100 * planned.step
 

@@ -71,7 +71,7 @@ def memory(
     parts = {"process": CUDA_CONTEXT if device == "cuda" else PROCESS[kind]}
     parts |= training_bytes(config, model, device, prompt, completion, ranks)
     if isinstance(config, RLConfig) and ranks == 1:
-        parts |= sampling_bytes(config, model, prompt, completion)
+        parts |= sampling_bytes(config, model, device, prompt, completion)
         parts["packed weights"] = packed_bytes(model, config.precision, device)
     if config.ckpt is not None and config.ckpt.background and device == "cpu":
         parts["checkpoint copy"] = checkpoint_bytes(model, config.precision, trainer_of(config).optim)
@@ -91,7 +91,7 @@ def fitted(
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.mode != "split" and config.sampled_by is None else None
     if engine is not None and device == "cuda":
-        one = kv_bytes_per_token(model) * (prompt + completion)
+        one = kv_bytes_per_token(model, engine.precision, device) * (prompt + completion)
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))

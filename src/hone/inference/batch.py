@@ -121,8 +121,7 @@ class Batch:
                 self.left[row], reason = 0, "stop"
             elif not self.left[row]:
                 reason = "length"
-            wanted = min(ticket.params.top_logprobs, self.logits.shape[1])
-            top = tuple(zip(map(int, best[:wanted]), best[wanted : 2 * wanted], strict=True))
+            top = _pairs(best, ticket.params.top_logprobs) if best else ()
             emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found))
         return emitted
 
@@ -179,6 +178,12 @@ class Batch:
             self._groups.append((self.tickets[rows[0]].params, upload(rows, self.logits.device)))
         most = max(params.top_logprobs for params, _ in self._groups)
         self._columns = 2 + 2 * min(most, self.logits.shape[1])
+
+
+def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
+    """Return a row's likeliest tokens and their logprobs from `[2 K]` columns, of which it asked for so many."""
+    wanted = min(wanted, len(best) // 2)
+    return tuple((int(id), logprob) for id, logprob in zip(best[:wanted], best[wanted : 2 * wanted], strict=True))
 
 
 def read(drawn: Sequence[Tensor]) -> list[list[list[float]]]:

@@ -2,8 +2,9 @@
 
 A decode step attends in two products: the queries of all rows that continue a prompt to that prompt's keys, and each
 row's own query to the tokens that it has decoded itself; one softmax runs over both. All rows have decoded equally many
-tokens, so they write to the same column and only a short prompt's padding needs a mask. Keys, values and arithmetic are
-fp32 whatever the model's dtype: with bf16 scores a bf16 model's logprobs are up to 0.04 from its trainer's.
+tokens, so they write to the same column and only a short prompt's padding needs a mask. Keys and values have the type
+that the layers give them (`Decoder.kv_dtype`); scores and sums are fp32 in any case: with bf16 scores a bf16 model's
+logprobs are up to 0.04 from its trainer's.
 
 Rows that began later join by standing at the same column as the others, with a mask over the columns before their first
 token; so there is one write and one width for all.
@@ -20,17 +21,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.model.config import DecoderConfig
 from hone.model.device import upload
 
 BLOCK = 32
 """Decoded tokens lie in blocks of this many columns, each dense in memory: read row by row from one tensor with room
 for all columns, attention takes a quarter longer (measured, 128 rows x 128 tokens)."""
-
-
-def kv_bytes_per_token(config: DecoderConfig) -> int:
-    """Return the bytes of keys and values for one token in all layers."""
-    return 2 * config.num_layers * config.num_kv_heads * config.head_dim * torch.float32.itemsize
 
 
 class GroupLayout:
@@ -96,8 +91,8 @@ class KVCache:
         self.prompts: list[tuple[Tensor, Tensor]] = []
         self.decoded: list[list[Tensor]] = [[] for _ in layers]
         for layer in layers:
-            padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:], dtype=torch.float32)
-            padded.flatten(1, 2).index_copy_(1, places, torch.stack(layer).float())
+            padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:])
+            padded.flatten(1, 2).index_copy_(1, places, torch.stack(layer))
             keys, values = padded[0].permute(2, 0, 3, 1), padded[1].permute(2, 0, 1, 3)
             self.prompts.append((keys.contiguous(), values.contiguous()))
         self.mask = upload(np.where(real, np.float32(0), np.float32(-np.inf)), k.device)[:, None]
@@ -109,27 +104,30 @@ class KVCache:
         prompt_keys, prompt_values = self.prompts[layer]
         kv_heads, rows = k.shape[1], k.shape[0]
         if len(blocks) == self.column // BLOCK:  # a step that failed may be repeated, and has its block already
-            blocks.append(k.new_empty(2, kv_heads, rows, BLOCK, k.shape[2], dtype=torch.float32))
+            blocks.append(k.new_empty(2, kv_heads, rows, BLOCK, k.shape[2]))
         for stored, new in zip(blocks[-1], (k, v), strict=True):
             stored.select(2, used - 1).copy_(new.transpose(0, 1))
         decoded = [*blocks[:-1], blocks[-1][:, :, :, :used]]
         keys, values = ([block[i].flatten(0, 1) for block in decoded] for i in (0, 1))  # each [K·B, BLOCK, Dh]
 
-        scaled = q.float() * q.shape[-1] ** -0.5
-        queries = scaled.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
-        to_prompt = torch.bmm(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
+        queries, scale = scaled(q)
+        queries = (
+            queries.view(rows, kv_heads, -1, q.shape[-1]).transpose(0, 1).reshape(kv_heads * rows, -1, q.shape[-1])
+        )
+        to_prompt = product(self.layout.to_groups(queries, kv_heads), prompt_keys.flatten(0, 1))
         to_prompt.view(kv_heads, -1, *to_prompt.shape[1:]).add_(self.mask)
         to_prompt = self.layout.to_rows(to_prompt, kv_heads)
         # [K·B, G, width + T]
-        scores = torch.cat([to_prompt, *(torch.bmm(queries, block.mT) for block in keys)], dim=-1)
+        scores = torch.cat([to_prompt, *(product(queries, block.mT) for block in keys)], dim=-1)
         scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
-        prompt_probs, *block_probs = scores.softmax(-1).split(sizes, dim=-1)
+        probs = (scores if scale == 1 else scores.mul_(scale)).softmax(-1)
+        prompt_probs, *block_probs = probs.split(sizes, dim=-1)
 
-        out = torch.bmm(self.layout.to_groups(prompt_probs, kv_heads), prompt_values.flatten(0, 1))
+        out = product(self.layout.to_groups(prompt_probs, kv_heads), prompt_values.flatten(0, 1))
         out = self.layout.to_rows(out, kv_heads)
         for probs, block in zip(block_probs, values, strict=True):
-            out = torch.baddbmm(out, probs, block)
+            out = product(probs, block, plus=out)
         return out.view(kv_heads, rows, -1, q.shape[-1]).transpose(0, 1).reshape(q.shape).to(q.dtype)
 
     def moved(self) -> None:
@@ -189,6 +187,23 @@ class KVCache:
         groups = upload(self.layout.prompt_of_group, device)
         self.prompts = [(keys.index_select(1, groups), values.index_select(1, groups)) for keys, values in self.prompts]
         self.mask = self.mask.index_select(0, groups)
+
+
+def scaled(q: Tensor) -> tuple[Tensor, float]:
+    """Return queries as `product` takes them, and what their products with keys are still to be multiplied by."""
+    scale = q.shape[-1] ** -0.5
+    if q.dtype == torch.float32 or q.device.type == "cpu":
+        return q.float() * scale, 1.0
+    return q, scale  # scaled in bf16 they would be rounded
+
+
+def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
+    """Compute x · stored (+ plus), batch by batch, in fp32. On a GPU x is rounded to bf16 where keys and values are."""
+    if stored.dtype == torch.float32 or stored.device.type == "cpu":
+        stored = stored.float()
+        return torch.bmm(x, stored) if plus is None else torch.baddbmm(plus, x, stored)
+    out = torch.bmm(x.to(stored.dtype), stored, out_dtype=torch.float32)
+    return out if plus is None else out.add_(plus)
 
 
 def _shifted(cache: KVCache, layer: int, column: int) -> list[Tensor]:

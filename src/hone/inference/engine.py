@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 from hone import rng
 from hone.errors import Halt, UserError
 from hone.inference.batch import Batch, Ticket, read
-from hone.inference.cache import kv_bytes_per_token
+from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner
 from hone.inference.sampler import target_logprobs
@@ -232,7 +232,8 @@ class Engine:
     @property
     def _budget(self) -> int:
         """Return the tokens that the cache may hold."""
-        return self.kv_bytes // kv_bytes_per_token(self.model.config)
+        model = self.model
+        return self.kv_bytes // kv_bytes_per_token(model.config, model.precision, model.device.type)
 
     def _check(self, job: Job) -> None:
         limit = self.model.config.max_position_embeddings

@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket
-from hone.inference.cache import kv_bytes_per_token
+from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
 from hone.model.decoder import Decoder
@@ -44,7 +44,7 @@ class GraphRunner(Runner):
 
     def __init__(self, model: Decoder, prefix_bytes: int, kv_bytes: int) -> None:
         super().__init__(model, prefix_bytes)
-        self.budget = kv_bytes // kv_bytes_per_token(model.config)
+        self.budget = kv_bytes // kv_bytes_per_token(model.config, model.precision, model.device.type)
         self.states: list[SlotState] = []
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
@@ -129,13 +129,13 @@ class GraphRunner(Runner):
 class SlotState:
     """Room for `slots` sequences of `tokens` tokens, what a step reads and writes, and the graphs recorded on it.
 
-    `layers`: per layer keys and values `[2, slots, K, tokens, Dh]`, fp32 whatever the model's dtype, as in `KVCache`.
+    `layers`: per layer keys and values `[2, slots, K, tokens, Dh]`, of the model's `kv_dtype`.
     `graphs`: by the slots and tokens that they cover. It is free once its cache is gone.
     """
 
     def __init__(self, model: Decoder, slots: int, tokens: int) -> None:
         c = model.config
-        empty = torch.empty(2, 0, c.num_kv_heads, 0, c.head_dim, device=model.device)
+        empty = torch.empty(2, 0, c.num_kv_heads, 0, c.head_dim, device=model.device, dtype=model.kv_dtype)
         self.layers = [empty] * c.num_layers
         self.vocab_size, self.device = c.vocab_size, model.device
         self.owner: weakref.ref[SlotCache] | None = None
@@ -250,7 +250,7 @@ class SlotCache:
             layer[:, begin:end] = 0
             for which in (0, 1):
                 stored = torch.cat([prompt.layers[index][which] for prompt in self.prompts])
-                layer[which][slot_N, :, column_N] = stored.index_select(0, source_N).float()
+                layer[which][slot_N, :, column_N] = stored.index_select(0, source_N)
 
 
 def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
@@ -266,22 +266,27 @@ def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
 
 
 class _SlotAttention:
-    """Attention of one new token per slot, at these positions `[B]`; stores its key and value first."""
+    """Attention of one new token per slot, at these positions `[B]`; stores its key and value first.
+
+    Scores and sums are fp32 within SDPA's fused kernels; a CPU's, for bf16, are not as exact.
+    """
 
     def __init__(self, layers: list[Tensor], positions: Tensor, tokens: int) -> None:
         device = positions.device
         self.layers, self.positions, self.tokens = layers, positions, tokens
         self.rows = torch.arange(len(positions), device=device)
+        self.dtype = torch.float32 if device.type == "cpu" else layers[0].dtype
         future = torch.arange(tokens, device=device) > positions[:, None]
-        self.mask = torch.zeros(future.shape, device=device).masked_fill_(future, float("-inf"))
+        self.mask = torch.zeros(future.shape, device=device, dtype=self.dtype).masked_fill_(future, float("-inf"))
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        keys, values = self.layers[layer][:, : len(q), :, : self.tokens]  # each [B, K, tokens, Dh]
-        keys[self.rows, :, self.positions] = k.float()
-        values[self.rows, :, self.positions] = v.float()
+        stored = self.layers[layer][:, : len(q), :, : self.tokens]
+        stored[0][self.rows, :, self.positions] = k
+        stored[1][self.rows, :, self.positions] = v
+        keys, values = stored.to(self.dtype)  # each [B, K, tokens, Dh]
         # The heads that share keys stand where SDPA has a sequence's tokens: its fused kernels with a mask know no
         # groups of heads, and the others would copy the keys.
-        queries = q.float().unflatten(1, (k.shape[1], -1))  # [B, K, G, Dh]
+        queries = q.to(self.dtype).unflatten(1, (k.shape[1], -1))  # [B, K, G, Dh]
         mask = self.mask[:, None, None].expand(-1, *queries.shape[1:3], -1)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).flatten(1, 2).to(q.dtype)
 

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket
+from hone.inference.cache import product, scaled
 from hone.inference.prefill import Layers, Prefill, Prompt
 from hone.inference.runner import Runner, rows_of
 from hone.model.decoder import Decoder
@@ -83,8 +84,7 @@ class RowCache:
         self.room, self.longest = max_new, int(self.sizes.max())
         self.lengths = upload(self.sizes, k.device)
         self.layers = [
-            k.new_zeros(2, len(prompts), k.shape[1], _blocks(self.longest) * TILE, k.shape[2], dtype=torch.float32)
-            for _ in prompts[0]
+            k.new_zeros(2, len(prompts), k.shape[1], _blocks(self.longest) * TILE, k.shape[2]) for _ in prompts[0]
         ]
         for row, layers in enumerate(prompts):
             for stored, (keys, values) in zip(self.layers, layers, strict=True):
@@ -100,12 +100,13 @@ class RowCache:
             self._make_room()
         tile, stored, rows = len(q), self.layers[layer], torch.arange(len(self), device=q.device)
         q, k, v = (x[: len(self)] for x in (q, k, v))
-        stored[0, rows, :, self.lengths] = k.float()
-        stored[1, rows, :, self.lengths] = v.float()
-        queries = (q.float() * q.shape[-1] ** -0.5).reshape(-1, q.shape[1] // k.shape[1], q.shape[2])  # [B K, G, Dh]
+        stored[0, rows, :, self.lengths] = k
+        stored[1, rows, :, self.lengths] = v
+        queries, scale = scaled(q)
+        queries = queries.reshape(-1, q.shape[1] // k.shape[1], q.shape[2])  # [B K, G, Dh]
         blocks = [block.flatten(1, 2) for block in stored.split(TILE, dim=3)]
         masks = [mask.repeat_interleave(k.shape[1], dim=0)[:, None] for mask in self.mask.split(TILE, dim=1)]
-        return padded(_attend(queries, blocks, masks).view(q.shape).to(q.dtype), tile)
+        return padded(_attend(queries, blocks, masks, scale).view(q.shape).to(q.dtype), tile)
 
     def _make_room(self) -> None:
         """Make room for the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
@@ -184,29 +185,32 @@ class _ChunkAttention:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self.layers.append((k, v))
-        kv = torch.stack([k, v]).float()
+        kv = torch.stack([k, v])
         if self.past:
-            kv = torch.cat([torch.stack(self.past[layer]).float(), kv], dim=1)
+            kv = torch.cat([torch.stack(self.past[layer]), kv], dim=1)
         blocks = list(kv.transpose(1, 2).split(TILE, dim=2))  # each [2, K, TILE, Dh]
         group = q.shape[1] // k.shape[1]
-        queries = (q.float() * q.shape[-1] ** -0.5).unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [K, G, TILE, Dh]
+        queries, scale = scaled(q)
+        queries = queries.unflatten(1, (-1, group)).permute(1, 2, 0, 3)  # [K, G, TILE, Dh]
         order = torch.arange(TILE, device=q.device)
         future = _minus_infinity(order > order[:, None]).repeat(group, 1)
         masks = [torch.zeros_like(future)] * (len(blocks) - 1) + [future]
-        out = _attend(queries.flatten(1, 2), blocks, masks)
+        out = _attend(queries.flatten(1, 2), blocks, masks, scale)
         return out.unflatten(1, (group, TILE)).permute(2, 0, 1, 3).flatten(1, 2).to(q.dtype)
 
 
-def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor]) -> Tensor:
+def _attend(queries: Tensor, blocks: Sequence[Tensor], masks: Sequence[Tensor], scale: float) -> Tensor:
     """Compute attention of queries `[N, M, Dh]` to keys and values in blocks `[2, N, TILE, Dh]`, summed in order."""
-    scores = [torch.bmm(queries, keys.mT).add_(mask) for (keys, _), mask in zip(blocks, masks, strict=True)]
+    scores = [product(queries, keys.mT).add_(mask) for (keys, _), mask in zip(blocks, masks, strict=True)]
+    if scale != 1:
+        scores = [score.mul_(scale) for score in scores]
     top = torch.stack([score.amax(-1, keepdim=True) for score in scores]).amax(0)
-    out = torch.zeros_like(queries)
+    out = torch.zeros_like(queries, dtype=torch.float32)
     total = torch.zeros_like(top)
     for score, (_, values) in zip(scores, blocks, strict=True):
         weights = (score - top).exp_()
         total = total + weights.sum(-1, keepdim=True)
-        out = torch.baddbmm(out, weights, values)
+        out = product(weights, values, plus=out)
     return out / total
 
 
@@ -221,7 +225,8 @@ def rows_are_alike(model: Decoder, trials: int = 3, steps: int = 2) -> bool:
 
     def prompt(length: int) -> Layers:
         layers = [
-            torch.randn(2, length, *shape, generator=generator).to(model.device) for _ in range(config.num_layers)
+            torch.randn(2, length, *shape, generator=generator).to(model.device, model.kv_dtype)
+            for _ in range(config.num_layers)
         ]
         return [(keys, values) for keys, values in layers]
 

@@ -14,9 +14,10 @@ MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 """As `hone.model.packed`."""
 
 
-def kv_bytes_per_token(model: DecoderConfig) -> int:
-    """Return the bytes of one token's keys and values in all layers."""
-    return 2 * model.num_layers * model.kv_size * 4
+def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
+    """Return the bytes of one token's keys and values in all layers, of the type `hone.model.Decoder.kv_dtype`."""
+    half = precision == "bf16" or (precision == "bf16_linear" and device == "cuda")
+    return 2 * model.num_layers * model.kv_size * (2 if half else 4)
 
 
 def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
@@ -32,10 +33,11 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
     return packed + (head if precision == "bf16" or model.embedding >= MIN_FP32_PACKED else 0)
 
 
-def sampling_bytes(config: RLConfig, model: DecoderConfig, prompt: int, completion: int) -> dict[str, int]:
+def sampling_bytes(config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int) -> dict[str, int]:
     """Return the parts of an engine whose prompts and completions all have these lengths."""
     asked, group = rows_asked_for(config)
-    rows, token = wave(config, model, asked, prompt + completion), kv_bytes_per_token(model)
+    rows = wave(config, model, device, asked, prompt + completion)
+    token = kv_bytes_per_token(model, config.precision, device)
     prompts = -(-rows // group) * prompt
     scores = rows * model.num_heads * (prompt + completion) * 4
     return {
@@ -57,7 +59,7 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
     return max(rows)
 
 
-def wave(config: RLConfig, model: DecoderConfig, rows: int, longest: int) -> int:
+def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
     """Return how many of `rows` go at once: as many as `inference.kv_gib` has room for at `longest` tokens each."""
-    room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model)
+    room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
     return max(1, min(rows, room // max(1, longest)))

@@ -226,6 +226,12 @@ class Decoder(nn.Module):
         return self.embed.device
 
     @property
+    def kv_dtype(self) -> torch.dtype:
+        """The type of the keys and values that layers give to attention."""
+        half = self.precision == "bf16" or (self.precision == "bf16_linear" and self.device.type == "cuda")
+        return torch.bfloat16 if half else torch.float32
+
+    @property
     def num_parameters(self) -> int:
         """Scalars, a tied head counted once."""
         return sum(p.numel() for p in self.parameters())

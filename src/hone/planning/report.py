@@ -157,7 +157,7 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     notes["activations"] += f", checkpointing = {trainer_of(plan.evaluated).checkpointing}"
     if isinstance(plan.evaluated, RLConfig) and plan.shape:
         rows, _ = rows_asked_for(plan.evaluated)
-        if (at_once := wave(plan.evaluated, plan.shape, rows, plan.lengths.longest)) < rows:
+        if (at_once := wave(plan.evaluated, plan.shape, plan.device.kind, rows, plan.lengths.longest)) < rows:
             limit = f"inference.kv_gib = {plan.evaluated.inference.kv_gib or KV_GIB:g}"
             notes["kv cache"] += f", {at_once:,} of {rows:,} completions at once: {limit}"
     for name, taken in sorted(needs.parts.items(), key=lambda pair: -pair[1]):

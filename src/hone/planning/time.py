@@ -140,10 +140,12 @@ def sample_seconds(
     """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache holds fewer."""
     rate, exact = (flops * PREFILL for flops in _flops(config, device))
     prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
-    at_once = wave(config, shape, rows, int(lengths.longest))
+    at_once = wave(config, shape, device.kind, rows, int(lengths.longest))
     weights = shape.matrices * (4 if config.precision == "fp32" else 2)
     weights += shape.embedding * (2 if config.precision == "bf16" else 4)
-    cached = (prompts / rows * lengths.prompt + lengths.completion / 2) * kv_bytes_per_token(shape)
+    cached = (prompts / rows * lengths.prompt + lengths.completion / 2) * kv_bytes_per_token(
+        shape, config.precision, device.kind
+    )
     reading = (weights + at_once * cached) / (device.bandwidth * BANDWIDTH)
     computing = at_once * (2 * shape.matrices / rate + 2 * shape.embedding / exact)
     decode = max(reading, computing) + shape.num_layers * LAUNCH[device.kind]
