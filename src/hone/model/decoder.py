@@ -213,8 +213,9 @@ class Decoder(nn.Module):
     def set_checkpointing(self, mode: str) -> None:
         """Say what each layer keeps for its backward pass: "none", "layer" or "selective"."""
         assert mode in ("none", "layer", "selective"), mode
-        for layer in self.layers:
-            setattr(layer, "checkpointing", mode)
+        for layer in self.modules():
+            if isinstance(layer, DecoderLayer):
+                layer.checkpointing = mode
 
     @property
     def head_weight(self) -> Tensor:
