@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import gap_depth
 import grading
 import parser_drift
 import pytest
@@ -173,3 +174,13 @@ def test_parser_drift(tmp_path: Path) -> None:
     assert found["seed"] == 3 and [point["step"] for point in found["curve"]] == [0]
     assert found["regrade"]["completions"] == found["regrade"]["check"]["completions"] == 256
     assert found["regrade"]["check"]["same"] == 256 and "growth" in found["audit"]
+
+
+def test_gaps_by_depth_are_of_rounding_and_larger_with_a_gpus_attention(monkeypatch):
+    monkeypatch.setattr(gap_depth, "JOBS", 2)
+    monkeypatch.setattr(gap_depth, "TOKENS", 12)
+    found = gap_depth.random_models((2,), (0,), 128)["2"]
+    assert all(of["tokens"] >= 12 for of in found.values())
+    means = {name: of["mean"] for name, of in found.items()}
+    assert 0 < means["fp32"] < 1e-5 < means["bf16_linear"] < means["bf16_linear on a GPU"] < 0.1
+    assert means["bf16"] < 1e-3 < means["bf16 on a GPU"] < 0.1

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hone.algorithms.gap import BANDS
+from hone.algorithms.gap import band_of
 from hone.cli import COMMANDS, main
 from hone.config.alarms import AlarmsConfig
 from hone.config.parse import parse
@@ -289,12 +289,17 @@ def test_the_tables_are_those_of_the_code():
     rows = {row[0]: row[1].removesuffix(" s") for row in table(TASKS, "| `") if row[0] in defaults}
     assert rows == {name: "one per core" if value is None else f"{value:g}" for name, value in defaults.items()}
 
-    named = {"hone, `fp32": ("hone", "fp32"), "hone, `bf16_linear` and `bf16": ("hone", "bf16")}
-    named |= {"vLLM, both in fp32": ("vllm", "fp32"), "vLLM, else": ("vllm", "bf16")}
+    named = {"hone, `fp32": ("hone", "fp32", 4), "hone, `bf16_linear` and `bf16": ("hone", "bf16", 4)}
+    named |= {
+        "hone, `bf16_linear`, 28 layers": ("hone", "bf16_linear", 28),
+        "hone, `bf16`, 28 layers": ("hone", "bf16", 28),
+    }
+    named |= {"vLLM, both in fp32": ("vllm", "fp32", 4), "vLLM, else": ("vllm", "bf16", 4)}
+    named |= {"vLLM in bf16, 28 layers": ("vllm", "bf16", 28)}
     rows = {
         row[0]: [float(n) for n in (*row[1].split(","), row[2])] for row in table(TRAINING, "| ") if row[0] in named
     }
-    assert rows == {name: [b.mean, b.max, b.stop] for name, key in named.items() for b in [BANDS[key]]}
+    assert rows == {name: [b.mean, b.max, b.stop] for name, key in named.items() for b in [band_of(*key)]}
 
     alarms = AlarmsConfig.model_fields.keys() - {"action", "window"}
     rows = {row[0]: row[-1] for row in table(WATCHING, "| `") if row[0] in alarms}

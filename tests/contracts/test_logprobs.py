@@ -1,9 +1,10 @@
 """Contract 3: the engine's logprobs of the tokens that it samples are the trainer's.
 
 Pinned here, for each family with a tied and with an untied head, at two temperatures: fp32 within 1e-5; bf16 and
-bf16_linear within 2e-3 on average and 5e-2 at most. It holds whether prompts are computed one by one, once for a
-group, or from a cached prefix; whole or in chunks; for jobs that come at once or one after another. With
-`batch_invariant` a sample is the same, to the bit, as if it were alone. To loosen a bound is a decision.
+bf16_linear, of up to four layers, within 2e-3 on average and 5e-2 at most (`hone.algorithms.gap`). It holds whether
+prompts are computed one by one, once for a group, or from a cached prefix; whole or in chunks; for jobs that come at
+once or one after another. With `batch_invariant` a sample is the same, to the bit, as if it were alone. To loosen a
+bound is a decision.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from hone.algorithms.gap import band_of
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams, Token
 from hone.model.config import DecoderConfig
@@ -41,8 +43,8 @@ TIED = {
     "qwen3": QWEN3,
 }
 CONFIGS = TIED | {f"{name}-untied": replace(config, tie_word_embeddings=False) for name, config in TIED.items()}
-BOUNDS = {"fp32": (1e-5, 1e-5), "bf16_linear": (2e-3, 5e-2), "bf16": (2e-3, 5e-2)}
-"""Mean and maximum of |Δ| in nats."""
+BANDS = {precision: band_of("hone", precision, QWEN3.num_layers) for precision in ("fp32", "bf16_linear", "bf16")}
+"""Mean and maximum of |Δ| in nats that are fine; of more layers more, as measured."""
 CHUNK = 8
 SHARING, PREFILL, ARRIVAL = ("none", "group", "prefix"), ("whole", "chunks"), ("at once", "at random")
 WAYS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8)]
@@ -169,7 +171,7 @@ def gaps(model: Decoder, jobs: list[Job], got: dict[int, list[Token]]) -> np.nda
     ("sharing", "prefill", "arrival"),
     cells(SHARING, PREFILL, ARRIVAL, quick=[("group", "whole", "at once"), ("prefix", "chunks", "at random")]),
 )
-@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("precision", BANDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing, prefill, arrival):
     model = models(name, precision)
@@ -185,11 +187,11 @@ def test_the_samplers_logprobs_are_the_trainers(models, name, precision, sharing
     found = gaps(model, jobs, got)
     logprobs = [token.logprob for tokens in got.values() for token in tokens]
     assert len(found) > 50 and np.std(logprobs) > 1, "tokens of clearly different probability"
-    mean, most = BOUNDS[precision]
-    assert found.mean() <= mean and found.max() <= most, f"mean {found.mean():.2e}, max {found.max():.2e}"
+    band = BANDS[precision]
+    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
 
 
-@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("precision", BANDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_so_are_those_of_the_steps_that_cuda_graphs_record(models, name, precision):
     """The same step on a CPU, where it isn't recorded."""
@@ -197,8 +199,8 @@ def test_so_are_those_of_the_steps_that_cuda_graphs_record(models, name, precisi
     rng = np.random.default_rng(7)
     jobs = jobs_of("group", rng)
     found = gaps(model, jobs, sample(Engine(model, cuda_graphs=True), jobs, "at random", rng))
-    mean, most = BOUNDS[precision]
-    assert found.mean() <= mean and found.max() <= most, f"mean {found.mean():.2e}, max {found.max():.2e}"
+    band = BANDS[precision]
+    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
 
 
 @pytest.fixture(scope="module")
@@ -219,7 +221,7 @@ def alone(models):
 
 
 @pytest.mark.parametrize(("sharing", "prefill"), cells(SHARING, PREFILL, quick=[("prefix", "chunks")]))
-@pytest.mark.parametrize("precision", BOUNDS)
+@pytest.mark.parametrize("precision", BANDS)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_batch_invariant_sample_is_the_same_to_the_bit_alone_and_among_others(
     models, alone, name, precision, sharing, prefill

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from hone.algorithms.gap import BANDS, Gap, Verdict
+from hone.algorithms.gap import Gap, Verdict, band_of
 from hone.algorithms.losses import policy_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
@@ -26,7 +26,7 @@ from hone.trainer.step import Trainer
 CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
 RENDERER = load_renderer("hone/tiny")
 EXAMPLES = load_environment("reverse-text").split("train")[:8]
-BAND = BANDS["hone", "fp32"]
+BAND = band_of("hone", "fp32", 4)
 
 
 def peaked(precision: str = "fp32") -> Decoder:
@@ -77,7 +77,7 @@ def test_one_model_on_both_sides_is_in_the_band_after_every_update(precision):
     policy = EnginePolicy(Engine(model, prefix_bytes=2**24), RENDERER, lambda: trainer.version)
     canary = canary_of(policy, trainer)
     for _ in range(3):
-        assert BANDS["hone", precision].verdict(published(canary)) == Verdict.OK
+        assert band_of("hone", precision, model.config.num_layers).verdict(published(canary)) == Verdict.OK
         fresh = canary_of(EnginePolicy(Engine(model, prefix_bytes=2**24), RENDERER), trainer)
         fresh.measure()
         assert fresh.measure() == canary.measure(), "nothing that came before is in the numbers"

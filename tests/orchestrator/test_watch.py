@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.algorithms.gap import BANDS, Band
+from hone.algorithms.gap import Band, band_of
 from hone.algorithms.losses import policy_objective
 from hone.config.rl import GapConfig, InferenceConfig, RLConfig
 from hone.environments import load_environment
@@ -42,18 +42,18 @@ def make(tmp_path):
         sampler = model if precision == "fp32" else random_decoder(tiny_config(), seed=1, precision=precision)
         policy = EnginePolicy(Engine(sampler), renderer)
         canary = Canary(policy, trainer, renderer, examples, seed=0, seq_len=64)
-        return GapWatch(band_from_config(config), config.gap.action, writer, canary), out, writer
+        return GapWatch(band_from_config(config, 4), config.gap.action, writer, canary), out, writer
 
     return call
 
 
 def test_bands_follow_backend_and_the_coarser_precision_and_can_be_set(tmp_path):
     config = config_of(tmp_path)
-    assert band_from_config(config) == BANDS["hone", "fp32"]
-    assert band_from_config(config, "vllm") == BANDS["vllm", "fp32"]
+    assert band_from_config(config, 28) == band_of("hone", "fp32", 28)
+    assert band_from_config(config, 28, "vllm") == band_of("vllm", "fp32", 28)
     coarse = config.model_copy(update={"inference": InferenceConfig(backend="vllm", dtype="bfloat16")})
-    assert band_from_config(coarse) == BANDS["vllm", "bf16"]
-    assert band_from_config(config_of(tmp_path, max=0.5, stop=3)) == Band(mean=1e-5, max=0.5, stop=3)
+    assert band_from_config(coarse, 28) == band_of("vllm", "bf16", 28) != band_from_config(coarse, 4)
+    assert band_from_config(config_of(tmp_path, max=0.5, stop=3), 28) == Band(mean=1e-5, max=0.5, stop=3)
 
 
 def test_a_gap_in_the_band_is_not_reported(make):

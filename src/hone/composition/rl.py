@@ -292,7 +292,7 @@ class RL(Training):
         snapshot = lambda _: Snapshot(trainer.tensors(), ledger.state())  # noqa: E731
         stack.enter_context(self._saving(export, snapshot, config.ckpt))
         trainer.interrupt = self.saver.stop.check
-        band = band_from_config(config, server.backend if server else None)
+        band = band_from_config(config, model.config.num_layers, server.backend if server else None)
         canary = Canary.from_config(config, sampler, self.policy, trainer)
         watch = GapWatch(band, config.gap.action, run, canary)
 

@@ -129,7 +129,8 @@ class SplitRL(RL):
 
         stack.enter_context(self._saving(export, snapshot, config.ckpt, planned=True))
         trainer.saver = self.saver
-        watch = GapWatch(band_from_config(config, server.backend), config.gap.action, run)
+        band = band_from_config(config, self.decoder.num_layers, server.backend)
+        watch = GapWatch(band, config.gap.action, run)
 
         def publish(version: int) -> dict[str, float]:
             """Judge what the publisher has measured; empty where there was no time left to publish."""

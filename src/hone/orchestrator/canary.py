@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hone import rng
-from hone.algorithms.gap import BANDS, Band, Gap, Verdict
+from hone.algorithms.gap import Band, Gap, Verdict, band_of
 from hone.config.rl import RLConfig
 from hone.errors import Halt
 from hone.inference.types import SamplingParams
@@ -43,13 +43,13 @@ CAUSES = "the sampler has other weights, cached prompts, temperature, prompt, dt
 ADVICE = "see docs/training.md; --gap.mean, --gap.max and --gap.stop set the bounds"
 
 
-def band_from_config(config: RLConfig, backend: str | None = None) -> Band:
-    """Return what the run allows: the band of the backend (by default the configured one) and of the coarser precision
-    of the two, but for what `gap` sets.
+def band_from_config(config: RLConfig, layers: int, backend: str | None = None) -> Band:
+    """Return what the run allows a model of so many layers: the band of the backend (by default the configured one) and
+    of the coarser precision of the two, but for what `gap` sets.
     """
     backend = backend or config.inference.backend
     coarse = backend == "vllm" and config.inference.dtype == "bfloat16"
-    band = BANDS[backend, "bf16" if coarse else config.precision]
+    band = band_of(backend, "bf16" if coarse else config.precision, layers)
     given = {"mean": config.gap.mean, "max": config.gap.max, "stop": config.gap.stop}
     return replace(band, **{name: value for name, value in given.items() if value is not None})
 

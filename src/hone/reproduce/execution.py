@@ -215,10 +215,11 @@ class RebuiltRL(Rebuilt):
         self.evaluate = make_evaluate(config, env, renderer, policy, self.memory)
         own_canary = config.mode != "split"  # that of a server is another one
         canary = Canary.from_config(config, sampler, policy, self.trainer) if own_canary else None
+        band = band_from_config(config, self.trainer.model.config.num_layers)
 
         def publish(version: int) -> dict[str, float]:
             policy.load(version)
-            return canary_metrics(canary.measure(), band_from_config(config)) if canary else {}
+            return canary_metrics(canary.measure(), band) if canary else {}
 
         self.publish = publish
 
