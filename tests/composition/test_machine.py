@@ -21,7 +21,7 @@ from hone.trainer.memory import longest
 
 MODEL = KNOWN["qwen3-0.6b"]
 LENGTHS = ("--seq-len", "2048", "--orchestrator.sampling.max-tokens", "1024")
-ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL) for rows in (1, 200))
+ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for rows in (1, 200))
 """Bytes of one sequence at its limit, and of an evaluation of 200."""
 
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from rank_launcher import on_ranks
 from rank_worker import make_trainer, sequences
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from storages import Storages
 
 from hone.config.shared import InitConfig
 from hone.model.attention import PackedAttention
-from hone.model.decoder import Decoder
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.parallel import ALONE
@@ -41,28 +38,6 @@ def test_no_mode_changes_a_bit(case: str, share: bool) -> None:
         assert all(map(torch.equal, gradients, results[0][2]))
 
 
-class Storages(TorchDispatchMode):
-    """Counts the bytes of those storages made by operations inside that are still there."""
-
-    def __init__(self, model: Decoder) -> None:
-        super().__init__()
-        model.refresh()
-        self.own = {p.untyped_storage()._cdata for p in model.parameters()}
-        casts = [getattr(module, "_weight_bf16", None) for module in model.modules()]
-        self.own |= {cast.untyped_storage()._cdata for cast in casts if cast is not None}
-        self.bytes: dict[int, int] = {}
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        out = function(*args, **(kwargs or {}))
-        for tensor in tree_leaves(out):
-            if isinstance(tensor, torch.Tensor):
-                storage = tensor.untyped_storage()
-                if storage._cdata not in self.own | self.bytes.keys():
-                    self.bytes[storage._cdata] = storage.nbytes()
-                    weakref.finalize(storage, self.bytes.pop, storage._cdata)
-        return out
-
-
 def kept_per_layer(precision: str, mode: str) -> float:
     """Bytes a token that one more layer keeps after the forward pass."""
     kept = []
@@ -73,7 +48,7 @@ def kept_per_layer(precision: str, mode: str) -> float:
         ids, positions = torch.arange(512) % 90, torch.arange(64).repeat(8)
         with Storages(model) as storages:
             hidden = model.hidden(ids, positions, PackedAttention([64] * 8))
-        kept.append(sum(storages.bytes.values()) / len(ids))
+        kept.append(storages.now / len(ids))
         del hidden
     return (kept[1] - kept[0]) / 2
 

@@ -30,7 +30,7 @@ CUDA_CONTEXT = 600 * MIB
 """On a GPU: the context, and the workspaces of its libraries."""
 PHASES = {
     "sampling": ("kv cache", "sampling logits", "prefill"),
-    "training": ("gradients", "activations", "logits"),
+    "training": ("gradients", "activations", "logits or a layer"),
 }
 """Parts that only one phase has."""
 MARGIN = 0.05

@@ -96,7 +96,8 @@ class _SplitRotate(torch.autograd.Function):
             x = normed * weight
         ctx.save_for_backward(cos, sin, weight, normed, inverse_rms)
         rotated = _rotate(x, cos, sin).to(qkv.dtype)
-        return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:]
+        # v alone is kept for attention's gradient: as a view it would keep all of qkv.
+        return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:].contiguous()
 
     @staticmethod
     @once_differentiable

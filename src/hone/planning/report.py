@@ -161,10 +161,10 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
             limit = f"inference.kv_gib = {plan.evaluated.inference.kv_gib or KV_GIB:g}"
             notes["kv cache"] += f", {at_once:,} of {rows:,} completions at once: {limit}"
     for name, taken in sorted(needs.parts.items(), key=lambda pair: -pair[1]):
-        yield f"{name:<16}{size(taken):>10}  {notes.get(name, '')}".rstrip()
+        yield f"{name:<17}{size(taken):>10}  {notes.get(name, '')}".rstrip()
     verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
     free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
-    yield f"{'peak':<16}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
+    yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
 
 
 def _time_words(plan: Plan, usual: Times, worst: Times) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """Bytes that a trainer takes on its device, by part. Imports no torch, for `plan` needs none.
 
-Weights, their bf16 casts, the optimiser's state and a reference model stay; gradients, activations and logits come and
-go with each step. What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions
+Weights, their bf16 casts, the optimiser's state and a reference model stay; gradients and activations come and go with
+each step. What a micro-batch keeps for its backward pass is counted tensor by tensor, as the autograd functions
 of `hone.model` save them.
 """
 
@@ -15,8 +15,8 @@ from hone.model.config import DecoderConfig
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
 """Default size of a micro-batch by device: on a CPU its activations should stay in the cache (tiny preset: 4096 tokens
 at a time take a tenth less time than 16384)."""
-MAX_LOGITS = 2**25
-"""As `hone.model.decoder`."""
+LOGITS = {"cpu": 2**23, "cuda": 2**25}
+"""As `hone.model.head`: logits of a chunk whose softmax is made. Where they are made again, a CPU takes as many too."""
 WHOLE_GRADIENT_BYTES = 4 * 2**30
 """Most bytes that the whole gradients, in fp32, may take on each of several ranks: they are summed over ranks once a
 step. Larger ones are summed after each micro-batch, and a rank keeps those of its rows only."""
@@ -37,8 +37,13 @@ def training_bytes(
     precision, settings = config.precision, trainer_of(config)
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
     weights, item = weight_bytes(model, precision), 2 if precision == "bf16" else 4
+    kept, of_layer = activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none")
+    if model.tie_word_embeddings:  # the head's gradient waits for the embedding's
+        of_layer += item * model.embedding
+    of_head = head_bytes(model, precision, device, loss_tokens, settings.head_cache_bytes)
+    of_head += tokens * 3 * 4 * model.hidden_size  # the last norm, and the states that it gives
     casts = cast_bytes(model, precision) if ranks == 1 else 0
-    gradients = 4 * model.parameters
+    gradients = 4 * model.parameters  # in fp32
     summed_once = ranks > 1 and gradients <= WHOLE_GRADIENT_BYTES
     reference = isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0
     optimiser = 0 if settings.optim.offload and device != "cpu" else optimiser_bytes(model, precision, settings.optim)
@@ -48,10 +53,9 @@ def training_bytes(
         "gathered weights": (model.layer_matrices + model.embedding) * item if ranks > 1 else 0,
         "optimiser": optimiser // ranks,
         "reference model": (weights // ranks + casts) * reference,
-        # In fp32; and the embedding's of a micro-batch, before those of the others get it.
-        "gradients": gradients // ranks + gradients * summed_once + 4 * model.embedding,
-        "activations": activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none"),
-        "logits": head_bytes(model, loss_tokens),
+        "gradients": gradients // ranks + gradients * summed_once,
+        "activations": kept,
+        "logits or a layer": max(of_head, of_layer),  # whichever the backward pass takes more for
     }
 
 
@@ -114,15 +118,18 @@ def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completi
 
 def activation_bytes(
     model: DecoderConfig, precision: str, device: str, tokens: int, slots: int, checkpointing: str = "none"
-) -> int:
-    """Return what `tokens` of one micro-batch, in `slots` of attention, keep until their backward pass and need there.
+) -> tuple[int, int]:
+    """Return what `tokens` of one micro-batch, in `slots` of attention, keep for their backward pass; and what a layer
+    needs besides, when that comes to it.
 
     Inputs of products are kept in bf16 unless the precision is fp32.
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
     norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
-    inputs = low * (2 * hidden + q)  # of qkv, o, gate_up
+    # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
+    shared = slots == tokens and (precision, device) in (("fp32", "cpu"), ("fp32", "cuda"), ("bf16", "cuda"))
+    inputs = low * (2 * hidden + (0 if shared else q))  # of qkv, gate_up, o
     mlp = low * 3 * inner  # gate_up and activation
     wide = 2 if precision != "fp32" and device == "cuda" else 4
     # q, k, v and what comes out; without a kernel that groups query heads, k and v are repeated for them.
@@ -132,19 +139,33 @@ def activation_bytes(
         granule = max(16, (1 << (max(1, tokens) - 1).bit_length()) // 16)
         rows = -(-tokens // granule) * granule
     layer = tokens * norms + rows * (inputs + mlp) + slots * attention
-    # In the backward pass of one layer: the gradients of gate_up, of the activation and of the residual stream.
-    passing = tokens * (low * 5 * inner + 4 * 4 * hidden) + slots * wide * 2 * (q + kv)
+    # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
+    # residual stream; or those of q, k and v.
+    of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
+    passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
-        return model.num_layers * layer + passing
-    stream = tokens * hidden * (2 if precision == "bf16" else 4)
-    kept = stream  # a layer's input
-    if checkpointing == "selective":  # and what its products and its attention gave
-        kept += stream * 2 + tokens * low * (q + 2 * kv + 2 * inner) + slots * wide * q
-    return model.num_layers * kept + layer + passing
+        return model.num_layers * layer, passing
+    kept = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
+    if checkpointing == "selective":
+        attended = slots * (wide * q + 4 * model.num_heads)
+        kept += rows * low * (q + 2 * kv + 2 * inner + 2 * hidden) + attended  # and what products and attention gave
+        layer -= rows * low * 2 * inner + attended
+    return model.num_layers * kept, layer + passing
 
 
-def head_bytes(model: DecoderConfig, rows: int) -> int:
-    """Return what the head takes for `rows` of loss tokens: of a chunk of them the logits, their logprobs, the
-    probabilities of the entropy, the gradient.
-    """
-    return 4 * 4 * min(rows, max(1, MAX_LOGITS // model.vocab_size)) * model.vocab_size
+def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int) -> int:
+    """Return what the head needs for `rows` of loss tokens, with the gradient of its weight: see `hone.model.head`."""
+    low = 4 if precision == "fp32" else 2
+    logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
+    made = (4 if device == "cuda" else 6) if precision == "bf16" else 0  # of bf16 weights, before it is in the buffer
+
+    def chunk(limit: int) -> int:
+        return min(logits, max(model.vocab_size, limit))
+
+    # Logits, their exponentials, and the products of both that the entropy sums.
+    forward, backward = (2 * 4 + max(4, made)) * chunk(LOGITS[device]), 4 * model.embedding
+    if softmax > cache_bytes:
+        softmax, backward = 0, backward + (4 + max(made, low % 4)) * chunk(LOGITS["cuda"])
+    if precision != "fp32":  # the product that is added to the gradient, and the cast of the weight
+        backward += model.embedding * ((4 if device == "cuda" else 2) + 2 * (precision == "bf16_linear"))
+    return softmax + max(forward, backward)

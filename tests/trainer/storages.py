@@ -1,0 +1,43 @@
+"""Bytes of tensors, counted by their storages as operations make and drop them."""
+
+from __future__ import annotations
+
+import weakref
+
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from hone.model.decoder import Decoder
+
+
+class Storages(TorchDispatchMode):
+    """Counts the bytes of storages made by operations inside: those that are there `now`, and the `peak`.
+
+    The model's parameters and what it derives from them don't count.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        super().__init__()
+        model.refresh()
+        self.own = {p.untyped_storage()._cdata for p in model.parameters()}
+        casts = [getattr(module, "_weight_bf16", None) for module in model.modules()]
+        self.own |= {cast.untyped_storage()._cdata for cast in casts if cast is not None}
+        self.there: set[int] = set()
+        self.now = self.peak = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        for tensor in tree_leaves(out):
+            if isinstance(tensor, Tensor):
+                storage = tensor.untyped_storage()
+                if storage._cdata not in self.own | self.there:
+                    self.there.add(storage._cdata)
+                    self.now += storage.nbytes()
+                    weakref.finalize(storage, self._dropped, storage._cdata, storage.nbytes())
+        self.peak = max(self.peak, self.now)
+        return out
+
+    def _dropped(self, key: int, size: int) -> None:
+        self.there.remove(key)
+        self.now -= size
