@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -88,8 +86,7 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> N
     tokens, slots = sum(range(57, 65)), 8 * 64
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = token_hidden(model, batch, batch.loss_indices)
-    passing = activation_bytes(replace(config, num_layers=0), precision, "cpu", tokens, slots)
-    planned = activation_bytes(config, precision, "cpu", tokens, slots) - passing
+    planned, _ = activation_bytes(config, precision, "cpu", tokens, slots)
     assert planned == pytest.approx(sum(saved.values()), rel=0.05)
     del hidden
 
