@@ -107,6 +107,12 @@ class OptimConfig(BaseConfig):
     offload: bool = False
     """Keep moments and master weights in the host's memory, and update there; a GPU is left 8 to 12 bytes a weight."""
 
+    @model_validator(mode="after")
+    def _check_state(self) -> OptimConfig:
+        if self.offload and self.state == "8bit":
+            raise UserError('optim.offload has the state in the host\'s memory already: leave out optim.state = "8bit"')
+        return self
+
 
 class MemoryConfig(BaseConfig):
     """What a train step keeps for its backward pass."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hone.config.shared import OptimConfig
-from hone.trainer.parallel import share_of, whole
+from hone.errors import UserError
+from hone.trainer.parallel import is_sharded, share_of, whole
 
 
 class Optimizer:
@@ -18,15 +20,22 @@ class Optimizer:
     Weights that are not fp32 get an fp32 master copy here: a bf16 weight keeps 8 bits, so an update of lr 1e-6 would be
     rounded away. Their gradients are summed in fp32, for the same reason. Matrices decay; norms, biases and embeddings
     don't. Of weights in shards each rank updates its rows.
+
+    With `offload`, the weights of a GPU have their masters, moments and update on the host. With `state` "8bit", the
+    moments of weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
+    Raises UserError if torchao is missing for that, or if several ranks ask for either.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self.config = config
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.masters = {
-            name: p if p.dtype == torch.float32 else p.detach().float().requires_grad_()
-            for name, p in self.params.items()
-        }
+        if (config.offload or config.state == "8bit") and any(map(is_sharded, self.params.values())):
+            raise UserError(
+                'optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one rank'
+            )
+        self.masters = {name: _master(p, config.offload) for name, p in self.params.items()}
+        away = {name: m for name, m in self.masters.items() if m.device != self.params[name].device}
+        self._arrived = {name: torch.empty_like(master).pin_memory() for name, master in away.items()}
         for param in self.params.values():
             if param.dtype != torch.float32 and not hasattr(param, _SUM):
                 setattr(param, _SUM, None)
@@ -37,29 +46,33 @@ class Optimizer:
             {"params": [self.masters[n] for n in decayed], "weight_decay": config.weight_decay},
             {"params": [self.masters[n] for n in plain], "weight_decay": 0.0},
         ]
-        self.adamw = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=config.lr, betas=config.betas, eps=config.eps, fused=True
-        )
+        self.adamw: Any = _adamw([g for g in groups if g["params"]], config)
 
     def step(self, lr: float) -> float:
         """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
 
         Returns the gradient's global L2 norm before clipping; if it is not finite, nothing is updated.
         """
-        for name, param in self.params.items():
-            if self.masters[name] is not param:
-                self.masters[name].grad = getattr(param, _SUM)
-        masters = list(self.masters.values())
-        norm = whole(torch.nn.utils.get_total_norm([m.grad for m in masters if m.grad is not None]))
+        grads = {name: getattr(param, _SUM, param.grad) for name, param in self.params.items()}
+        grads = {name: grad for name, grad in grads.items() if grad is not None}
+        norm = whole(torch.nn.utils.get_total_norm(list(grads.values())))
         grad_norm = float(norm)
+        for name, grad in grads.items():
+            self.masters[name].grad = self._arrived[name].copy_(grad) if name in self._arrived else grad
         if math.isfinite(grad_norm):
-            torch.nn.utils.clip_grads_with_norm_(masters, self.config.max_norm, norm)
+            torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_norm, norm)
             for group in self.adamw.param_groups:
-                group["lr"] = lr
-            self.adamw.step()
+                group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
+            with self._uncompiled():
+                self.adamw.step()
             self._publish_masters()
         self.clear()
         return grad_norm
+
+    def _uncompiled(self) -> AbstractContextManager[Any]:
+        """Have torchao compile its update on a GPU only: on a CPU that takes a C++ compiler, and half a minute."""
+        on_gpu = any(master.is_cuda for master in self.masters.values())
+        return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
     def clear(self) -> None:
         """Drop the gradients."""
@@ -72,29 +85,81 @@ class Optimizer:
     def _publish_masters(self) -> None:
         for name, param in self.params.items():
             if self.masters[name] is not param:
-                param.copy_(self.masters[name])
+                param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return first and second moments, step counts and master weights by parameter name."""
+        """Return first and second moments, step counts and master weights by parameter name.
+
+        A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`. A master that equals its
+        parameter is left out.
+        """
         tensors = {}
         for name, master in self.masters.items():
-            tensors |= {f"{key}/{name}": value for key, value in self.adamw.state[master].items()}
-            if master is not self.params[name]:
+            for kind, value in self.adamw.state[master].items():
+                parts = {f".{part}": getattr(value, part) for part in _PARTS} if _is_8bit(value) else {"": value}
+                tensors |= {f"{kind}{part}/{name}": tensor for part, tensor in parts.items()}
+            if self.params[name].dtype != torch.float32:
                 tensors[f"master/{name}"] = master.detach()
         return tensors
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned, bit for bit; of whole tensors a rank takes its rows."""
+        """Restore what `state` returned, bit for bit; of whole tensors a rank takes its rows.
+
+        The model's weights are restored before. Moments in fp32 are rounded for a state of 8 bits; the other way round
+        raises UserError.
+        """
         self.adamw.state.clear()
+        for name, master in self.masters.items():
+            if master is not self.params[name]:
+                master.copy_(self.params[name])
         for key, value in tensors.items():
             kind, name = key.split("/", 1)
+            kind, _, part = kind.partition(".")
             master = self.masters[name]
+            state = self.adamw.state[master]
             if kind == "master":
                 master.copy_(share_of(value, master))
+            elif self.config.state == "8bit":
+                self._load_8bit(state, master, kind, part, value)
+            elif part:
+                raise UserError('this checkpoint has the optimiser\'s state in 8 bits: set optim.state to "8bit"')
             else:
                 own = share_of(value, master) if value.ndim else value
-                self.adamw.state[master][kind] = own.clone().to(master.device)
+                state[kind] = own.clone().to(master.device)
+
+    def _load_8bit(self, state: dict[str, Any], master: Tensor, kind: str, part: str, value: Tensor) -> None:
+        if kind == "step":
+            state[kind] = value.clone().to("cpu")
+            return
+        if kind not in state:
+            state[kind] = self.adamw._new_buffer(master, kind == "exp_avg")
+        (getattr(state[kind], part) if part else state[kind]).copy_(value)
+
+
+def _master(param: Tensor, offload: bool) -> Tensor:
+    """Return the fp32 weight that is updated: the parameter itself if it is one, and where it should be."""
+    if offload and param.is_cuda:
+        return param.detach().to("cpu", torch.float32).pin_memory().requires_grad_()
+    return param if param.dtype == torch.float32 else param.detach().float().requires_grad_()
+
+
+def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
+    if config.state == "fp32":
+        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    try:
+        from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UserError("optim.state = \"8bit\" needs torchao: pip install 'torchao>=0.18'") from error
+    return AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+_PARTS = ("codes", "scale")
+"""What a moment of 8 bits consists of; the table of what a code means is always the same."""
+
+
+def _is_8bit(value: Tensor) -> bool:
+    return hasattr(value, "codes")
 
 
 _SUM = "grad_fp32"

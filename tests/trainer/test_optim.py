@@ -1,0 +1,96 @@
+"""The optimiser's lean forms: moments of 8 bits (torchao), and masters on the host."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rank_worker import sequences
+
+from hone.algorithms.losses import sft_objective
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.errors import UserError
+from hone.model.presets import random_decoder, tiny_config
+from hone.runs.checkpoint import load_groups, save_groups
+from hone.trainer.packing import split_micro_batches
+from hone.trainer.step import Trainer
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=128))
+
+
+def make_trainer(precision: str = "bf16_linear", **optim) -> Trainer:
+    settings = OptimConfig(lr=3e-3, weight_decay=0.1, **optim)
+    scheduler = SchedulerConfig(type="cosine", warmup_steps=2)
+    return Trainer(random_decoder(CONFIG, seed=1, precision=precision), settings, scheduler, 10, sft_objective)
+
+
+def train(trainer: Trainer, count: int) -> list[dict[str, float]]:
+    return [trainer.step(split_micro_batches(sequences(0), 60)) for _ in range(count)]
+
+
+def weights(trainer: Trainer) -> torch.Tensor:
+    return torch.cat([p.detach().float().flatten() for p in trainer.model.parameters()])
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_a_run_with_moments_of_8_bits_resumes_to_the_bit(precision: str, tmp_path: Path) -> None:
+    pytest.importorskip("torchao")
+    straight = make_trainer(precision, state="8bit")
+    lines = train(straight, 3)
+    save_groups(tmp_path, straight.tensors())
+    lines += train(straight, 3)
+    resumed = make_trainer(precision, state="8bit")
+    train(resumed, 1)  # what it had is forgotten
+    resumed.load_tensors(load_groups(tmp_path), 3)
+    assert train(resumed, 3) == lines[3:]
+    assert torch.equal(weights(straight), weights(resumed))
+    assert straight.tensors().keys() == resumed.tensors().keys()
+    for name, value in straight.optimizer.state().items():
+        assert torch.equal(value, resumed.optimizer.state()[name]), name
+
+
+def test_moments_of_8_bits_take_2_bytes_a_weight_and_train_as_fp32_does() -> None:
+    pytest.importorskip("torchao")
+    lean, plain = make_trainer(state="8bit"), make_trainer()
+    losses = [[line["loss"] for line in train(trainer, 10)] for trainer in (lean, plain)]
+    assert losses[0] == pytest.approx(losses[1], rel=0.02) and losses[0][-1] < 0.8 * losses[0][0]
+    name = "layers.0.gate_up_proj.weight"
+    state, size = lean.optimizer.state(), lean.optimizer.params[name].numel()
+    kept = {key.split("/")[0]: value for key, value in state.items() if key.endswith(f"/{name}")}
+    assert {key: (value.dtype, value.numel()) for key, value in kept.items()} == {
+        "step": (torch.float32, 1),
+        **{f"{moment}.codes": (torch.uint8, size) for moment in ("exp_avg", "exp_avg_sq")},
+        **{f"{moment}.scale": (torch.float32, size // 256) for moment in ("exp_avg", "exp_avg_sq")},
+    }
+    assert {type(value) for value in state.values()} == {torch.Tensor}
+    assert state["exp_avg/norm.weight"].dtype == torch.float32  # too small
+
+
+def test_a_state_is_rounded_to_8_bits_but_not_made_of_them() -> None:
+    pytest.importorskip("torchao")
+    lean, plain = make_trainer(state="8bit"), make_trainer()
+    train(lean, 2), train(plain, 2)
+    saved = plain.tensors()
+    lean.load_tensors(saved, 2)
+    assert lean.optimizer.state()["exp_avg.codes/embed"].dtype == torch.uint8
+    moment = lean.optimizer.adamw.state[lean.optimizer.masters["embed"]]["exp_avg"].dequantize()
+    wanted = saved["optimizer"]["exp_avg/embed"]
+    assert float((moment - wanted).norm() / wanted.norm()) < 0.02
+    with pytest.raises(UserError, match=r'set optim\.state to "8bit"'):
+        plain.load_tensors(lean.tensors(), 2)
+
+
+def test_without_torchao_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torchao.optim", None)
+    with pytest.raises(UserError, match=r"pip install 'torchao>=0\.18'"):
+        make_trainer(state="8bit")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_on_a_cpu_offloading_changes_nothing(precision: str) -> None:
+    plain, offloaded = make_trainer(precision), make_trainer(precision, offload=True)
+    assert train(plain, 2) == train(offloaded, 2)
+    assert plain.fingerprint() == offloaded.fingerprint()
+    assert plain.optimizer.state().keys() == offloaded.optimizer.state().keys()
