@@ -50,5 +50,6 @@ def on_ranks(world: int, function: str, folder: Path, timeout: float = 900) -> N
     finally:
         for process in processes:
             process.kill()
-    failed = [(i, text) for i, (process, text) in enumerate(zip(processes, outputs, strict=True)) if process.returncode]
-    assert not failed, "\n".join(f"--- rank {i}\n{text}" for i, text in failed)
+    codes = [process.returncode for process in processes]
+    failed = [(i, code, text) for i, (code, text) in enumerate(zip(codes, outputs, strict=True)) if code]
+    assert not failed, "\n".join(f"--- rank {i}: {code}\n{text}" for i, code, text in failed)

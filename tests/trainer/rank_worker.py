@@ -5,6 +5,10 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import os
+import select
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import partial
@@ -19,11 +23,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.errors import UserError
 from hone.model import head
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.signals import StepAbandoned
 from hone.trainer import parallel
 from hone.trainer.export import save_policy
+from hone.trainer.life_line import RankLost
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
 from hone.trainer.parts import load_part, save_part
@@ -244,6 +250,55 @@ def failing(ranks: Ranks, folder: Path) -> int:
         (folder / "weights").write_text("a file where the folder should be")
         trainer.save_policy(folder / "weights")
     return 0
+
+
+def losing(ranks: Ranks, folder: Path) -> None:
+    """Rank 1 is killed while the others are blocked in what fails for no lost rank, as a kernel of NCCL is."""
+
+    def make() -> Trainer:
+        if ranks.rank == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        threading.Event().wait()
+        raise AssertionError
+
+    trainer = RankedTrainer(ranks, make)
+    if ranks.first:
+        trainer.start()
+    trainer.follow()
+
+
+def lost_between(ranks: Ranks, folder: Path) -> None:
+    """Rank 1 is killed between two calls: rank 0, which does something else then, is told by the next."""
+    trainer = RankedTrainer(ranks, lambda: make_trainer(ranks))
+    pid = ranks.collect(os.getpid())[1]
+    if not ranks.first:
+        trainer.follow()
+    trainer.start()
+    os.kill(pid, signal.SIGKILL)
+    assert ranks.life_line is not None
+    for thread in ranks.life_line._threads:
+        thread.join()
+    try:
+        trainer.fingerprint()
+    except RankLost as error:
+        write(ranks, folder, "between", str(error))
+
+
+def dismissed(ranks: Ranks, folder: Path) -> None:
+    """Rank 0 ends the run by an error, and rank 1 outlives it: that is no loss."""
+    pid = ranks.collect(os.getpid())[0]
+
+    trainer = RankedTrainer(ranks, lambda: make_trainer(ranks))
+    if ranks.first:
+        with trainer:
+            trainer.start()
+            raise UserError("no such file")
+    code = trainer.follow()
+    select.select([os.pidfd_open(pid)], [], [])
+    assert ranks.life_line is not None
+    for thread in ranks.life_line._threads:
+        thread.join()  # it has seen that rank 0 is gone
+    write(ranks, folder, "dismissed", code)
 
 
 def full_disk(ranks: Ranks, folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,33 @@ def test_no_rank_waits_for_a_first_one_that_failed_in_the_middle(where: str, err
     text = str(raised.value)
     assert "--- rank 0" in text and error in text and "--- rank 1" not in text
     assert json.loads((folder / "failing.2.1.json").read_text()) == 1
+
+
+LOST = "another rank of this run has ended; its last lines are above, or in its log"
+
+
+@pytest.mark.split
+def test_all_ranks_end_when_one_is_killed_though_none_is_in_a_collective_that_fails(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        on_ranks(3, "losing", tmp_path)
+    zero, one, two = re.split(r"\n?--- rank ", str(raised.value))[1:4]
+    assert one == "1: -9\n"
+    assert zero == f"0: 1\n{LOST}\n" and two.startswith(f"2: 1\n{LOST}\n")
+
+
+@pytest.mark.split
+def test_a_rank_that_is_lost_between_two_calls_is_told_by_the_next(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"--- rank 1: -9"):
+        on_ranks(2, "lost_between", tmp_path)
+    assert json.loads((tmp_path / "between.2.0.json").read_text()) == LOST
+
+
+@pytest.mark.split
+def test_ranks_that_were_dismissed_end_with_the_code_of_the_first_and_miss_nobody(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        on_ranks(2, "dismissed", tmp_path)
+    assert "--- rank 0: 1" in str(raised.value) and "--- rank 1" not in str(raised.value)
+    assert json.loads((tmp_path / "dismissed.2.1.json").read_text()) == 2
 
 
 @pytest.mark.split

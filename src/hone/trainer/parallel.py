@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder, Linear
+from hone.trainer.life_line import LifeLine
 from hone.trainer.memory import WHOLE_GRADIENT_BYTES
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class Ranks:
     local_world: int = 1
     control: Any = field(default=None, repr=False, compare=False)
     """Process group (gloo) of `agree`, `collect`, `gather` and `barrier`."""
+    life_line: LifeLine | None = field(default=None, repr=False, compare=False)
 
     @property
     def alone(self) -> bool:
@@ -78,6 +80,10 @@ class Ranks:
         """Wait until all ranks have come here."""
         if not self.alone:
             torch.distributed.barrier(group=self.control)
+
+    def watched(self) -> AbstractContextManager[None]:
+        """End this process soon, in the block, when that of another rank has ended; see `LifeLine.armed`."""
+        return self.life_line.armed() if self.life_line else nullcontext()
 
     def together(self, action: Callable[[], T]) -> T:
         """Call `action` on each rank; if it raises UserError on some, all raise that of the first of them."""
@@ -144,11 +150,14 @@ def joined(device: str) -> Iterator[Ranks]:
     global has_joined
     has_joined = True
     torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    control = torch.distributed.new_group(backend="gloo", timeout=_FOREVER)
-    ranks = Ranks(variables["RANK"], variables["WORLD_SIZE"], variables["LOCAL_RANK"], local_world, control)
+    control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
+    rank, world = variables["RANK"], variables["WORLD_SIZE"]
+    life_line = LifeLine(rank, world, line)
+    ranks = Ranks(rank, world, variables["LOCAL_RANK"], local_world, control, life_line)
     yield ranks
     with suppress(RuntimeError):  # a rank that ended by an error is not there
         ranks.barrier()
+    life_line.close()
     torch.distributed.destroy_process_group()
 
 

@@ -18,6 +18,7 @@ from typing import Any, TypeVar, cast
 from hone.errors import UserError
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.trainer.export import save_policy
+from hone.trainer.life_line import RankLost
 from hone.trainer.logprobs import sequence_logprobs
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks
@@ -34,10 +35,6 @@ class Dismissed(BaseException):
         self.code = code
 
 
-class RankLost(RuntimeError):
-    """Another rank's process has ended in the middle of what all do together."""
-
-
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
@@ -48,14 +45,15 @@ def on_all_ranks(method: Method) -> Method:
     def call(trainer: RankedTrainer, *arguments: Any) -> Any:
         trainer._in_call = True
         try:
-            trainer.ranks.agree((method.__name__, arguments))
-            value = method(trainer, *arguments)
+            with trainer.ranks.watched():
+                trainer.ranks.agree((method.__name__, arguments))
+                value = method(trainer, *arguments)
         except StepAbandoned:  # raised on all ranks
             trainer._in_call = False
             raise
         except RuntimeError as error:
             if is_lost(error):
-                raise RankLost("another rank of this run has ended; its last lines are above, or in its log") from error
+                raise RankLost from error
             raise
         trainer._in_call = False
         return value
@@ -163,7 +161,7 @@ class RankedTrainer:
         Signals are left to rank 0: who sends them to one process of a run sends them to all.
         """
         assert not self.ranks.first
-        with _deaf():
+        with _deaf(), self.ranks.watched():
             try:
                 while True:
                     call: Any = self.ranks.agree(None)
@@ -198,7 +196,9 @@ class RankedTrainer:
 def is_lost(error: RuntimeError) -> bool:
     """Return True if a collective failed because another process is gone."""
     text = str(error)
-    return any(sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe"))
+    return isinstance(error, RankLost) or any(
+        sign in text for sign in ("Connection closed by peer", "Connection reset", "Broken pipe")
+    )
 
 
 @contextmanager

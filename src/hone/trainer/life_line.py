@@ -1,0 +1,75 @@
+"""Notices that another rank's process has ended, whatever this one waits for.
+
+gloo's collectives fail at once then. Those of NCCL wait on, until a watchdog ends the process ten minutes later.
+torchrun sends SIGTERM to the other ranks of the same machine, which those that follow ignore, and SIGKILL 30 seconds
+later; ranks on other machines it leaves alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+GRACE = 5.0
+"""Seconds that a rank has to notice by itself that another is gone, before its process is ended."""
+
+
+class RankLost(RuntimeError):
+    """Another rank's process has ended in the middle of what all do together."""
+
+    def __init__(self) -> None:
+        super().__init__("another rank of this run has ended; its last lines are above, or in its log")
+
+
+class LifeLine:
+    """Threads that are blocked in a receive over gloo, which fails when the process of the sender ends.
+
+    Rank 0 listens to all others, they listen to rank 0. Nobody sends before the end. When a peer is lost while `armed`,
+    the main thread has `GRACE` seconds to leave that by itself; then the process ends with exit code 1.
+    """
+
+    def __init__(self, rank: int, world: int, group: Any) -> None:
+        self._group, self._peers = group, [0] if rank else list(range(1, world))
+        self._changed = threading.Condition()
+        self._armed = self._lost = False
+        self._threads = [threading.Thread(target=self._listen, args=(peer,), daemon=True) for peer in self._peers]
+        for thread in self._threads:
+            thread.start()
+
+    def _listen(self, peer: int) -> None:
+        try:
+            torch.distributed.recv(torch.zeros(1), src=peer, group=self._group)
+        except RuntimeError:
+            with self._changed:
+                self._lost = True
+                if not self._changed.wait_for(lambda: not self._armed, GRACE):
+                    print(RankLost(), file=sys.stderr, flush=True)
+                    os._exit(1)
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Watch in the block. Raises RankLost if a peer was lost before."""
+        with self._changed:
+            if self._lost:
+                raise RankLost
+            self._armed = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._armed = False
+                self._changed.notify_all()
+
+    def close(self) -> None:
+        """Release the peers' threads, and wait for those of this rank. All ranks close theirs."""
+        for peer in self._peers:
+            with suppress(RuntimeError):  # it is gone
+                torch.distributed.send(torch.zeros(1), dst=peer, group=self._group)
+        for thread in self._threads:
+            thread.join()
