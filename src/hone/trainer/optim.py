@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -147,6 +148,7 @@ def _master(param: Tensor, offload: bool) -> Tensor:
 def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     if config.state == "fp32":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of kernels that are not used here
     try:
         from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError as error:
