@@ -276,8 +276,8 @@ def find_vllm(python: Path | None = None, flag: str = "--vllm-python") -> Instal
         raise UserError(f"there is no Python at {python}: give the bin/python of an environment with vLLM")
     where = f"{python} has no vLLM" if python is not None else "vLLM is not installed"
     raise UserError(
-        f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install it "
-        f"(`pip install 'vllm>=0.32'`), or give the Python of an environment that has it with {flag}"
+        f"{where}: on a CPU, `make vllm-env` in a checkout of hone makes .venv-vllm; for a GPU, install it in an "
+        f"environment of its own (`pip install 'vllm>=0.32'`), and give the Python of that with {flag}"
     )
 
 
