@@ -98,7 +98,7 @@ class _HeadLogprobs(torch.autograd.Function):
             sums = exps.sum(1)
             log_sum = sums.log()
             logprobs[here] = chosen - log_sum
-            entropies[here] = log_sum - torch.linalg.vecdot(exps, logits) / sums
+            entropies[here] = log_sum - logits.mul_(exps).sum(1) / sums
             log_sums[here] = log_sum + largest.squeeze(1)
             if softmax is not None:
                 torch.mul(exps, 1 / sums[:, None], out=softmax[here])

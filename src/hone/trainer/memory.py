@@ -162,8 +162,8 @@ def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cac
     def chunk(limit: int) -> int:
         return min(logits, max(model.vocab_size, limit))
 
-    # Logits, their exponentials, and the products of both that the entropy sums.
-    forward, backward = (2 * 4 + max(4, made)) * chunk(LOGITS[device]), 4 * model.embedding
+    # Logits and their exponentials.
+    forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 4 * model.embedding
     if softmax > cache_bytes:
         softmax, backward = 0, backward + (4 + max(made, low % 4)) * chunk(LOGITS["cuda"])
     if precision != "fp32":  # the product that is added to the gradient, and the cast of the weight
