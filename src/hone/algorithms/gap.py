@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from enum import IntEnum
-from itertools import pairwise
 
 import numpy as np
 
@@ -90,10 +89,10 @@ measured, and get what they add in hone.
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
-    """Return the band of a model of so many layers: between those of the table, and beyond the last as before it."""
-    rows = BANDS[backend, precision]
+    """Return the band of a model of so many layers, on the lines between those of the table; the last goes on."""
+    rows = list(BANDS[backend, precision].items())
     if len(rows) == 1:
-        return next(iter(rows.values()))
-    low, high = next(pair for pair in reversed(list(pairwise(rows))) if layers >= pair[0] or pair[0] == min(rows))
+        return rows[0][1]
+    (low, narrow), (high, wide) = rows[:2] if layers < rows[1][0] else rows[-2:]
     share = max(0.0, (layers - low) / (high - low))
-    return Band(*(a + share * (b - a) for a, b in zip(astuple(rows[low]), astuple(rows[high]), strict=True)))
+    return Band(*(a + share * (b - a) for a, b in zip(astuple(narrow), astuple(wide), strict=True)))
