@@ -139,7 +139,7 @@ def load_weights(
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
-    configure(threads, model.num_parameters)
+    configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     return EnginePolicy(Engine(model, prefix_bytes=prefix_bytes), load_renderer(name, chat_template))
 
 
