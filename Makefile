@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench
+.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"
+	@echo "make test-device  train, sample and serve on a fake GPU: nothing on the wrong device, no needless wait"
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
@@ -59,7 +60,7 @@ test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
 # EVERY=16 leaves the long contracts one case in sixteen, always the same ones.
-test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-vllm test-adapters test-browser check docs
+test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm test-adapters test-browser check docs
 
 WHEEL := outputs/wheel
 test-wheel: dev
@@ -88,6 +89,9 @@ test-sandbox: dev
 
 test-split: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m split --durations=10
+
+test-device: dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m device tests/device --durations=10
 
 vllm-env:
 	@$(PYTHON) scripts/vllm_env.py

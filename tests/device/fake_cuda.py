@@ -28,7 +28,6 @@ from typing import Any
 import torch
 import torch.nn.attention.varlen as varlen_module
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
-from torch.utils._pytree import tree_flatten, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 aten = torch.ops.aten
@@ -49,6 +48,7 @@ _WAITING = {
 """Operations whose result, or its size, the host must know."""
 
 _setup_privateuseone_for_python_backend("fakegpu")
+torch.get_device_module("fakegpu").get_amp_supported_dtype = lambda: [torch.bfloat16]
 torch._C._set_only_lift_cpu_tensors(True)
 _BACKEND = torch.device("fakegpu:0")
 
@@ -86,6 +86,9 @@ class CudaTensor(torch.Tensor):
 
     def data_ptr(self) -> int:
         return self.cpu_data.data_ptr()
+
+    def storage(self) -> Any:
+        return self.cpu_data.storage()
 
     def __deepcopy__(self, memo: dict) -> CudaTensor:
         return CudaTensor(self.cpu_data.detach().clone()).requires_grad_(self.requires_grad)
@@ -165,9 +168,12 @@ class Graph:
         """Do it all again; what an operation made anew goes where it was when it was captured."""
         for func, args, kwargs, out in self.calls:
             again = func(*args, **kwargs)
-            for old, new in zip(tree_flatten(out)[0], tree_flatten(again)[0], strict=True):
-                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
-                    old.copy_(new)
+            old, new = [], []
+            _each(old.append, out)
+            _each(new.append, again)
+            for before, now in zip(old, new, strict=True):
+                if before.data_ptr() != now.data_ptr():
+                    before.copy_(now)
 
 
 @contextlib.contextmanager
@@ -195,6 +201,15 @@ def _wait(kind: str) -> None:
         raise RuntimeError(f"{kind} while a graph is captured, at {_place()}")
     if _Machine.gpu is not None:
         _Machine.gpu.waits[kind, _place()] += 1
+
+
+def _each(function: Callable[[torch.Tensor], Any], x: Any) -> Any:
+    """Return x with what the function makes of each tensor in it."""
+    if isinstance(x, torch.Tensor):
+        return function(x)
+    if isinstance(x, dict):
+        return {key: _each(function, value) for key, value in x.items()}
+    return type(x)(_each(function, y) for y in x) if isinstance(x, list | tuple) else x
 
 
 def _is_cuda(device: Any) -> bool:
@@ -238,7 +253,8 @@ def _count_waits(func: Any, args: tuple, kwargs: dict) -> None:
 
 def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     """Do an operation on the CPU data; label what comes out."""
-    tensors = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, torch.Tensor)]
+    tensors: list[torch.Tensor] = []
+    _each(tensors.append, (args, kwargs))
     any_gpu = any(isinstance(tensor, CudaTensor) for tensor in tensors)
     device = kwargs.get("device")
     if not any_gpu and not _is_cuda(device):
@@ -248,7 +264,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     labelled = _is_cuda(device) or (any_gpu and device is None)
     if func is aten.copy_.default:
         labelled = isinstance(args[0], CudaTensor)
-    here, options = tree_map(lambda x: x.cpu_data if isinstance(x, CudaTensor) else x, (args, kwargs))
+    here, options = _each(lambda x: x.cpu_data if isinstance(x, CudaTensor) else x, (args, kwargs))
     if device is not None:
         options = options | {"device": CPU}
     if func is aten._to_copy.default:
@@ -259,7 +275,7 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
         _Machine.capturing.calls.append((call, here, options, out))
     if not labelled:
         return out
-    out = tree_map(lambda x: CudaTensor(x) if isinstance(x, torch.Tensor) else x, out)
+    out = _each(CudaTensor, out)
     return return_and_correct_aliasing(func, args, kwargs, out) if any_gpu else out
 
 
@@ -332,8 +348,8 @@ _PROPERTIES = SimpleNamespace(
 )
 for _name, _value in {
     "_lazy_init": _nothing,
-    "is_available": lambda: True,
-    "device_count": lambda: 1,
+    "is_available": lambda: _Machine.gpu is not None,
+    "device_count": lambda: int(_Machine.gpu is not None),
     "current_device": lambda: 0,
     "synchronize": lambda *args: _wait("synchronize"),
     "is_current_stream_capturing": lambda: _Machine.capturing is not None,
@@ -354,6 +370,16 @@ for _name, _value in {
 }.items():
     setattr(torch.cuda, _name, _value)
 torch.Tensor.pin_memory = lambda self, *args: self
+_to = torch.Tensor.to
+
+
+def _to_index(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Do `Tensor.to`: of "cuda" without an index a CPU build would ask its driver for the current device."""
+    args = tuple(CUDA if isinstance(x, str | torch.device) and _is_cuda(x) else x for x in args)
+    return _to(self, *args, **(kwargs | {"device": CUDA} if _is_cuda(kwargs.get("device")) else kwargs))
+
+
+torch.Tensor.to = _to_index
 
 
 if __name__ == "__main__":

@@ -1,0 +1,119 @@
+"""What the fake GPU allows, counts and refuses; printed as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from fake_cuda import FakeCuda
+from torch.nn.attention.varlen import varlen_attn
+
+from hone.model.device import upload
+
+CUDA = "cuda"
+
+
+def outcome(gpu: FakeCuda, call: Callable[[], Any]) -> str:
+    """Return the kind of error, or the waits by their kind."""
+    before = gpu.waits.copy()
+    try:
+        call()
+    except (RuntimeError, TypeError) as error:
+        return type(error).__name__
+    return ", ".join(sorted(kind for kind, _ in (gpu.waits - before)))
+
+
+def replayed() -> list[float]:
+    """Return what a graph of y = 2 x + w gives: as recorded, with new values in x and in w, and after w is replaced."""
+    x, w, out = (torch.full((2,), value, device=CUDA) for value in (1.0, 0.0, 0.0))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out.copy_(2 * x + w)
+    found = []
+
+    def replay() -> None:
+        graph.replay()
+        found.append(out.tolist()[0])
+
+    replay()
+    x.fill_(5)
+    replay()
+    w.add_(1)
+    replay()
+    w = w + 100
+    replay()
+    return found
+
+
+def fused_step(parameter: torch.Tensor) -> None:
+    """Step twice, with AdamW's count of steps moved to the CPU in between."""
+    parameter.grad = torch.ones(2, device=CUDA)
+    optimizer = torch.optim.AdamW([parameter], fused=True)
+    optimizer.step()
+    optimizer.state[parameter]["step"] = optimizer.state[parameter]["step"].to("cpu")
+    optimizer.step()
+
+
+def attention_apart() -> list[float]:
+    """Return how far output and gradients of `varlen_attn` are from plain attention in fp32, over two segments."""
+    torch.manual_seed(0)
+    plain = [torch.randn(7, heads, 8).bfloat16().float().requires_grad_() for heads in (4, 2, 2)]
+    up = torch.randn(7, 4, 8)
+    parts = []
+    for rows in (slice(0, 3), slice(3, 7)):
+        q, k, v = (x[rows].transpose(0, 1)[None] for x in plain)
+        one = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        parts.append(one[0].transpose(0, 1))
+    expected = torch.cat(parts)
+    expected.backward(up)
+    mine = [x.detach().bfloat16().to(CUDA).requires_grad_() for x in plain]
+    ends = torch.tensor([0, 3, 7], dtype=torch.int32).to(CUDA)
+    out = varlen_attn(*mine, ends, ends, 4, 4, window_size=(-1, 0), enable_gqa=True)
+    out.backward(up.bfloat16().to(CUDA))
+    pairs = [(out, expected), *((ours.grad, theirs.grad) for ours, theirs in zip(mine, plain, strict=True))]
+    return [float((ours.detach().cpu().float() - theirs.detach()).abs().max()) for ours, theirs in pairs]
+
+
+def main() -> None:
+    with FakeCuda().there() as gpu:
+        here, there = torch.arange(4.0), torch.arange(4.0).to(CUDA)
+        rows_here, rows_there = torch.tensor([0, 2]), torch.tensor([0, 2]).to(CUDA)
+        parameter = torch.ones(2, device=CUDA, requires_grad=True)
+
+        def captured(call: Callable[[], Any]) -> None:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                call()
+
+        calls: dict[str, Callable[[], Any]] = {
+            "mixed": lambda: here + there,
+            "a number": lambda: there + torch.tensor(1.0),
+            "fused": lambda: fused_step(parameter),
+            "index here": lambda: there[rows_here],
+            "index there": lambda: there[rows_there],
+            "of the other": lambda: here[rows_there],
+            "numpy": lambda: there.numpy(),
+            "item": lambda: there[0].item(),
+            "if": lambda: bool(there[0] > 1),
+            "tolist": lambda: there.tolist(),
+            "mask": lambda: there[there > 1],
+            "nonzero": lambda: there.nonzero(),
+            "down": lambda: there.cpu(),
+            "up": lambda: here.to(CUDA),
+            "upload": lambda: upload(here.numpy(), CUDA),
+            "too early": lambda: there.to("cpu", non_blocking=True),
+            "captured": lambda: captured(lambda: there + 1),
+            "captured item": lambda: captured(lambda: there[0].item()),
+            "captured up": lambda: captured(lambda: here.to(CUDA)),
+        }
+        found = {name: outcome(gpu, call) for name, call in calls.items()}
+        parameter = torch.ones(2, device=CUDA, requires_grad=True)
+        (parameter * there[:2]).sum().backward()
+        found |= {"gradient": parameter.grad.tolist(), "replayed": replayed(), "attention": attention_apart()}
+    json.dump(found, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
