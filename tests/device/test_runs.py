@@ -44,10 +44,11 @@ def test_a_resumed_run_has_the_bytes_of_one_that_was_not_interrupted(found: dict
 
 
 @pytest.mark.parametrize("kind", ["sft", "rl"])
-def test_the_host_waits_twice_a_train_step_and_once_a_token(found: dict, kind: str) -> None:
-    """For the statistics of all micro-batches, and for the norm of the gradient."""
+def test_the_host_waits_twice_a_train_step_and_once_a_token(precision: str, found: dict, kind: str) -> None:
+    """For the statistics of all micro-batches, and for the norm of the gradient. An offloaded update takes more."""
     train, decode = found[kind]["train"], found[kind]["decode"]
     assert len(train) == 4 and all(waits <= 2 <= micro_batches for waits, micro_batches in train), found[kind]["places"]
+    assert (found[kind]["offloads"] > 0) == (precision == "bf16_linear"), "which is offloaded"
     assert set(decode) == ({1} if kind == "rl" else set()) and (kind == "sft" or len(decode) > 32)
 
 
