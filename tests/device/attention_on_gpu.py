@@ -96,10 +96,12 @@ def continued(device: str, dtype: torch.dtype, kv_heads: int) -> list[Tensor]:
     return [ContinuedAttention(pasts, [3, 4])(0, drawn(7, 4), drawn(7, kv_heads), drawn(7, kv_heads))]
 
 
-def trained(device: str, precision: str, share: bool) -> list[Tensor]:
+def trained(device: str, precision: str, share: bool, checkpointing: str = "none") -> list[Tensor]:
     """Compute the logprobs of a small model, and the gradient of their sum in each parameter."""
     model = random_decoder(CONFIG, 1, precision).to(device)
     model.refresh()
+    if device != "cpu":
+        model.set_checkpointing(checkpointing)
     rng, prompt = np.random.default_rng(0), np.arange(3, 9)
     sequences = []
     for length in (4, 7, 2):
@@ -130,6 +132,8 @@ def main(enable_gqa: bool) -> dict[str, Any]:
         for precision in ("fp32", "bf16_linear", "bf16"):
             for share in (False, True):
                 compare(f"model {precision} {share}", trained, precision, share)
+            for mode in ("layer", "selective"):
+                compare(f"model {precision} {mode}", trained, precision, True, mode)
             model, attend = random_decoder(CONFIG, 1, precision).to("cuda:0"), PrefillAttention([4])
             model.refresh()
             with torch.no_grad():

@@ -57,6 +57,13 @@ def test_a_model_has_the_logprobs_and_gradients_of_the_cpu(found, precision: str
     assert set(kernels) == {"sdpa"} if precision == "fp32" else kernels == ["varlen"] * LAYERS
 
 
+@pytest.mark.parametrize("precision", ["bf16_linear", "bf16"])
+def test_checkpointing_changes_no_bit_and_selective_keeps_what_the_kernel_gave(found, precision: str) -> None:
+    plain, layer, selective = (found[1][f"model {precision} {mode}"] for mode in (True, "layer", "selective"))
+    assert plain["apart"] == layer["apart"] == selective["apart"]
+    assert [len(result["calls"]) for result in (plain, layer, selective)] == [LAYERS, 2 * LAYERS, LAYERS]
+
+
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
 def test_decoding_reads_the_keys_and_values_that_the_trainer_does(found, precision: str) -> None:
     dtype = "torch.float32" if precision == "fp32" else "torch.bfloat16"
