@@ -1,28 +1,31 @@
-"""Prints, as JSON, what three steps and one after a resume give on the fake GPU, by precision and form of the state."""
+"""Prints, as JSON, what three steps and one after a resume give on the fake GPU, by precision and form of the state.
+
+Moments of 8 bits are not among them: torchao's tensors want the real device of what they are made of.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from importlib.util import find_spec
+from pathlib import Path
 
-import torch
-from fake_cuda import FakeCuda
-from rank_worker import CONFIG, sequences
+import fake_cuda  # isort: skip  it patches torch.cuda before hone is there
+
+sys.path.append(str(Path(__file__).parents[1] / "trainer"))
+from rank_worker import sequences
 
 from hone.algorithms.losses import sft_objective
-from hone.config.shared import OptimConfig, SchedulerConfig
-from hone.model.presets import random_decoder
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=128))
 
 
 def make_trainer(precision: str, seed: int, settings: dict[str, object]) -> Trainer:
     model = random_decoder(CONFIG, seed=seed, precision=precision).to("cuda:0")
-    trainer = Trainer(model, OptimConfig(lr=1e-2, **settings), SchedulerConfig(), 10, sft_objective)
-    if "state" in settings:  # a fake GPU has no compiler
-        trainer.optimizer._uncompiled = lambda: torch.compiler.set_stance("force_eager")
-    return trainer
+    return Trainer(model, OptimConfig(lr=1e-2, **settings), SchedulerConfig(), 10, sft_objective)
 
 
 def result(precision: str, settings: dict[str, object]) -> dict[str, object]:
@@ -43,8 +46,7 @@ def result(precision: str, settings: dict[str, object]) -> dict[str, object]:
     return {"lines": lines, "straight": after[0], "resumed": after[1], "devices": sorted(devices)}
 
 
-with FakeCuda().there():
+with fake_cuda.FakeCuda().there():
     forms: list[dict[str, object]] = [{}, {"offload": True}]
-    forms += [{"state": "8bit"}] if find_spec("torchao") else []
     found = {p: {"".join(form): result(p, form) for form in forms} for p in ("fp32", "bf16_linear", "bf16")}
 json.dump(found, sys.stdout)

@@ -2,36 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parent
+from .conftest import report
+
+pytestmark = pytest.mark.device
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
-    paths = [FOLDER, FOLDER.parents[1] / "src", FOLDER.parent / "trainer", os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "optim_on_gpu.py")],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return report("optim_on_gpu.py")
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
-@pytest.mark.parametrize("form", ["", "offload", "state"])
+@pytest.mark.parametrize("form", ["", "offload"])
 def test_a_resume_goes_on_to_the_bit(found: dict[str, Any], precision: str, form: str) -> None:
-    if form not in found[precision]:
-        pytest.skip("torchao is not installed")
     assert found[precision][form]["straight"] == found[precision][form]["resumed"]
 
 
