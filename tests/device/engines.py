@@ -17,7 +17,7 @@ import torch
 from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks there
 
 sys.path.append(str(Path(__file__).parents[1] / "inference"))
-from many_jobs import CONFIG, jobs, peaked
+from many_jobs import CONFIG, jobs
 
 from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
@@ -36,6 +36,19 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 WAYS = [SamplingParams(ignore_eos=True), SamplingParams(temperature=0.8, top_k=40, top_logprobs=2, ignore_eos=True)]
 JOBS = [replace(job, params=WAYS[i % 2], max_tokens=min(job.max_tokens, 24)) for i, job in enumerate(jobs(9, seed=1))]
+
+
+def peaked(precision: str) -> Decoder:
+    """Return a random model whose layers matter: as much as those of a trained one, for what comes next."""
+    model = Decoder(CONFIG, precision)
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            values = torch.randn(parameter.shape, generator=generator)
+            scale = 0.2 if parameter is model.head_weight else parameter.shape[-1] ** -0.5
+            parameter.copy_(1 + 0.3 * values if parameter.dim() == 1 else values * scale)
+    model.refresh()
+    return model
 
 
 def updated(model: Decoder, times: int) -> Decoder:
@@ -97,6 +110,7 @@ def tried(precision: str, options: dict[str, Any], enable_gqa: bool) -> dict[str
             engine.weights_changed(version)
             after, _ = sampled(engine, gpu)
             recorded.append(gpu.recorded)
+        apart_after = gaps(model, after)
         places = sorted({place for _, place in gpu.waits})
     return {
         "cpu": cpu,
@@ -106,6 +120,7 @@ def tried(precision: str, options: dict[str, Any], enable_gqa: bool) -> dict[str
         "waits": waits,
         "places": places,
         "gaps": apart,
+        "gaps after updates": apart_after,
         "recorded": recorded,
     }
 

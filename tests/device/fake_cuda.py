@@ -284,10 +284,16 @@ def _varlen(q, k, v, ends_q, ends_k, max_q, max_k, *options):
     assert q.dtype in (torch.bfloat16, torch.float16) and ends_q.dtype == torch.int32
     assert all(x.stride(-1) == 1 and x.shape[-1] % 8 == 0 for x in (q, k, v)), "the kernel needs rows aligned"
     out = torch.empty(q.shape, dtype=q.dtype)
+    shared = q.shape[1] // k.shape[1]
     for rows in _segments(ends_q):
-        heads = [x[rows].transpose(0, 1)[None].float() for x in (q, k, v)]
-        one = torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True, enable_gqa=True)
-        out[rows] = one[0].transpose(0, 1).to(q.dtype)
+        queries = q[rows].float().transpose(0, 1)
+        keys, values = (x[rows].float().transpose(0, 1).repeat_interleave(shared, 0) for x in (k, v))
+        scores = queries @ keys.mT * q.shape[-1] ** -0.5
+        scores += torch.full(scores.shape[1:], -torch.inf).triu(1)
+        weights = (scores - scores.amax(-1, keepdim=True)).exp()
+        # As the kernel does: weights are rounded before they are summed up with values, and divided behind that.
+        one = weights.to(q.dtype).float() @ values / weights.sum(-1, keepdim=True)
+        out[rows] = one.transpose(0, 1).to(q.dtype)
     return out, torch.zeros(q.shape[1], q.shape[0]), torch.zeros(2, dtype=torch.uint64)
 
 

@@ -121,13 +121,14 @@ class KVCache:
         scores = torch.cat([to_prompt, *(product(queries, block.mT) for block in keys)], dim=-1)
         scores.view(kv_heads, rows, *scores.shape[1:])[..., self.width :] += self.began[:, None, : self.column + 1]
         sizes = [self.width, *[BLOCK] * (len(blocks) - 1), used]
-        probs = (scores if scale == 1 else scores.mul_(scale)).softmax(-1)
-        prompt_probs, *block_probs = probs.split(sizes, dim=-1)
+        weights, total = (scores.softmax(-1), None) if scale == 1 else unnormalised(scores.mul_(scale))
+        prompt_weights, *block_weights = weights.split(sizes, dim=-1)
 
-        out = product(self.layout.to_groups(prompt_probs, kv_heads), prompt_values.flatten(0, 1))
+        out = product(self.layout.to_groups(prompt_weights, kv_heads), prompt_values.flatten(0, 1))
         out = self.layout.to_rows(out, kv_heads)
-        for probs, block in zip(block_probs, values, strict=True):
-            out = product(probs, block, plus=out)
+        for weights, block in zip(block_weights, values, strict=True):
+            out = product(weights, block, plus=out)
+        out = out if total is None else out / total
         return out.view(kv_heads, rows, -1, q.shape[-1]).transpose(0, 1).reshape(q.shape).to(q.dtype)
 
     def moved(self) -> None:
@@ -195,6 +196,12 @@ def scaled(q: Tensor) -> tuple[Tensor, float]:
     if q.dtype == torch.float32 or q.device.type == "cpu":
         return q.float() * scale, 1.0
     return q, scale  # scaled in bf16 they would be rounded
+
+
+def unnormalised(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Return softmax's numerators and their sums: rounded before they are divided, as the trainer's kernel does it."""
+    weights = (scores - scores.amax(-1, keepdim=True)).exp_()
+    return weights, weights.sum(-1, keepdim=True)
 
 
 def product(x: Tensor, stored: Tensor, plus: Tensor | None = None) -> Tensor:
