@@ -59,7 +59,7 @@ def sequences(step: int, count: int = 7) -> list[Sequence]:
         ids = np.concatenate([prompt, random.integers(3, 90, 5 + 4 * i)])
         mask = np.arange(len(ids)) >= len(prompt)
         logprobs_T = np.where(mask, -5.0, 0.0).astype(np.float32)
-        made.append(Sequence(ids, mask, logprobs_T, np.zeros(len(ids)), 1.0 - 0.3 * i, i // 2, i % 2))
+        made.append(Sequence(ids, mask, logprobs_T, 1.0 - 0.3 * i, i // 2, i % 2))
     return made
 
 

@@ -18,7 +18,6 @@ def test_pack_lays_sequences_end_to_end_with_all_their_values():
         start=10,
         loss_from=2,
         logprobs=np.array([0, 0, -1.5], dtype=np.float32),
-        versions=np.array([-1, -1, 4], dtype=np.int32),
         advantage=0.5,
         group=7,
         sample=1,

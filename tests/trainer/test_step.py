@@ -24,9 +24,7 @@ def sequences(count: int = 6) -> list[Sequence]:
         mask = np.arange(length) >= length // 2
         logprobs = np.where(mask, -5.0, 0.0).astype(np.float32)
         ids = generator.integers(3, 90, length)
-        made.append(
-            Sequence(ids, mask, logprobs, np.zeros(length), advantage=1.0 - 0.5 * i, group=i // 2, sample=i % 2)
-        )
+        made.append(Sequence(ids, mask, logprobs, advantage=1.0 - 0.5 * i, group=i // 2, sample=i % 2))
     return made
 
 
@@ -159,7 +157,7 @@ def test_temperature_divides_the_logits_of_the_ratio():
     completion = Engine(model).generate([prompt], SamplingParams(max_tokens=12, temperature=2.0, ignore_eos=True))[0][0]
     mask = np.array([False] * 4 + [True] * 12)
     logprobs = np.array([0.0] * 4 + completion.logprobs, dtype=np.float32)
-    sequence = Sequence(np.array(prompt + completion.token_ids), mask, logprobs, np.zeros(16), advantage=1.0)
+    sequence = Sequence(np.array(prompt + completion.token_ids), mask, logprobs, advantage=1.0)
     gap = {
         t: Trainer(model, OptimConfig(), SchedulerConfig(), 1, policy_objective(LossConfig()), temperature=t)
         for t in (1.0, 2.0)

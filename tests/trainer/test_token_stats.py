@@ -28,7 +28,7 @@ def sequences() -> list[Sequence]:
         mask = np.arange(len(ids)) >= len(prompt)
         mask[len(prompt) + 2 : len(prompt) + 2 + i % 4] = False
         logprobs = np.where(mask, -4.0, 0.0).astype(np.float32)
-        made.append(Sequence(ids, mask, logprobs, np.zeros(len(ids)), 1.0 - 0.4 * sample, draw, sample))
+        made.append(Sequence(ids, mask, logprobs, 1.0 - 0.4 * sample, draw, sample))
     return made
 
 

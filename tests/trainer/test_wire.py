@@ -20,7 +20,6 @@ def sequences(count: int, seed: int = 0) -> list[Sequence]:
                 rng.integers(0, 151_936, length),
                 mask,
                 rng.normal(size=length).astype(np.float32),
-                np.where(mask, 7, -1).astype(np.int32),
                 float(rng.normal()) / 3,
                 2**40 + index // 2,
                 index % 2,

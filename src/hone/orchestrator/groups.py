@@ -138,7 +138,6 @@ def trainable(groups: Sequence[Group], truncated: str) -> list[Packed]:
             token_ids=trajectory.token_ids,
             loss_mask=trajectory.sampled_mask,
             logprobs=trajectory.logprobs,
-            versions=trajectory.versions,
             advantage=float(group.advantages[index]),
             group=group.draw,
             sample=index,

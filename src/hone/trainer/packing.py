@@ -27,14 +27,13 @@ from hone.types import PackedBatch
 class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
-    `logprobs` `[T]` float32 under the sampling distribution and `versions` `[T]` int of the sampling policy (RL only;
-    by default 0 and -1); `advantage` weighs the whole sequence; `group` and `sample` number its prompt and completion.
+    `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` weighs the whole
+    sequence; `group` and `sample` number its prompt and completion.
     """
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
     logprobs: np.ndarray | None = None
-    versions: np.ndarray | None = None
     advantage: float = 0.0
     group: int = 0
     sample: int = 0
@@ -44,7 +43,6 @@ class Sequence:
         assert length > 0 and len(self.loss_mask) == length and self.loss_mask.dtype == np.bool_
         assert not self.loss_mask[0], "a first token has no context to be predicted from"
         assert self.logprobs is None or len(self.logprobs) == length
-        assert self.versions is None or len(self.versions) == length
 
     def __len__(self) -> int:
         return len(self.token_ids)

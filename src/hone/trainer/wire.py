@@ -13,7 +13,7 @@ def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
     """Lay S sequences of N tokens in all end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
-    `logprobs` float32, `versions` int32, each `[N]`. The last two are left out if the sequences have none.
+    `logprobs` float32, each `[N]`. The last is left out if the sequences have none.
     """
 
     def flat(parts: list[np.ndarray], dtype: type) -> np.ndarray:
@@ -34,12 +34,9 @@ def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
         "loss_mask": flat([s.loss_mask for s in sequences], np.bool_),
     }
     logprobs = [s.logprobs for s in sequences if s.logprobs is not None]
-    versions = [s.versions for s in sequences if s.versions is not None]
-    assert len(logprobs) in (0, len(sequences)) and len(versions) in (0, len(sequences)), "all have them, or none has"
+    assert len(logprobs) in (0, len(sequences)), "all have them, or none has"
     if logprobs:
         arrays["logprobs"] = flat(logprobs, np.float32)
-    if versions:
-        arrays["versions"] = flat(versions, np.int32)
     return arrays
 
 
@@ -56,7 +53,6 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> list[Sequence]:
         np.split(arrays["token_ids"].astype(np.int64), cuts),
         np.split(arrays["loss_mask"], cuts),
         split("logprobs"),
-        split("versions"),
         arrays["advantages"].tolist(),
         arrays["groups"].tolist(),
         arrays["samples"].tolist(),
