@@ -93,6 +93,9 @@ def test_a_vllm_of_the_run_has_its_room_and_precision():
     assert (server.max_model_len, server.dtype, server.kv_gib) == (64, "bfloat16", 8.0)
     assert serve_config(config("--inference.kv-gib 2"), on_gpu=False).kv_gib == 2
     assert serve_config(config(), on_gpu=False).max_model_len is None
+    own = config("--inference.backend hone")
+    assert serve_config(own, on_gpu=True).kv_gib is None, "half of what is free on its GPU"
+    assert serve_config(own, on_gpu=True, shares=True).kv_gib == 4, "the trainer is there, too"
 
 
 def test_a_port_that_is_taken_is_refused(tmp_path):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hone.composition import machine
-from hone.composition.machine import resolved
+from hone.composition.machine import resolved, serving_kv_gib
 from hone.composition.memory import MARGIN, memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
@@ -134,3 +134,8 @@ def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
     free(1)
     again = resolved(parse(SFTConfig, [*flags, "--resume"], "sft"), MODEL, "cpu")
     assert (again.data.micro_batch_tokens, again.checkpointing, again.threads) == (16384, "none", 12)
+
+
+def test_an_engine_without_a_trainer_has_half_of_what_is_free_on_a_gpu(free: Any) -> None:
+    free(60.5)
+    assert serving_kv_gib("cuda:0") == 30.25 and serving_kv_gib("cpu") == 4

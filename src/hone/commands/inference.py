@@ -13,11 +13,12 @@ import tempfile
 from pathlib import Path
 
 from hone.commands.serving import is_local, listen, serve
-from hone.composition.machine import configure, device_of
+from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
 from hone.inference.endpoint import api_key
 from hone.inference.engine import Engine
+from hone.inference.memory import GIB, KV_GIB
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
 from hone.model.chat import load_renderer
@@ -61,17 +62,18 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
     threads = configure(config.threads, model.num_parameters, deterministic=model.device.type == "cpu")
     renderer = load_renderer(name, config.model.chat_template)
+    kv_gib = config.kv_gib or serving_kv_gib(str(model.device))
     engine = Engine(
         model,
-        kv_bytes=int(config.kv_gib * 2**30),
+        kv_bytes=int(kv_gib * GIB),
         prefill_tokens=config.prefill_tokens,
-        prefix_bytes=int(config.prefix_gib * 2**30),
+        prefix_bytes=int(config.prefix_gib * GIB),
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.cuda_graphs,
         tokenizer=renderer.tokenizer,
     )
     app = create_app(Service(engine), renderer, name, config.api_key, config.weights_root, config.seed)
-    place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}"
+    place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}, {kv_gib:.3g} GiB for keys and values"
     described = f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place}"
     serve(app, listener, _intro(config, described), GRACE)
 
@@ -93,7 +95,7 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
     if config.model.chat_template is not None:
         template = scratch / "template.jinja"
         template.write_text(read_override(config.model.chat_template))
-    fields = ("dtype", "host", "port", "max_model_len", "threads", "kv_gib", "seed", "weights_root", "api_key")
+    fields = ("dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key")
     with VllmServer(
         model,
         log=Path(f"outputs/vllm-{config.port}.log"),
@@ -101,6 +103,7 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
         python=config.vllm_python,
         chat_template=None if template is None else str(template),
         served_name=name,
+        kv_gib=config.kv_gib or KV_GIB,
         progress=lambda line: print(line, flush=True),
         **{field: getattr(config, field) for field in fields},
     ) as server:

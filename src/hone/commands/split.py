@@ -19,6 +19,7 @@ from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.inference.memory import KV_GIB
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
@@ -123,7 +124,8 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
     )
     if not serves:
         return [trainer, driver]
-    served.write_text(to_toml(serve_config(config, bool(placement.inference))))
+    shares = not set(placement.inference).isdisjoint(placement.trainer)
+    served.write_text(to_toml(serve_config(config, bool(placement.inference), shares)))
     command, env = [*python, INFERENCE, "@", str(served)], computing(placement.inference, 1)
     return [Role(INFERENCE, command, env=env, port=config.inference.port), trainer, driver]
 
@@ -137,16 +139,19 @@ def variables() -> dict[str, str]:
     return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched
 
 
-def serve_config(config: RLConfig, on_gpu: bool) -> ServeConfig:
-    """Return the config of the run's own server. vLLM has the memory and dtype that it has in a run of one process."""
+def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
+    """Return the config of the run's own server. vLLM has the memory and dtype that it has in a run of one process.
+
+    A server that `shares` its GPU with the trainer must not take half of what is free.
+    """
     own = config.inference
     names = ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype")
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("model", "seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir}
-    kv_gib = own.kv_gib
+    kv_gib = own.kv_gib or (KV_GIB if shares else None)
     if own.backend == "vllm":
-        kv_gib = kv_gib or (8.0 if on_gpu else 1.0)
+        kv_gib = own.kv_gib or (8.0 if on_gpu else 1.0)
         longest = None  # of the model; only the hub knows
         if config.model.name == TINY:
             longest = config.model.init.max_positions

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from hone.composition.machine import configure, device_of
+from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
@@ -16,10 +16,11 @@ from hone.evaluation.loop import evaluate
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
 from hone.inference.engine import Engine
+from hone.inference.memory import GIB
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
-from hone.orchestrator.colocated import KV_GIB, EnginePolicy, prefix_bytes
+from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
 
@@ -66,10 +67,9 @@ class Evaluation:
 
     def _here(self, counts: dict[str, Any]) -> EvalResult:
         config, sampling = self.config, local_sampling(self.config.sampling())
-        prefixes = prefix_bytes(self.env, int(KV_GIB * 2**30))
-        policy = load_weights(
-            config.model, config.precision, config.seed, config.chat_template, config.threads, prefixes
-        )
+        args = config.model, config.precision, config.seed, config.chat_template, config.threads
+        policy = load_weights(*args, config.kv_gib, self.env)
+        self.config = config.model_copy(update={"kv_gib": policy.engine.kv_bytes / GIB})
         if self.folder is not None:
             make_folder(self.folder)
         limits = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
@@ -135,12 +135,18 @@ def load_weights(
     seed: int = 0,
     chat_template: str | None = None,
     threads: int | None = None,
-    prefix_bytes: int = 0,
+    kv_gib: float | None = None,
+    env: Environment | None = None,
 ) -> EnginePolicy:
-    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
+    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
+
+    It has `kv_gib` for keys and values (None: what suits the device), and more for the conversations of `env`.
+    """
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
-    return EnginePolicy(Engine(model, prefix_bytes=prefix_bytes), load_renderer(name, chat_template))
+    kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
+    prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
+    return EnginePolicy(Engine(model, kv_bytes, prefix_bytes=prefixes), load_renderer(name, chat_template))
 
 
 def evaluate_weights(

@@ -16,7 +16,7 @@ from hone.config.base import BaseConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.inference.memory import GIB
+from hone.inference.memory import GIB, KV_GIB
 from hone.model.config import DecoderConfig
 from hone.orchestrator.placement import CORES, ram, share_of_cores
 from hone.runs.outputs import run_info
@@ -97,10 +97,20 @@ def _filled(config: Any, table: dict[str, Any]) -> Any:
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes of a device that this process may take: what is free, and what it has."""
+    """Return the bytes of a device that this process may take: what is free, and what it holds without use."""
     if torch.device(device).type == "cpu":
         return ram()[1]
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return torch.cuda.mem_get_info(device)[0] + unused
+
+
+def serving_kv_gib(device: str) -> float:
+    """Return the GiB of keys and values for an engine without a trainer, whose model is loaded: on a GPU half of what
+    is free, for sequences that come and go are copied, and logits and prompts take their part.
+    """
+    if torch.device(device).type == "cpu":
+        return KV_GIB
+    return max(1, free_memory(device) // 2 // 2**20) * 2**20 / GIB
 
 
 def _tune_malloc(ranks: Ranks) -> None:

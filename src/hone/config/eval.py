@@ -14,7 +14,7 @@ from hone.errors import UserError
 MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
-NEEDS_PROCESS = {"precision", "threads", "chat_template"}
+NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template"}
 """Fields that mean something with `base_url` alone, and without it alone."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments that have flags of their own."""
@@ -65,6 +65,8 @@ class EvalConfig(BaseConfig):
     """As in training."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
+    kv_gib: float | None = Field(default=None, gt=0)
+    """Memory for keys and values, in GiB; by default 4, and half of what is free on a GPU."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
     chat_template: str | None = None

@@ -39,8 +39,6 @@ class ServeConfig(EngineConfig):
     """As in training; of no effect on vLLM, see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
-    kv_gib: float = Field(default=4.0, gt=0)
-    """Memory for keys and values, in GiB; what does not fit waits."""
     prefill_tokens: int = Field(default=2048, ge=1)
     """Prompt tokens computed between two decode steps: longer prompts are computed in chunks, while others decode."""
     prefix_gib: float = Field(default=0.5, ge=0)

@@ -262,7 +262,8 @@ class EngineConfig(BaseConfig):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""
     kv_gib: float | None = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB: by default 4; in `rl` for vLLM 1 on a CPU and 8 on a GPU."""
+    """Memory for keys and values, in GiB: by default 4, on a GPU by what is free at the start; what does not fit waits.
+    For vLLM in `rl`: 1 on a CPU, 8 on a GPU."""
     batch_invariant: bool = False
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
     cuda_graphs: bool = False

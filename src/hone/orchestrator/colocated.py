@@ -12,6 +12,7 @@ import numpy as np
 from hone.config.rl import RLConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.inference.engine import Engine
+from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.types import Request, Update
@@ -19,11 +20,6 @@ from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
 from hone.types import Trajectory
-
-KV_GIB = 4.0
-"""Memory for the engine's keys and values, unless the config says how much."""
-PREFIX_SHARE = 0.25
-"""As much again of it for the prompts of conversations, whose next turns begin with them."""
 
 
 class EnginePolicy:
@@ -60,7 +56,7 @@ class EnginePolicy:
 def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
     """Make the engine in this process, on the trainer's parameters."""
     settings = config.inference
-    kv_bytes = int((settings.kv_gib or KV_GIB) * 2**30)
+    kv_bytes = int((settings.kv_gib or KV_GIB) * GIB)
     engine = Engine(
         trainer.model,
         kv_bytes=kv_bytes,
