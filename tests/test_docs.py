@@ -278,6 +278,11 @@ def test_the_plans_of_the_page_print_what_it_says(monkeypatch, capfd):
     assert len(lines) > 9 and [line for line in lines if line not in printed] == []
 
 
+def test_the_table_of_what_fits_is_what_its_script_prints():
+    rows = runpy.run_path(str(ROOT / "scripts" / "memory_table.py"))["rows"]()
+    assert "\n".join(rows) in PLAN.read_text() and any("8bit" in row for row in rows)
+
+
 def table(page: Path, start: str) -> list[list[str]]:
     """The cells of the rows that begin with `start`, without code marks."""
     lines = page.read_text().splitlines()

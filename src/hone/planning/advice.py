@@ -24,7 +24,7 @@ from hone.model.files import TINY, is_hub_id
 from hone.planning.arithmetic import Steps, checkpoints_kept
 from hone.planning.data import Facts
 from hone.planning.devices import DEVICES, Device
-from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
+from hone.trainer.memory import CHECKPOINTING, checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
 
 if TYPE_CHECKING:
     from hone.planning.report import Plan
@@ -154,8 +154,30 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
 
 
+LEANER: tuple[dict[str, Any], ...] = (
+    {},
+    {"optim.state": "8bit"},
+    {"optim.offload": True},
+    {"optim.offload": True, "precision": "bf16"},
+)
+"""Ways to take less memory, the less costly first; each goes with every kind of checkpointing, which changes no bit."""
+
+
+def leaner(config: RLConfig | SFTConfig) -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
+    """Yield (what is set, by the name of its key in the trainer's section; the config with it), the leanest last."""
+    for settings in LEANER:
+        for name in CHECKPOINTING:
+            optim = {key.removeprefix("optim."): value for key, value in settings.items() if key.startswith("optim.")}
+            trainer = {"checkpointing": name, "optim": optim}
+            one = changed(config, **({"trainer": trainer} if isinstance(config, RLConfig) else trainer))
+            precision = settings.get("precision", config.precision)
+            yield settings | {"checkpointing": name}, changed(one, precision=precision)
+
+
 def remedies(plan: Plan) -> Iterator[str]:
-    """Yield a line for each setting that helps alone, those that make it fit first; then the smallest card."""
+    """Yield a line for each setting that helps alone, those that make it fit first; or for the first few that do
+    together; then the smallest card.
+    """
     config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
     assert shape is not None
 
@@ -190,6 +212,12 @@ def remedies(plan: Plan) -> Iterator[str]:
             cache = max(0.25, cache / 2)
             fewer = changed(config, inference={"kv_gib": cache})
         changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
+    if min(map(total, changes.values())) > plan.room:
+        for settings, one in leaner(config):
+            if total(one) <= plan.room:
+                flags = [f"--{'' if key == 'precision' else prefix}{key} {value}" for key, value in settings.items()]
+                changes[" ".join(flags).replace(" True", "")] = one
+                break
     for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
         if size < 0.98 * total(config):
             fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"

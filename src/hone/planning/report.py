@@ -162,6 +162,9 @@ def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
             notes["kv cache"] += f", {at_once:,} of {rows:,} completions at once: {limit}"
     for name, taken in sorted(needs.parts.items(), key=lambda pair: -pair[1]):
         yield f"{name:<17}{size(taken):>10}  {notes.get(name, '')}".rstrip()
+    if plan.shape:
+        stays = sum(needs.parts.get(name, 0) for name in ("weights", "bf16 casts", "gradients", "optimiser"))
+        yield f"{'(a parameter)':<17}{stays / plan.shape.parameters:>6.1f} bytes  weights, gradients and optimiser"
     verdict = f"fits, with {size(plan.room - needs.total)} to spare" if plan.fits else "does NOT fit"
     free = "" if plan.device.free is None else f" of {size(plan.room)} that are free"
     yield f"{'peak':<17}{size(needs.total):>10}  in {needs.peak}, most of it {needs.dominant}: {verdict}{free}"
