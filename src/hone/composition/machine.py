@@ -77,8 +77,11 @@ def resolved(
     step = sum(memory(config, model, kind, *work).of("training").values())
     if step > room and config.display != "none" and ranks.first:
         section = "trainer." if isinstance(config, RLConfig) else ""
-        leaner = f"precision = bf16, {section}optim.state = 8bit"
-        leaner += "" if kind == "cpu" else f" or {section}optim.offload = true"
+        leaner = "precision = bf16"
+        if ranks.alone:
+            leaner += f", {section}optim.state = 8bit" + (
+                f" or {section}optim.offload = true" if kind == "cuda" else ""
+            )
         print(
             f"Warning: a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: lower "
             f"{section or 'data.'}micro_batch_tokens, or set {leaner}",
