@@ -92,8 +92,11 @@ def test_what_is_set_stays(free: Any) -> None:
     flags = ("--threads", 3, "--deterministic", "--trainer.micro-batch-tokens", 99, "--trainer.checkpointing", "layer")
     config = resolved(rl(*flags, "--inference.kv-gib", 2), MODEL, "cuda")
     assert (*decided(config), config.inference.kv_gib) == (3, True, 99, "layer", 2)
-    server = resolved(rl("--inference.backend", "vllm"), MODEL, "cuda")
-    assert server.inference.kv_gib is None, "vLLM has its own rule"
+    vllm = rl("--inference.backend", "vllm")
+    assert resolved(vllm, MODEL, "cuda").inference.kv_gib is None, "vLLM has its own rule"
+    free((needs(rl("--trainer.checkpointing", "none"), "training") + 5) / (1 - MARGIN))
+    assert resolved(rl(), MODEL, "cuda").trainer.checkpointing == "none"
+    assert resolved(vllm, MODEL, "cuda").trainer.checkpointing == "selective", "its memory is left to it"
 
 
 def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:

@@ -33,6 +33,8 @@ PHASES = {
     "training": ("gradients", "activations", "logits or a layer"),
 }
 """Parts that only one phase has."""
+VLLM_GIB = 8.0
+"""Keys and values of a vLLM that the run starts on the GPU, unless the config says how much."""
 MARGIN = 0.05
 """Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
 
@@ -84,9 +86,10 @@ def fitted(
     """Return the config with activation checkpointing and the size of the KV cache chosen, where it leaves them open,
     for `room` bytes on the device.
 
-    Checkpointing is the fastest whose train step fits beside a cache of 4 GiB, or as little as the run can use; if none
-    fits, the leanest. On a CPU the cache has 4 GiB. On a GPU it has what the run can use of what a train step leaves,
-    or of 4 GiB if that is more, but only as much as fits beside what sampling takes: the two take turns.
+    Checkpointing is the fastest whose train step fits beside a cache of 4 GiB, or as little as the run can use, or beside
+    the vLLM that the run starts; if none fits, the leanest. On a CPU the cache has 4 GiB. On a GPU it has what the run can
+    use of what a train step leaves, or of 4 GiB if that is more, but only as much as fits beside what sampling takes: the
+    two take turns.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.mode != "split" and config.sampled_by is None else None
@@ -95,6 +98,9 @@ def fitted(
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
+    if isinstance(config, RLConfig) and config.inference.backend == "vllm" and config.mode != "split":
+        weights = model.parameters * (4 if config.precision == "fp32" else 2)
+        beside = int((config.inference.kv_gib or VLLM_GIB) * GIB) + weights + 2 * GIB if device == "cuda" else 0
 
     def needs(config: Config, phase: str) -> int:
         return sum(memory(config, model, device, prompt, completion, ranks).of(phase).values())
