@@ -86,10 +86,10 @@ def fitted(
     """Return the config with activation checkpointing and the size of the KV cache chosen, where it leaves them open,
     for `room` bytes on the device.
 
-    Checkpointing is the fastest whose train step fits beside a cache of 4 GiB, or as little as the run can use, or beside
-    the vLLM that the run starts; if none fits, the leanest. On a CPU the cache has 4 GiB. On a GPU it has what the run can
-    use of what a train step leaves, or of 4 GiB if that is more, but only as much as fits beside what sampling takes: the
-    two take turns.
+    Checkpointing is the fastest whose train step fits beside a cache of 4 GiB, or as little as the run can use, or
+    beside the vLLM that the run starts; if none fits, the leanest. On a CPU the cache has 4 GiB. On a GPU it has what
+    the run can use of what a train step leaves, or of 4 GiB if that is more, but only as much as fits beside what
+    sampling takes: the two take turns.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.mode != "split" and config.sampled_by is None else None
