@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import openai
@@ -60,13 +61,17 @@ def test_other_machines_need_a_key(host: str, backend: str, monkeypatch: pytest.
 def test_it_serves_what_it_says_until_it_is_stopped(tiny_model_dir: Path) -> None:
     port = free_port()
     command = [sys.executable, "-m", "hone.cli", "inference", "--model.name", str(tiny_model_dir), "--port", str(port)]
-    with subprocess.Popen(
-        [*command, "--api-key-var", "KEY"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "KEY": "sesame"},
-    ) as server:
+    with (
+        subprocess.Popen(
+            [*command, "--api-key-var", "KEY"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "KEY": "sesame"},
+        ) as server,
+        ExitStack() as stack,
+    ):
+        stack.callback(server.kill)  # else a failure below would wait for it without end
         assert server.stdout is not None and server.stderr is not None
         lines = []
         while not lines or not lines[-1].startswith("stop"):

@@ -91,6 +91,17 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> N
     del hidden
 
 
+def test_on_a_gpu_what_attention_gives_is_the_input_of_o() -> None:
+    shape = KNOWN["qwen3-0.6b"]
+    hidden, inner, q, kv = shape.hidden_size, shape.intermediate_size, shape.q_size, shape.kv_size
+    norms, products, attention = 4 * (2 * hidden + q + kv), 2 * (2 * hidden + 3 * inner), 2 * (2 * q + 2 * kv)
+    for precision in ("bf16_linear", "bf16"):
+        each = activation_bytes(shape, precision, "cuda", 512, 512)[0] / 512 / shape.num_layers
+        assert each == norms + products + attention
+        shared = activation_bytes(shape, precision, "cuda", 512, 600)[0] / shape.num_layers
+        assert shared == 512 * (norms + products + 2 * q) + 600 * attention, "rows of a shared prompt are gathered"
+
+
 def test_micro_batches_share_the_prompt_of_their_completions() -> None:
     config = rl("--orchestrator.batch-size", "64", "--orchestrator.rollouts-per-example", "8", "--seq-len", "256")
     # A group has 56 + 8 x 200 = 1656 tokens: two of them fit into 4096, whose attention sees the prompt 16 times.

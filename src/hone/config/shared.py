@@ -114,10 +114,13 @@ class OptimConfig(BaseConfig):
         return self
 
 
+Checkpointing = Literal["none", "selective", "layer"]
+
+
 class MemoryConfig(BaseConfig):
     """What a train step keeps for its backward pass."""
 
-    checkpointing: Literal["none", "layer", "selective"] | None = None
+    checkpointing: Checkpointing | None = None
     """Activations kept: all (`none`), each layer's input (`layer`), or what products and attention gave (`selective`);
     the rest is computed again. By default the fastest that fits the device's memory when the run starts."""
     head_cache_bytes: int = Field(default=512 * 2**20, ge=0)

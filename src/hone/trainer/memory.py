@@ -7,9 +7,11 @@ of `hone.model` save them.
 
 from __future__ import annotations
 
+from typing import get_args
+
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import OptimConfig
+from hone.config.shared import Checkpointing, OptimConfig
 from hone.model.config import DecoderConfig
 
 MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
@@ -20,7 +22,7 @@ LOGITS = {"cpu": 2**23, "cuda": 2**25}
 WHOLE_GRADIENT_BYTES = 4 * 2**30
 """Most bytes that the whole gradients, in fp32, may take on each of several ranks: they are summed over ranks once a
 step. Larger ones are summed after each micro-batch, and a rank keeps those of its rows only."""
-CHECKPOINTING = ("none", "selective", "layer")
+CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
 STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}
 """Bytes of AdamW's two moments of one weight; in 8 bits, each block of 256 has a scale in fp32."""
@@ -119,8 +121,8 @@ def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completi
 def activation_bytes(
     model: DecoderConfig, precision: str, device: str, tokens: int, slots: int, checkpointing: str = "none"
 ) -> tuple[int, int]:
-    """Return what `tokens` of one micro-batch, in `slots` of attention, keep for their backward pass; and what a layer
-    needs besides, when that comes to it.
+    """Return what `tokens` of one micro-batch, in `slots` of attention, keep for their backward pass; and what the
+    backward pass of one layer needs besides.
 
     Inputs of products are kept in bf16 unless the precision is fp32.
     """
@@ -128,7 +130,7 @@ def activation_bytes(
     low = 4 if precision == "fp32" else 2
     norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
     # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
-    shared = slots == tokens and (precision, device) in (("fp32", "cpu"), ("fp32", "cuda"), ("bf16", "cuda"))
+    shared = slots == tokens and (precision == "fp32" or device == "cuda")
     inputs = low * (2 * hidden + (0 if shared else q))  # of qkv, gate_up, o
     mlp = low * 3 * inner  # gate_up and activation
     wide = 2 if precision != "fp32" and device == "cuda" else 4
