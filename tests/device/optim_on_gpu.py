@@ -43,7 +43,10 @@ def result(precision: str, settings: dict[str, object]) -> dict[str, object]:
         for kind, tensor in (("master", master), *straight.optimizer.adamw.state[master].items())
         if kind != "step"
     }
-    return {"lines": lines, "straight": after[0], "resumed": after[1], "devices": sorted(devices)}
+    hosted = [master for master in straight.optimizer.masters.values() if not master.is_cuda]
+    blocks = len({master.untyped_storage().data_ptr() for master in hosted})
+    found = {"lines": lines, "straight": after[0], "resumed": after[1]}
+    return found | {"devices": sorted(devices), "blocks": blocks}
 
 
 with fake_cuda.FakeCuda().there():

@@ -26,4 +26,5 @@ def test_a_resume_goes_on_to_the_bit(found: dict[str, Any], precision: str, form
 def test_offloading_moves_the_state_to_the_host_and_changes_no_bit(found: dict[str, Any], precision: str) -> None:
     plain, offloaded = found[precision][""], found[precision]["offload"]
     assert (plain.pop("devices"), offloaded.pop("devices")) == (["gpu"], ["host"])
+    assert (plain.pop("blocks"), offloaded.pop("blocks")) == (0, 1), "all masters are in one"
     assert plain == offloaded

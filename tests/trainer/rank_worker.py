@@ -17,11 +17,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.algorithms.losses import policy_objective, sft_objective
-from hone.config.rl import LossConfig
+from hone.commands import trainer as trainer_command
+from hone.config.rl import LossConfig, TrainerRole
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.model import head
@@ -145,9 +147,16 @@ def gathering(ranks: Ranks, folder: Path) -> None:
     half, most = parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES
 
     class Plain(half):
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            self.saves = False
+        def __init__(self, layer: nn.Module) -> None:
+            super().__init__(layer)
+            self.halves_any = False
+
+    class Turned(half):
+        """FSDP lays the parameters in another order."""
+
+        def __init__(self, layer: nn.Module) -> None:
+            parallel._fsdp_params(layer).reverse()  # pyright: ignore[reportAttributeAccessIssue]
+            super().__init__(layer)
 
     results = {}
     for name, config in (("biased", BIASED), ("normed", UNTIED)):
@@ -155,6 +164,7 @@ def gathering(ranks: Ranks, folder: Path) -> None:
         for way, gather, limit in (
             ("now", half, most),
             ("fp32", Plain, most),
+            ("turned", Turned, most),
             ("each", half, 0),
             ("given up", half, most),
         ):
@@ -265,6 +275,34 @@ def losing(ranks: Ranks, folder: Path) -> None:
     if ranks.first:
         trainer.start()
     trainer.follow()
+
+
+def lost_before(ranks: Ranks, folder: Path) -> None:
+    """Rank 0 is killed before rank 1 follows: while that loads its model."""
+    if ranks.first:
+        os.kill(os.getpid(), signal.SIGKILL)
+    assert ranks.life_line is not None
+    for thread in ranks.life_line._threads:
+        thread.join()
+    write(ranks, folder, "before", RankedTrainer(ranks, lambda: make_trainer(ranks)).follow())
+
+
+def refusing(ranks: Ranks, folder: Path) -> None:
+    """`hone trainer` where rank 1 alone can't settle on its config, and where no rank may have what it asks for."""
+
+    def resolved(config: TrainerRole, *_: object) -> TrainerRole:
+        if ranks.rank == 1:
+            raise UserError("no such folder here")
+        return config
+
+    trainer_command.resolved, errors = resolved, []  # pyright: ignore[reportAttributeAccessIssue]
+    for optim in ({}, {"offload": True}):
+        config = TrainerRole.model_validate({"model": {"name": "hone/tiny"}, "trainer": {"optim": optim}})
+        try:
+            trainer_command._serve(config, "cpu", ranks)
+        except UserError as error:
+            errors.append(str(error))
+    write(ranks, folder, "refusing", errors)
 
 
 def lost_between(ranks: Ranks, folder: Path) -> None:

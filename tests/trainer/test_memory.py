@@ -9,11 +9,11 @@ from storages import Storages
 from hone.composition.parts import make_sft_trainer
 from hone.config.parse import parse
 from hone.config.sft import SFTConfig
-from hone.config.shared import InitConfig
+from hone.config.shared import InitConfig, OptimConfig
 from hone.model import head
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer import memory
-from hone.trainer.memory import training_bytes
+from hone.trainer.memory import host_bytes, training_bytes
 from hone.trainer.packing import Sequence, pack
 
 INIT = InitConfig(layers=6, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
@@ -22,6 +22,15 @@ STAY = ("weights", "bf16 casts", "optimiser")
 
 def test_chunks_of_the_head_are_the_heads() -> None:
     assert memory.LOGITS == {"cpu": head.CPU_LOGITS, "cuda": head.MAX_LOGITS}
+
+
+def test_the_hosts_part_of_an_offloaded_optimiser() -> None:
+    """Moments, and two blocks of a power of two for 4 bytes a parameter each."""
+    shape = tiny_config(INIT)
+    size = 4 * shape.parameters
+    assert 2**23 < size < 2**24
+    assert host_bytes(shape, OptimConfig(offload=True)) == 2 * size + 2 * 2**24
+    assert host_bytes(shape, OptimConfig()) == 0
 
 
 def peaks(*flags: str, vocab: int = 260, lengths: tuple[int, ...] = (64,) * 16) -> tuple[int, int]:

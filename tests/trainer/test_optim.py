@@ -10,6 +10,8 @@ import torch
 from rank_worker import sequences
 
 from hone.algorithms.losses import sft_objective
+from hone.composition.rl import RL
+from hone.composition.sft import SFT
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.model.presets import random_decoder, tiny_config
@@ -78,14 +80,23 @@ def test_a_state_is_rounded_to_8_bits_but_not_made_of_them() -> None:
     moment = lean.optimizer.adamw.state[lean.optimizer.masters["embed"]]["exp_avg"].dequantize()
     wanted = saved["optimizer"]["exp_avg/embed"]
     assert float((moment - wanted).norm() / wanted.norm()) < 0.02
+    # As on a GPU, from a checkpoint on the CPU; "meta" refuses what mixes the two.
+    state, master = {}, torch.empty(64, 64, device="meta")
+    lean.optimizer._load_8bit(state, master, "exp_avg", "", torch.ones(64, 64))
+    assert state["exp_avg"].codes.is_meta
     with pytest.raises(UserError, match=r'set optim\.state to "8bit"'):
         plain.load_tensors(lean.tensors(), 2)
 
 
-def test_without_torchao_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torchao_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a run directory is there."""
     monkeypatch.setitem(sys.modules, "torchao.optim", None)
-    with pytest.raises(UserError, match=r"pip install 'torchao>=0\.18'"):
-        make_trainer(state="8bit")
+    sft = {"data.env.id": "reverse-text", "optim.state": "8bit"}
+    for kind, settings in ((SFT, sft), (RL, {"trainer.optim.state": "8bit"})):
+        settings |= {"model.name": "hone/tiny", "output_dir": tmp_path / "out"}
+        with pytest.raises(UserError, match=r"pip install 'torchao>=0\.18'"), kind(**settings):
+            raise AssertionError
+        assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

@@ -77,7 +77,7 @@ def gathered(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, An
 def test_matrices_are_gathered_in_bf16_without_a_bit_of_difference(gathered: dict, world: int, model: str) -> None:
     """Norms and biases are not rounded: of the bits of the weights after two steps they would change many."""
     now, fp32 = gathered[world][f"{model} now"], gathered[world][f"{model} fp32"]
-    assert now["weights"] == fp32["weights"]
+    assert now["weights"] == fp32["weights"] == gathered[world][f"{model} turned"]["weights"]
     (halved, half_bytes), (plain, all_bytes) = now["sent"]["allgather_base"], fp32["sent"]["allgather_base"]
     assert halved == plain == now["micro-batches"] * (2 * 2 + 1), "each layer twice, embedding and head once"
     shapes = [parameter.shape for parameter in DecoderLayer(UNTIED, 0, torch.float32, True).parameters()]
@@ -160,6 +160,21 @@ def test_all_ranks_end_when_one_is_killed_though_none_is_in_a_collective_that_fa
     zero, one, two = re.split(r"\n?--- rank ", str(raised.value))[1:4]
     assert one == "1: -9\n"
     assert zero == f"0: 1\n{LOST}\n" and two.startswith(f"2: 1\n{LOST}\n")
+
+
+@pytest.mark.split
+def test_a_first_rank_that_is_lost_before_the_others_follow_is_no_error_of_theirs(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError) as raised:
+        on_ranks(2, "lost_before", tmp_path)
+    assert "--- rank 0: -9" in str(raised.value) and "--- rank 1" not in str(raised.value)
+    assert json.loads((tmp_path / "before.2.1.json").read_text()) == 1
+
+
+@pytest.mark.split
+def test_what_one_rank_refuses_all_do(tmp_path: Path) -> None:
+    on_ranks(2, "refusing", tmp_path)
+    first, second = results(tmp_path, "refusing", 2)
+    assert first == "no such folder here" and second.startswith("optim.offload and optim.state")
 
 
 @pytest.mark.split

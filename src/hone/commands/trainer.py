@@ -23,6 +23,7 @@ from hone.model.decoder import Decoder
 from hone.model.hf import model_config
 from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.optim import check_state
 from hone.trainer.parallel import Ranks, joined, launched_ranks, shard
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
@@ -61,8 +62,11 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
-    described = ranks.together(lambda: model_config(config.model.name, config.model.init))
-    config = ranks.agree(resolved(config, described, device, ranks))
+    def resolve() -> TrainerRole:
+        check_state(config.trainer.optim, several=not ranks.alone)
+        return resolved(config, model_config(config.model.name, config.model.init), device, ranks)
+
+    config = ranks.agree(ranks.together(resolve))
 
     def load() -> Decoder:
         model = ranks.together(lambda: load_policy(config, device=device))

@@ -45,6 +45,7 @@ from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.trainer.export import export_weights
+from hone.trainer.optim import check_state
 from hone.types import Group
 
 if TYPE_CHECKING:
@@ -252,6 +253,7 @@ class RL(Training):
             raise UserError("RL trains in this process: for mode split use the command `hone rl`")
         if self.config.orchestrator.max_async_level > 0:
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
+        check_state(self.config.trainer.optim)
 
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init)

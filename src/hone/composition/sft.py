@@ -38,6 +38,7 @@ from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
 from hone.trainer.export import add_tokenizer, export_weights
+from hone.trainer.optim import check_state
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.ranked import RankedTrainer
@@ -183,6 +184,7 @@ class SFT(Training):
         self.observers, self.ranks = checked_observers(observers), ranks
 
         def resolve() -> tuple[SFTConfig, str]:
+            check_state(parsed.optim, several=not ranks.alone)
             source = parts.model_source(parsed)
             model = model_config(source, parsed.model.init)
             return resolved(parsed, model, ranks.device(device), ranks), source

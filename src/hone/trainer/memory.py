@@ -80,6 +80,16 @@ def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) ->
     return int(model.parameters * (STATE_BYTES[optim.state] + (4 if precision == "bf16" else 0)))
 
 
+def host_bytes(model: DecoderConfig, optim: OptimConfig) -> int:
+    """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 without it.
+
+    Moments in fp32, and, in whatever precision the model is, masters and the gradients that have arrived: each of these
+    two in one pinned block, of which torch makes a power of two.
+    """
+    block = 1 << (4 * model.parameters - 1).bit_length()
+    return int(model.parameters * STATE_BYTES[optim.state]) + 2 * block if optim.offload else 0
+
+
 def checkpoint_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) -> int:
     """Return the bytes of model and optimiser state, in memory or on the disk."""
     return weight_bytes(model, precision) + optimiser_bytes(model, precision, optim)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -24,19 +25,16 @@ class Optimizer:
 
     With `offload`, the weights of a GPU have their masters, moments and update on the host. With `state` "8bit", the
     moments of weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
-    Raises UserError if torchao is missing for that, or if several ranks ask for either.
+    Either is for one rank; see `check_state`.
     """
 
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self.config = config
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if (config.offload or config.state == "8bit") and any(map(is_sharded, self.params.values())):
-            raise UserError(
-                'optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one rank'
-            )
-        self.masters = {name: _master(p, config.offload) for name, p in self.params.items()}
-        away = {name: m for name, m in self.masters.items() if m.device != self.params[name].device}
-        self._arrived = {name: torch.empty_like(master).pin_memory() for name, master in away.items()}
+        check_state(config, several=any(map(is_sharded, self.params.values())))
+        away = {name: p for name, p in self.params.items() if config.offload and p.is_cuda}
+        hosted, self._arrived = _pinned(away), _pinned(away)
+        self.masters = {name: _master(p, hosted.get(name)) for name, p in self.params.items()}
         for param in self.params.values():
             if param.dtype != torch.float32 and not hasattr(param, _SUM):
                 setattr(param, _SUM, None)
@@ -97,7 +95,9 @@ class Optimizer:
         tensors = {}
         for name, master in self.masters.items():
             for kind, value in self.adamw.state[master].items():
-                parts = {f".{part}": getattr(value, part) for part in _PARTS} if _is_8bit(value) else {"": value}
+                parts = (
+                    {f".{part}": getattr(value, part) for part in _PARTS} if hasattr(value, "codes") else {"": value}
+                )
                 tensors |= {f"{kind}{part}/{name}": tensor for part, tensor in parts.items()}
             if self.params[name].dtype != torch.float32:
                 tensors[f"master/{name}"] = master.detach()
@@ -135,33 +135,54 @@ class Optimizer:
             return
         if kind not in state:
             state[kind] = self.adamw._new_buffer(master, kind == "exp_avg")
-        (getattr(state[kind], part) if part else state[kind]).copy_(value)
+        # torchao rounds on the device of what it is given, with a table on its own.
+        (getattr(state[kind], part) if part else state[kind]).copy_(value.to(master.device))
 
 
-def _master(param: Tensor, offload: bool) -> Tensor:
-    """Return the fp32 weight that is updated: the parameter itself if it is one, and where it should be."""
-    if offload and param.is_cuda:
-        return param.detach().to("cpu", torch.float32).pin_memory().requires_grad_()
+def check_state(config: OptimConfig, several: bool = False) -> None:
+    """Raise UserError if torchao is missing for a state of 8 bits, or if several ranks ask for that or to offload."""
+    if several and (config.offload or config.state == "8bit"):
+        raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one rank')
+    if config.state == "8bit":
+        _adamw_8bit()
+
+
+def _pinned(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return an empty fp32 tensor of each one's shape in one block of the host's memory that a GPU copies to and from.
+
+    Of each block torch makes a power of two: a block for each would take up to twice the memory.
+    """
+    if not params:
+        return {}
+    sizes = [param.numel() for param in params.values()]
+    parts = torch.empty(sum(sizes), dtype=torch.float32).pin_memory().split(sizes)
+    return {name: part.view(param.shape) for (name, param), part in zip(params.items(), parts, strict=True)}
+
+
+def _master(param: Tensor, hosted: Tensor | None) -> Tensor:
+    """Return the fp32 weight that is updated: in `hosted`, if that is given, else the parameter itself if it is one."""
+    if hosted is not None:
+        return hosted.copy_(param.detach()).requires_grad_()
     return param if param.dtype == torch.float32 else param.detach().float().requires_grad_()
 
 
 def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
     if config.state == "fp32":
         return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
+    return _adamw_8bit()(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+
+
+def _adamw_8bit() -> Any:
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of kernels that are not used here
     try:
         from torchao.optim import AdamW8bit  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UserError("optim.state = \"8bit\" needs torchao: pip install 'torchao>=0.18'") from error
-    return AdamW8bit(groups, lr=config.lr, betas=config.betas, eps=config.eps)
+    return AdamW8bit
 
 
 _PARTS = ("codes", "scale")
 """What a moment of 8 bits consists of; the table of what a code means is always the same."""
-
-
-def _is_8bit(value: Tensor) -> bool:
-    return hasattr(value, "codes")
 
 
 _SUM = "grad_fp32"

@@ -181,9 +181,9 @@ def shard(model: Decoder, ranks: Ranks) -> None:
     mesh = init_device_mesh(model.device.type, (ranks.world,))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)
     for layer in model.layers:
-        gather = _GatherInBf16(layer, ranks.world)
         fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
-        if gather.saves:
+        gather = _GatherInBf16(layer)
+        if gather.halves_any:
             layer.set_custom_all_gather(gather)  # pyright: ignore[reportCallIssue]
     fully_shard(model, mesh=mesh, mp_policy=policy, reshard_after_forward=False)
     register_fsdp_forward_method(model, "hidden")
@@ -200,15 +200,17 @@ class _GatherInBf16:
     """Gathers a layer's fp32 parameters: in bf16 the matrices that are multiplied in bf16, in fp32 all others.
 
     It is an `AllGather` of FSDP, which has one dtype for all parameters of a layer, but biases and norms must not be
-    rounded. `saves` is False where there is no such matrix.
+    rounded. `halves_any` is False where there is no such matrix.
     """
 
-    def __init__(self, layer: nn.Module, world: int) -> None:
-        halved = [m.weight for m in layer.modules() if isinstance(m, Linear) and m.bf16_product]
-        parts = [(p, any(p is weight for weight in halved)) for p in _bottom_up(layer)]
-        # Each rank sends as many rows as the first one has.
-        self.parts = [(-(-p.shape[0] // world) * (p.numel() // p.shape[0]), half) for p, half in parts]
-        self.saves = bool(halved)
+    def __init__(self, layer: nn.Module) -> None:
+        self.parts: list[tuple[int, bool]] = []
+        """Of each parameter, as FSDP lays them: the scalars that a rank sends, and True if it sends them in bf16."""
+        for param in _fsdp_params(layer):
+            owner, name = param._module_info.module, param._module_info.param_name
+            half = isinstance(owner, Linear) and owner.bf16_product and name == "weight"
+            self.parts.append((param.padded_sharded_param_size.numel(), half))
+        self.halves_any = any(half for _, half in self.parts)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
@@ -218,10 +220,10 @@ class _GatherInBf16:
         assert not async_op and input_tensor.dtype == torch.float32
         own = input_tensor.split([size for size, _ in self.parts])
         # What is sent is made of pairs of bf16, so that fp32 values can be read from it in place: they come first.
-        whole = [part.view(torch.bfloat16) for part, (_, half) in zip(own, self.parts, strict=True) if not half]
+        exact = [part.view(torch.bfloat16) for part, (_, half) in zip(own, self.parts, strict=True) if not half]
         halves = [part.bfloat16() for part, (_, half) in zip(own, self.parts, strict=True) if half]
         odd = sum(map(len, halves)) % 2
-        sent = torch.cat([*whole, *halves, *(part[:1] for part in halves[:odd])])
+        sent = torch.cat([*exact, *halves, *(part[:1] for part in halves[:odd])])
         received = sent.new_empty(group.size() * len(sent))
         # torch 2.13 renamed it.
         gather = getattr(torch.distributed, "all_gather_single", None) or torch.distributed.all_gather_into_tensor
@@ -236,11 +238,10 @@ class _GatherInBf16:
                     at = end
 
 
-def _bottom_up(module: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters in the order in which FSDP lays them: those of the parts before the module's own."""
-    for child in module.children():
-        yield from _bottom_up(child)
-    yield from module.parameters(recurse=False)
+def _fsdp_params(module: nn.Module) -> Sequence[Any]:
+    """Return FSDP's records of the parameters that it gathers for `module`, in the order in which it lays them."""
+    group = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore[reportCallIssue]
+    return group.fsdp_params if group else ()
 
 
 def reduce_gradients(model: nn.Module, last: bool) -> None:
@@ -257,8 +258,7 @@ def drop_gradients(model: nn.Module) -> None:
     """Forget the gradients that are not summed over ranks yet: FSDP keeps them, out of an optimiser's reach."""
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
-            group = module._get_fsdp_state()._fsdp_param_group  # pyright: ignore[reportCallIssue]
-            for param in group.fsdp_params if group else ():
+            for param in _fsdp_params(module):
                 param.unsharded_accumulated_grad = None
                 if hasattr(param, "_unsharded_param"):
                     param._unsharded_param.grad = None

@@ -161,15 +161,16 @@ class RankedTrainer:
         Signals are left to rank 0: who sends them to one process of a run sends them to all.
         """
         assert not self.ranks.first
-        with _deaf(), self.ranks.watched():
+        with _deaf():
             try:
-                while True:
-                    call: Any = self.ranks.agree(None)
-                    if isinstance(call, Dismissed):
-                        return call.code
-                    name, arguments = call
-                    with suppress(StepAbandoned):  # raised on all ranks; rank 0 says what comes next
-                        getattr(type(self), name).__wrapped__(self, *arguments)
+                with self.ranks.watched():
+                    while True:
+                        call: Any = self.ranks.agree(None)
+                        if isinstance(call, Dismissed):
+                            return call.code
+                        name, arguments = call
+                        with suppress(StepAbandoned):  # raised on all ranks; rank 0 says what comes next
+                            getattr(type(self), name).__wrapped__(self, *arguments)
             except Dismissed as dismissed:
                 return dismissed.code
             except RuntimeError as error:
