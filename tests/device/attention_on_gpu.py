@@ -11,9 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from hone.errors import UserError
+from hone.inference.engine import Engine
 from hone.inference.prefill import ContinuedAttention, PrefillAttention
+from hone.inference.types import SamplingParams
 from hone.model import attention
 from hone.model.config import DecoderConfig
+from hone.model.device import has_bf16
+from hone.model.files import TINY
+from hone.model.hf import load_model
 from hone.model.presets import random_decoder
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
@@ -112,6 +118,28 @@ def trained(device: str, precision: str, share: bool, checkpointing: str = "none
     return [logprobs, *torch.autograd.grad(logprobs.sum(), list(model.parameters()))]
 
 
+def sampled(device: str, options: dict[str, bool]) -> list[Tensor]:
+    """Sample from a small model; returns the ids and the logprobs of two completions."""
+    model = random_decoder(CONFIG, 1, "bf16_linear").to(device)
+    params = SamplingParams(max_tokens=40, n=2, ignore_eos=True)
+    (completions,) = Engine(model, **options).generate([range(3, 9)], params)
+    return [torch.tensor([c.token_ids for c in completions]), torch.tensor([c.logprobs for c in completions])]
+
+
+def on_an_old_gpu(found: dict[str, Any], compare: Any) -> None:
+    """Compare on a card without bf16 kernels of attention, such as a T4."""
+    torch.cuda.get_device_capability = lambda *args: (7, 5)
+    has_bf16.cache_clear()
+    for precision in ("fp32", "bf16_linear"):
+        compare(f"old model {precision}", trained, precision, True)
+    for options in ({}, {"cuda_graphs": True}, {"batch_invariant": True}):
+        compare(f"old samples {list(options)}", sampled, options)
+    try:
+        load_model(TINY, device="cuda:0", precision="bf16")
+    except UserError as error:
+        found["old refusal"] = str(error)
+
+
 def main(enable_gqa: bool) -> dict[str, Any]:
     watch()
     found: dict[str, Any] = {}
@@ -139,6 +167,7 @@ def main(enable_gqa: bool) -> dict[str, Any]:
             with torch.no_grad():
                 model.hidden(torch.arange(4, device="cuda:0"), torch.arange(4, device="cuda:0"), attend)
             found[f"kept {precision}"] = [str(x.dtype) for pair in attend.layers for x in pair]
+        on_an_old_gpu(found, compare)
     return found
 
 

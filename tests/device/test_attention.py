@@ -68,3 +68,14 @@ def test_checkpointing_changes_no_bit_and_selective_keeps_what_the_kernel_gave(f
 def test_decoding_reads_the_keys_and_values_that_the_trainer_does(found, precision: str) -> None:
     dtype = "torch.float32" if precision == "fp32" else "torch.bfloat16"
     assert found[1][f"kept {precision}"] == [dtype] * 2 * LAYERS
+
+
+def test_a_gpu_without_bf16_kernels_attends_in_fp32_and_refuses_bf16(found) -> None:
+    """As a CPU does with bf16_linear, so the values are the CPU's: tokens too, and logprobs in nats."""
+    for precision, bound in (("fp32", 1e-5), ("bf16_linear", 1e-3)):
+        result = found[1][f"old model {precision}"]
+        assert result["apart"][0] < bound and result["calls"] and {name for name, *_ in result["calls"]} == {"sdpa"}
+    for options in ([], ["cuda_graphs"], ["batch_invariant"]):
+        ids_apart, logprobs_apart = found[1][f"old samples {options}"]["apart"]
+        assert ids_apart == 0 and logprobs_apart < 1e-3
+    assert "precision = bf16 needs a GPU of compute capability 8.0" in found[1]["old refusal"]

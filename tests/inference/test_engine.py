@@ -66,6 +66,14 @@ def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
         Engine(model()).generate([[]], SamplingParams(max_tokens=5))
 
 
+def test_a_job_without_room_for_a_token_is_refused():
+    engine = Engine(model())
+    for call in (engine.add, lambda job: engine.run([job], SamplingParams())):
+        with pytest.raises(UserError, match="max_tokens is 0; it must be at least 1"):
+            call(Job((5, 6), 0, 0))
+    assert not engine.busy
+
+
 def test_stop_strings_end_a_completion_wherever_tokens_begin():
     """The token that completes the string is the last one; others are as without it; reasons are told apart."""
     decoder, tokenizer = model(), build_tiny_tokenizer()

@@ -19,6 +19,7 @@ class Storages(TorchDispatchMode):
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
+        self.model = model  # as long as it is there, no other storage has the address of one of its own
         model.refresh()
         self.own = {p.untyped_storage()._cdata for p in model.parameters()}
         casts = [getattr(module, "_weight_bf16", None) for module in model.modules()]

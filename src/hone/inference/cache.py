@@ -16,6 +16,8 @@ rows are two views of one tensor.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -78,21 +80,27 @@ class KVCache:
     """
 
     def __init__(
-        self, layers: list[tuple[Tensor, Tensor]], lengths: list[int], prompt_of_row: np.ndarray, max_new: int
+        self,
+        prompts: Sequence[Sequence[tuple[Tensor, Tensor]]],
+        lengths: list[int],
+        prompt_of_row: np.ndarray,
+        max_new: int,
     ) -> None:
-        """Take `layers`: keys and values `[N, K, Dh]` of all prompts end to end. `prompt_of_row` `[B]`: the prompt that
-        each row continues, by at most `max_new` tokens.
+        """Take each prompt's keys and values `[tokens, K, Dh]` per layer; `prompts` may also be several end to end.
+
+        `prompt_of_row` `[B]`: the prompt that each row continues, by at most `max_new` tokens.
         """
-        k = layers[0][0]
+        k = prompts[0][0][0]
         self.width, self.column, self.room = max(lengths), 0, max_new
         self.starts = np.zeros(len(prompt_of_row), dtype=np.int64)  # the column of each row's first token
         real = np.arange(self.width) < np.array(lengths)[:, None]  # [P, width]
         places = upload(np.flatnonzero(real), k.device)
         self.prompts: list[tuple[Tensor, Tensor]] = []
-        self.decoded: list[list[Tensor]] = [[] for _ in layers]
-        for layer in layers:
+        self.decoded: list[list[Tensor]] = [[] for _ in prompts[0]]
+        for parts in zip(*prompts, strict=True):
             padded = k.new_zeros(2, len(lengths), self.width, *k.shape[1:])
-            padded.flatten(1, 2).index_copy_(1, places, torch.stack(layer))
+            for stored, flat in zip(padded.flatten(1, 2), zip(*parts, strict=True), strict=True):
+                stored.index_copy_(0, places, torch.cat(flat))
             keys, values = padded[0].permute(2, 0, 3, 1), padded[1].permute(2, 0, 1, 3)
             self.prompts.append((keys.contiguous(), values.contiguous()))
         self.mask = upload(np.where(real, np.float32(0), np.float32(-np.inf)), k.device)[:, None]
@@ -145,10 +153,14 @@ class KVCache:
         return self.prompts[0][0].shape[1] * self.width + self.rows * self.room
 
     def keep(self, rows: np.ndarray) -> None:
-        """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token."""
+        """Drop all rows but `rows`, the prompts that none of them continues, and blocks before the first token.
+
+        A layer's old blocks go before those of the next are made.
+        """
         first = int(self.starts[rows].min()) // BLOCK
         index = upload(rows, self.mask.device)
-        self.decoded = [[block.index_select(2, index) for block in blocks[first:]] for blocks in self.decoded]
+        for layer, blocks in enumerate(self.decoded):
+            self.decoded[layer] = [block.index_select(2, index) for block in blocks[first:]]
         self.starts = self.starts[rows] - first * BLOCK
         self.column -= first * BLOCK
         self.room -= first * BLOCK
@@ -186,7 +198,8 @@ class KVCache:
         if np.array_equal(self.layout.prompt_of_group, np.arange(stored)):
             return
         groups = upload(self.layout.prompt_of_group, device)
-        self.prompts = [(keys.index_select(1, groups), values.index_select(1, groups)) for keys, values in self.prompts]
+        for layer, (keys, values) in enumerate(self.prompts):
+            self.prompts[layer] = keys.index_select(1, groups), values.index_select(1, groups)
         self.mask = self.mask.index_select(0, groups)
 
 

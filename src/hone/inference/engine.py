@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 from hone import rng
 from hone.errors import Halt, UserError
 from hone.inference.batch import Batch, Ticket, read
-from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner
 from hone.inference.sampler import target_logprobs
@@ -158,7 +157,7 @@ class Engine:
     @torch.no_grad()
     def score_tokens(self, ids: Sequence[int], temperature: float = 1.0, top: int = 0) -> list[ScoredToken]:
         """Return `score` of one sequence, with the `top` likeliest tokens in the place of each."""
-        self._check(Job(tuple(ids), 0, 0))
+        self._check_length(ids, 0)
         prompt = self.prefill.begin(tuple(ids), all_hidden=True)
         while prompt.done < len(ids):
             self.prefill.advance([prompt], self.prefill_tokens)
@@ -232,16 +231,20 @@ class Engine:
     @property
     def _budget(self) -> int:
         """Return the tokens that the cache may hold."""
-        model = self.model
-        return self.kv_bytes // kv_bytes_per_token(model.config, model.precision, model.device.type)
+        return self.kv_bytes // self.model.kv_bytes_per_token
 
     def _check(self, job: Job) -> None:
+        if job.max_tokens < 1:
+            raise UserError(f"a job's max_tokens is {job.max_tokens}; it must be at least 1")
+        self._check_length(job.prompt, job.max_tokens)
+
+    def _check_length(self, prompt: Sequence[int], new: int) -> None:
         limit = self.model.config.max_position_embeddings
-        if not job.prompt:
+        if not prompt:
             raise UserError("a prompt has no tokens; give at least one")
-        if len(job.prompt) + job.max_tokens > limit:
+        if len(prompt) + new > limit:
             raise UserError(
-                f"a prompt of {len(job.prompt)} tokens plus {job.max_tokens} new ones exceeds the model's context of "
+                f"a prompt of {len(prompt)} tokens plus {new} new ones exceeds the model's context of "
                 f"{limit}; lower max_tokens or shorten the prompt"
             )
 

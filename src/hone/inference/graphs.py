@@ -25,7 +25,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket
-from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
 from hone.model.decoder import Decoder
@@ -44,7 +43,7 @@ class GraphRunner(Runner):
 
     def __init__(self, model: Decoder, prefix_bytes: int, kv_bytes: int) -> None:
         super().__init__(model, prefix_bytes)
-        self.budget = kv_bytes // kv_bytes_per_token(model.config, model.precision, model.device.type)
+        self.budget = kv_bytes // model.kv_bytes_per_token
         self.states: list[SlotState] = []
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:

@@ -112,7 +112,8 @@ class RowCache:
         """Make room for the new token, and `mask` `[B, T]`: 0 up to it, -inf behind it."""
         missing = _blocks(self.longest + 1) * TILE - self.layers[0].shape[3]
         if missing > 0:
-            self.layers = [F.pad(layer, (0, 0, 0, missing)) for layer in self.layers]
+            for index, layer in enumerate(self.layers):
+                self.layers[index] = F.pad(layer, (0, 0, 0, missing))
         columns = torch.arange(self.layers[0].shape[3], device=self.lengths.device)
         self.mask = _minus_infinity(columns > self.lengths[:, None])
 
@@ -138,7 +139,8 @@ class RowCache:
         self.lengths, self.sizes = self.lengths.index_select(0, index), self.sizes[rows]
         self.longest = int(self.sizes.max())
         size = _blocks(self.longest) * TILE
-        self.layers = [layer.index_select(1, index)[:, :, :, :size] for layer in self.layers]
+        for number, layer in enumerate(self.layers):
+            self.layers[number] = layer[:, :, :, :size].index_select(1, index)
 
     def join(self, other: RowCache, max_new: int) -> None:
         """Take in the rows of `other` behind its own, with room for `max_new` more tokens in every row."""
@@ -167,7 +169,7 @@ class InvariantPrefill(Prefill):
         assert prompt.done % TILE == 0
         device, ids = self.model.device, prompt.ids[prompt.done : prompt.done + TILE]
         attention = _ChunkAttention(prompt.layers)
-        token_ids = padded(torch.tensor(ids), TILE).to(device, non_blocking=True)
+        token_ids = padded(upload(np.array(ids), device), TILE)
         positions = torch.arange(prompt.done, prompt.done + TILE, device=device)
         hidden_ND = self.model.hidden(token_ids, positions, attention)
         past = prompt.layers or [None] * len(attention.layers)
@@ -256,7 +258,7 @@ def _decoded(model: Decoder, prompts: Sequence[Layers], token_ids: Tensor, rows:
 def _behind(old: tuple[Tensor, Tensor] | None, new: tuple[Tensor, Tensor], count: int) -> tuple[Tensor, Tensor]:
     """Return the first `count` new tokens' keys and values behind the old ones."""
     k, v = new[0][:count], new[1][:count]
-    return (k, v) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
+    return (k.clone(), v.clone()) if old is None else (torch.cat([old[0], k]), torch.cat([old[1], v]))
 
 
 def padded(x: Tensor, rows: int) -> Tensor:

@@ -15,7 +15,10 @@ MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 
 
 def kv_bytes_per_token(model: DecoderConfig, precision: str, device: str) -> int:
-    """Return the bytes of one token's keys and values in all layers, of the type `hone.model.Decoder.kv_dtype`."""
+    """Return the bytes of one token's keys and values in all layers, of the type `hone.model.Decoder.kv_dtype`.
+
+    On "cuda" it assumes a GPU with `hone.model.device.has_bf16`; an engine goes by `Decoder.kv_bytes_per_token`.
+    """
     half = precision == "bf16" or (precision == "bf16_linear" and device == "cuda")
     return 2 * model.num_layers * model.kv_size * (2 if half else 4)
 
@@ -44,7 +47,7 @@ def sampling_bytes(config: RLConfig, model: DecoderConfig, device: str, prompt: 
         "kv cache": (prompts + rows * completion) * token,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
         "sampling logits": 4 * rows * model.vocab_size * 4 + 3 * scores,
-        # Keys and values as the prefill made them, and end to end, before the cache has its own copy.
+        # Keys and values as the prefill made them, before the cache has its own copy.
         "prefill": prompts * token,
     }
 

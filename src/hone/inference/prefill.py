@@ -28,14 +28,17 @@ Layers = list[tuple[Tensor, Tensor]]
 
 
 class PrefillAttention:
-    """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`."""
+    """Packed causal attention over the prompts that keeps each layer's keys and values `[N, K, Dh]`.
+
+    What it is given are views of a layer's queries, keys and values, all of which they would keep in memory.
+    """
 
     def __init__(self, lengths: list[int]) -> None:
         self.packed = PackedAttention(lengths)
         self.layers: Layers = []
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        self.layers.append((k, v))
+        self.layers.append((k.contiguous(), v.contiguous()))
         return self.packed(layer, q, k, v)
 
 
@@ -54,7 +57,7 @@ class ContinuedAttention:
     def _one(layer: int, q: Tensor, k: Tensor, v: Tensor, past: Layers, layers: Layers) -> Tensor:
         if past:
             k, v = torch.cat([past[layer][0], k]), torch.cat([past[layer][1], v])
-        layers.append((k, v))
+        layers.append((k.contiguous(), v.contiguous()))
         new, total = q.shape[0], k.shape[0]
         sees = torch.ones(new, total, dtype=torch.bool, device=q.device).tril(total - new)
         out = sdpa(*(x.float().transpose(0, 1)[None] for x in (q, k, v)), mask=sees)

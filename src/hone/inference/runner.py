@@ -36,12 +36,8 @@ class Runner:
         """Return batches of jobs whose prompts are computed."""
         prompt_of_row = rows_of(tickets, prompts)
         logits_BV = first_logits(self.model, prompts, prompt_of_row)
-        layers = [
-            (torch.cat([k for k, _ in parts]), torch.cat([v for _, v in parts]))
-            for parts in zip(*(prompt.layers for prompt in prompts), strict=True)
-        ]
-        longest = max(ticket.job.max_tokens for ticket in tickets)
-        cache = KVCache(layers, [len(prompt.ids) for prompt in prompts], prompt_of_row, longest)
+        longest, lengths = max(ticket.job.max_tokens for ticket in tickets), [len(prompt.ids) for prompt in prompts]
+        cache = KVCache([prompt.layers for prompt in prompts], lengths, prompt_of_row, longest)
         return [Batch(tickets, cache, logits_BV)]
 
     def join(self, batches: list[Batch], budget: int) -> None:

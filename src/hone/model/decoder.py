@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from hone.model.config import DecoderConfig
+from hone.model.device import has_bf16
 from hone.model.head import head_logits
 from hone.model.ops import bf16_linear, bf16_mlp, embedding, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
@@ -143,7 +144,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         qkv = self.qkv_proj(self.input_norm(hidden_ND))
         q, k, v = split_and_rotate(qkv, self._qk_norm_weight(), cos, sin, self.heads, self.eps)
-        if self.qkv_proj.bf16_product and q.is_cuda:
+        if self.qkv_proj.bf16_product and has_bf16(q.device):
             # Its kernel for segments of any length takes bf16, and decoding must read the same keys and values.
             q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
         attended = attention(self.index, q, k, v).flatten(1)
@@ -228,8 +229,13 @@ class Decoder(nn.Module):
     @property
     def kv_dtype(self) -> torch.dtype:
         """The type of the keys and values that layers give to attention."""
-        half = self.precision == "bf16" or (self.precision == "bf16_linear" and self.device.type == "cuda")
+        half = self.precision == "bf16" or (self.precision == "bf16_linear" and has_bf16(self.device))
         return torch.bfloat16 if half else torch.float32
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """Return the bytes of one token's keys and values in all layers."""
+        return 2 * self.config.num_layers * self.config.kv_size * self.kv_dtype.itemsize
 
     @property
     def num_parameters(self) -> int:

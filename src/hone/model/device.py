@@ -1,6 +1,8 @@
-"""Data on its way between the host and a GPU."""
+"""Data on its way between the host and a GPU, and what GPUs differ in."""
 
 from __future__ import annotations
+
+from functools import cache
 
 import numpy as np
 import torch
@@ -12,3 +14,12 @@ def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
     if torch.device(device).type != "cuda":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+@cache
+def has_bf16(device: torch.device) -> bool:
+    """Return True for a GPU of compute capability 8.0 (Ampere) or more, whose attention kernels take bf16.
+
+    An older one, such as a T4, computes products in bf16, but has no kernel for segments of any length.
+    """
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

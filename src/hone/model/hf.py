@@ -22,6 +22,7 @@ from torch import Tensor
 from hone.errors import UserError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder
+from hone.model.device import has_bf16
 from hone.model.files import TINY, read_json, resolve_model, write_json
 from hone.model.presets import random_decoder, tiny_config
 
@@ -62,7 +63,8 @@ def load_model(
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
-    preset's random weights and size, and are ignored for a model that is loaded.
+    preset's random weights and size, and are ignored for a model that is loaded. Raises UserError for bf16 on a GPU
+    that lacks it.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -70,6 +72,12 @@ def load_model(
         raise UserError(f"precision {precision!r} is not known: use one of {', '.join(PRECISIONS)}")
     if dtype == torch.bfloat16:
         precision = "bf16"
+    place = torch.device(device)
+    if precision == "bf16" and place.type == "cuda" and not has_bf16(place):
+        raise UserError(
+            f"precision = bf16 needs a GPU of compute capability 8.0 (Ampere) or more, and {place} is older: "
+            "use precision = bf16_linear or fp32"
+        )
     if str(path_or_preset) == TINY:
         return random_decoder(tiny_config(init), seed, precision).to(device)
     folder = resolve_model(path_or_preset)
