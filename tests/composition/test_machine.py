@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from hone.composition import machine
 from hone.composition.machine import resolved, serving_kv_gib
@@ -14,6 +15,7 @@ from hone.composition.memory import MARGIN, memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.errors import UserError
 from hone.inference.memory import GIB, kv_bytes_per_token
 from hone.planning.shape import KNOWN
 from hone.runs.settings import run_toml
@@ -74,7 +76,14 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
 ) -> None:
     kept = rl("--trainer.checkpointing", "none")
     free((needs(kept, "training") + 25) / (1 - MARGIN))
-    assert resolved(kept, MODEL, "cuda").inference.kv_gib == pytest.approx(20, abs=0.01)  # 5 for recurring prompts
+    assert resolved(kept, MODEL, "cuda").inference.kv_gib == pytest.approx(25, abs=0.01)
+    training = memory(kept, MODEL, "cuda", *longest(kept, 8)).of("training")
+    free((sum(training.values()) / GIB + 25) / (1 - MARGIN))
+    of_turns = resolved(kept, MODEL, "cuda", turns=8)
+    assert of_turns.inference.kv_gib == pytest.approx(20, abs=0.01)
+    parts = memory(of_turns, MODEL, "cuda", *longest(of_turns, 8), turns=8).of("sampling")
+    assert parts["prefix cache"] == pytest.approx(5 * GIB, rel=1e-3), "prompts that grow by a turn"
+    assert "prefix cache" not in memory(of_turns, MODEL, "cuda", *longest(of_turns)).parts
     assert capsys.readouterr().out == ""
     for gib in (12, 1):
         free(gib)
@@ -99,6 +108,43 @@ def test_what_is_set_stays(free: Any) -> None:
     assert resolved(vllm, MODEL, "cuda").trainer.checkpointing == "selective", "its memory is left to it"
 
 
+def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
+    free: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    split = rl("--mode", "split", "--inference.kv-gib", 6)
+    step = needs(rl("--trainer.checkpointing", "none"), "training")
+    server = (4 + 2) * MODEL.parameters / GIB - 2 * MODEL.embedding / GIB + 6 + 2  # casts of all but the embedding
+    monkeypatch.setenv("HONE_SHARES_GPU", "1")
+    for more, chosen in ((0.1, "none"), (-0.1, "selective")):
+        total = int(((step / (1 - MARGIN)) + server + more) * GIB)
+        for now in (1, total):
+            monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, now=now, total=total: (now, total))
+            assert resolved(split, MODEL, "cuda").trainer.checkpointing == chosen
+    monkeypatch.delenv("HONE_SHARES_GPU")
+    free(500)
+    assert resolved(split, MODEL, "cuda").trainer.checkpointing == "none"
+
+
+def test_what_is_offloaded_needs_room_on_the_host(
+    free: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    free(500)
+    for gib, words in ((64, ""), (4, "Warning: trainer.optim.offload takes ")):
+        monkeypatch.setattr(machine, "ram", lambda gib=gib: (64 * GIB, gib * GIB))
+        resolved(rl("--trainer.optim.offload"), MODEL, "cuda")
+        shown = capsys.readouterr().out
+        assert shown.startswith(words) and shown.count("\n") == bool(words)
+    resolved(rl(), MODEL, "cuda")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_cpu_is_not_advised_what_is_slow_there(free: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    free(1)
+    resolved(rl(), MODEL, "cpu")
+    shown = capsys.readouterr().out
+    assert shown.endswith("are free on cpu: lower trainer.micro_batch_tokens, or set precision = bf16\n")
+
+
 def run_of(folder: Path, config: RLConfig | SFTConfig, kind: str) -> Path:
     folder.mkdir()
     facts = {"format": "hone-run-1", "id": "r", "kind": kind, "status": "stopped"}
@@ -118,6 +164,25 @@ def test_a_resume_takes_what_its_run_began_with(branch: bool, free: Any, tmp_pat
     assert again.inference.kv_gib == pytest.approx(ALL / GIB, abs=2**-10)
     assert resolved(rl(*where, "--threads", 2), MODEL, "cuda").threads == 2
     assert decided(resolved(rl("--output-dir", run), MODEL, "cuda")) == (12, False, 16384, "layer"), "a fresh start"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "why"),
+    [
+        ("threads = 12", 'threads = "x"', "(threads = 'x': Input should be a valid integer)"),
+        ("threads = 12", "threads = 0", "(threads = 0: Input should be greater than or equal to 1)"),
+        ('checkpointing = "none"', 'checkpointing = "some"', "(trainer.checkpointing = 'some': "),
+        ("micro_batch_tokens = 16384", "micro_batch_tokens = -1", "(trainer.micro_batch_tokens = -1: "),
+    ],
+)
+def test_a_damaged_choice_is_named(before: str, now: str, why: str, free: Any, tmp_path: Path) -> None:
+    free(500)
+    file = run_of(tmp_path / "run", resolved(rl(), MODEL, "cuda"), "rl") / "config.toml"
+    assert before in file.read_text()
+    file.write_text(file.read_text().replace(before, now))
+    with pytest.raises(UserError) as error:
+        resolved(rl("--output-dir", file.parent, "--resume"), MODEL, "cuda")
+    assert str(error.value).startswith(f"{file} is damaged {why}") and "\n" not in str(error.value)
 
 
 def test_a_run_of_an_older_hone_keeps_the_defaults_of_then(free: Any, tmp_path: Path) -> None:

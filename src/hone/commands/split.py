@@ -19,11 +19,11 @@ from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.inference.memory import KV_GIB
+from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
-from hone.orchestrator.placement import CORES, Placement, placed, share_of_cores, visible_gpus
+from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, share_of_cores, visible_gpus
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.outputs import LAUNCHER as LOCK
 from hone.runs.outputs import Lock, holder
@@ -101,6 +101,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
     serves, ranks = config.orchestrator.client.base_url is None, config.trainer.ranks
     cores = share_of_cores(ranks + serves)
+    shares = not set(placement.inference).isdisjoint(placement.trainer)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
         """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
@@ -113,7 +114,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         first=first,  # it trains as the run began: see `resolved`
         again=["--resume"],
         ranks=ranks,
-        env=computing(placement.trainer, ranks),
+        env=computing(placement.trainer, ranks) | ({SHARES_GPU: "1"} if shares else {}),
     )
     driver = Role(
         ORCHESTRATOR,
@@ -124,7 +125,6 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
     )
     if not serves:
         return [trainer, driver]
-    shares = not set(placement.inference).isdisjoint(placement.trainer)
     served.write_text(to_toml(serve_config(config, bool(placement.inference), shares)))
     command, env = [*python, INFERENCE, "@", str(served)], computing(placement.inference, 1)
     return [Role(INFERENCE, command, env=env, port=config.inference.port), trainer, driver]
@@ -151,7 +151,7 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     settings |= {"host": HOST, "output_dir": config.output_dir}
     kv_gib = own.kv_gib or (KV_GIB if shares else None)
     if own.backend == "vllm":
-        kv_gib = own.kv_gib or (8.0 if on_gpu else 1.0)
+        kv_gib = own.kv_gib or (VLLM_GIB if on_gpu else 1.0)
         longest = None  # of the model; only the hub knows
         if config.model.name == TINY:
             longest = config.model.init.max_positions

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from pydantic import ValidationError
 
-from hone.composition.memory import fitted, memory
+from hone.composition.memory import fitted, memory, server_bytes
 from hone.config.base import BaseConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.inference.memory import GIB, KV_GIB
 from hone.model.config import DecoderConfig
-from hone.orchestrator.placement import CORES, ram, share_of_cores
+from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
+from hone.runs.files import RESTORE
 from hone.runs.outputs import run_info
-from hone.runs.settings import read_config
-from hone.trainer.memory import longest, micro_batch_limit
+from hone.runs.settings import read_toml
+from hone.trainer.memory import host_bytes, longest, micro_batch_limit, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
 SMALL_MODEL = 10_000_000
@@ -53,48 +57,84 @@ DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "k
 
 
 def resolved(
-    config: Config, model: DecoderConfig, device: str, ranks: Ranks = ALONE, threads: int | None = None
+    config: Config,
+    model: DecoderConfig,
+    device: str,
+    ranks: Ranks = ALONE,
+    threads: int | None = None,
+    turns: int = 1,
 ) -> Config:
-    """Return the config with all that the machine decides where it is left open.
+    """Return the config with all that the machine decides where it is left open; warn if a train step does not fit.
 
-    A run that is resumed keeps what it began with, whatever this machine is like; what an older hone has left open in
-    its config.toml stays so, and means that version's default. `threads` are those of a trainer in another process,
-    which has chosen by its device's memory.
+    A run that is resumed keeps what it began with, whatever this machine is like. If its config.toml leaves a setting
+    open, a version of hone wrote it that had no such choice: then the setting stays open, which does what that version
+    did. `threads` are those of a trainer in another process, which has chosen by its device's memory; `turns` the most
+    of a conversation.
     """
     kind = torch.device(device).type
     source = config.resume and (config.resume.dir or config.output_dir)
-    if source is not None and run_info(source) is not None and (source / "config.toml").exists():
-        config = _filled(config, read_config(source, "rl" if isinstance(config, RLConfig) else "sft")[0])
-        return _filled(config, {"deterministic": kind == "cpu"})
-    tokens = {"micro_batch_tokens": micro_batch_limit(config, kind)}
-    counted = threads or default_threads(model.parameters, ranks)
-    config = _filled(config, {"threads": counted, "deterministic": kind == "cpu", "trainer": tokens, "data": tokens})
+    resumes = source is not None and run_info(source) is not None and (source / "config.toml").exists()
+    if source is not None and resumes:
+        config = _filled(_as_begun(config, source / "config.toml"), {"deterministic": kind == "cpu"})
+    else:
+        tokens = {"micro_batch_tokens": micro_batch_limit(config, kind)}
+        counted = threads or default_threads(model.parameters, ranks)
+        settings = {"threads": counted, "deterministic": kind == "cpu", "trainer": tokens, "data": tokens}
+        config = _filled(config, settings)
     if threads is not None:
         return config
     room = free_memory(device) // (ranks.local_world if kind == "cpu" else 1)
-    work = (*longest(config), ranks.world)
-    config = fitted(config, model, kind, room, *work)
-    step = sum(memory(config, model, kind, *work).of("training").values())
-    if step > room and config.display != "none" and ranks.first:
-        section = "trainer." if isinstance(config, RLConfig) else ""
-        leaner = "precision = bf16"
-        if ranks.alone:
-            leaner += f", {section}optim.state = 8bit" + (
-                f" or {section}optim.offload = true" if kind == "cuda" else ""
-            )
-        print(
-            f"Warning: a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: lower "
-            f"{section or 'data.'}micro_batch_tokens, or set {leaner}",
-            flush=True,
-        )
+    if (
+        isinstance(config, RLConfig) and kind == "cuda" and os.environ.get(SHARES_GPU)
+    ):  # what is free depends on how far the server has come
+        room = torch.cuda.mem_get_info(device)[1] - server_bytes(config, model)
+    work = (*longest(config, turns), turns, ranks.world)
+    if not resumes:
+        config = fitted(config, model, kind, room, *work)
+    if config.display != "none" and ranks.first:
+        _warn(config, model, device, room, sum(memory(config, model, kind, *work).of("training").values()), ranks.alone)
     return config
+
+
+def _as_begun(config: Config, file: Path) -> Config:
+    """Return the config with what the machine decided for a run, by its config.toml. UserError if that is damaged."""
+    config = _filled(config, read_toml(file))
+    try:
+        values = json.dumps(config.model_dump(warnings=False), default=str)
+        type(config).model_validate_json(values, strict=True)
+    except ValidationError as error:
+        for one in error.errors(include_url=False):
+            if one["loc"][-1] in DECIDED:
+                name = ".".join(map(str, one["loc"]))
+                why = f"{name} = {one['input']!r}: {one['msg']}"
+                raise UserError(f"{file} is damaged ({why}): {RESTORE}") from None
+    return config
+
+
+def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
+    """Print one line if a train step of so many bytes has no room, or what it keeps on the host has none."""
+    section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
+    host, free = host_bytes(model, trainer_of(config).optim) if on_gpu else 0, ram()[1]
+    if step > room:
+        leaner = f"lower {section or 'data.'}micro_batch_tokens, or set precision = bf16"
+        if alone and on_gpu:
+            leaner += f", {section}optim.state = 8bit or {section}optim.offload = true"
+        text = f"a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: {leaner}"
+    elif host > free:
+        text = (
+            f"{section}optim.offload takes {host / GIB:.1f} GiB of the host's memory, of which {free / GIB:.1f} GiB "
+            f"are free: set {section}optim.state = 8bit in its place, or train a smaller model"
+        )
+    else:
+        return
+    print(f"Warning: {text}", flush=True)
 
 
 def _filled(config: Any, table: dict[str, Any]) -> Any:
     """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
     update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
     for name in ("trainer", "data", "inference"):
-        if isinstance(section := getattr(config, name, None), BaseConfig) and name in table:
+        if isinstance(section := getattr(config, name, None), BaseConfig) and isinstance(table.get(name), dict):
             update[name] = _filled(section, table[name])
     return config.model_copy(update=update)
 

@@ -27,6 +27,7 @@ from hone.composition.machine import configure, device_of, resolved
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import OnlineEvalConfig, RLConfig
+from hone.environments import MultiTurnEnv
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
@@ -257,7 +258,8 @@ class RL(Training):
 
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init)
-        self.config = resolved(self.config, self.decoder, device_of(self.config.model.device))
+        turns = self.env.max_turns if isinstance(self.env, MultiTurnEnv) else 1
+        self.config = resolved(self.config, self.decoder, device_of(self.config.model.device), turns=turns)
         self.env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
         self.model = parts.load_policy(self.config, self.source)
 

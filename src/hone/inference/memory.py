@@ -8,6 +8,8 @@ from hone.model.config import DecoderConfig
 GIB = 2**30
 KV_GIB = 4.0
 """Memory for keys and values on a CPU, and where a run of an older hone does not say how much."""
+VLLM_GIB = 8.0
+"""Keys and values of a vLLM that a run starts on a GPU, unless the config says how much."""
 PREFIX_SHARE = 0.25
 """As much again of it for the prompts of conversations, whose next turns begin with them."""
 MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
@@ -36,15 +38,19 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
     return packed + (head if precision == "bf16" or model.embedding >= MIN_FP32_PACKED else 0)
 
 
-def sampling_bytes(config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int) -> dict[str, int]:
-    """Return the parts of an engine whose prompts and completions all have these lengths."""
+def sampling_bytes(
+    config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int, turns: int = 1
+) -> dict[str, int]:
+    """Return the parts of an engine whose prompts and completions, in all `turns`, have these lengths."""
     asked, group = rows_asked_for(config)
     rows = wave(config, model, device, asked, prompt + completion)
     token = kv_bytes_per_token(model, config.precision, device)
     prompts = -(-rows // group) * prompt
     scores = rows * model.num_heads * (prompt + completion) * 4
+    of_prefixes = int(PREFIX_SHARE * (config.inference.kv_gib or KV_GIB) * GIB)
     return {
         "kv cache": (prompts + rows * completion) * token,
+        "prefix cache": min(of_prefixes, asked * (prompt + completion) * token) if turns > 1 else 0,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
         "sampling logits": 4 * rows * model.vocab_size * 4 + 3 * scores,
         # Keys and values as the prefill made them, before the cache has its own copy.

@@ -15,6 +15,9 @@ from hone.errors import UserError
 CORES = "HONE_CORES"
 """Variable that tells a process how many of the machine's cores are for it."""
 
+SHARES_GPU = "HONE_SHARES_GPU"
+"""Variable, 1 or not there, that tells a trainer that the run's server is on its first GPU too."""
+
 
 @dataclass(frozen=True)
 class Placement:

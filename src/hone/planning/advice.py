@@ -154,18 +154,22 @@ def free_disk(folder: Path) -> int:
     return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
 
 
-LEANER: tuple[dict[str, Any], ...] = (
-    {},
-    {"optim.state": "8bit"},
-    {"optim.offload": True},
-    {"optim.offload": True, "precision": "bf16"},
-)
-"""Ways to take less memory, the less costly first; each goes with every kind of checkpointing, which changes no bit."""
+LEANER: dict[str, tuple[dict[str, Any], ...]] = {
+    "cpu": ({}, {"precision": "bf16"}),  # an update in 8 bits is not compiled there, and slow
+    "cuda": (
+        {},
+        {"optim.state": "8bit"},
+        {"optim.offload": True},
+        {"optim.offload": True, "precision": "bf16"},
+    ),
+}
+"""Ways to take less memory by device, the less costly first; each goes with every kind of checkpointing, which changes
+no bit."""
 
 
-def leaner(config: RLConfig | SFTConfig) -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
+def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
     """Yield (what is set, by the name of its key in the trainer's section; the config with it), the leanest last."""
-    for settings in LEANER:
+    for settings in LEANER[device]:
         for name in CHECKPOINTING:
             optim = {key.removeprefix("optim."): value for key, value in settings.items() if key.startswith("optim.")}
             trainer = {"checkpointing": name, "optim": optim}
@@ -193,9 +197,10 @@ def remedies(plan: Plan) -> Iterator[str]:
     changes: dict[str, Any] = {
         "--precision bf16": changed(config, precision="bf16"),
         f"--{prefix}checkpointing layer": trainer(checkpointing="layer"),
-        f"--{prefix}optim.state 8bit": trainer(optim={"state": "8bit"}),
-        f"--{prefix}optim.offload": trainer(optim={"offload": True}),
     }
+    if device.kind == "cuda":
+        changes[f"--{prefix}optim.state 8bit"] = trainer(optim={"state": "8bit"})
+        changes[f"--{prefix}optim.offload"] = trainer(optim={"offload": True})
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
         changes["--no-ckpt.background"] = changed(config, ckpt={"background": False})
     # A number is halved until the run fits, or it is as low as it may be.
@@ -213,7 +218,7 @@ def remedies(plan: Plan) -> Iterator[str]:
             fewer = changed(config, inference={"kv_gib": cache})
         changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
     if min(map(total, changes.values())) > plan.room:
-        for settings, one in leaner(config):
+        for settings, one in leaner(config, device.kind):
             if total(one) <= plan.room:
                 flags = [f"--{'' if key == 'precision' else prefix}{key} {value}" for key, value in settings.items()]
                 changes[" ".join(flags).replace(" True", "")] = one

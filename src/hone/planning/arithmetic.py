@@ -120,7 +120,7 @@ class Lengths:
     """In tokens: means of `prompt` and `completion` (all turns of a conversation), and the longest there may be.
 
     `measured` names where the means come from, "" if they are guessed; `reached` is the longest completion of a batch
-    of such, 0 for the longest there may be.
+    of such, 0 for the longest there may be; `turns` are the most of a conversation.
     """
 
     prompt: float
@@ -129,6 +129,7 @@ class Lengths:
     longest_completion: int
     measured: str = ""
     reached: int = 0
+    turns: int = 1
 
     @property
     def decoded(self) -> int:
@@ -148,17 +149,19 @@ class Lengths:
         """All as long as the longest."""
         return replace(self, prompt=self.longest_prompt, completion=self.longest_completion, reached=0)
 
-    def for_memory(self, config: RLConfig | SFTConfig) -> tuple[int, int]:
-        """Return (prompt, completion) as a batch may have them: the longest, but of many measured examples the mean."""
+    def for_memory(self, config: RLConfig | SFTConfig) -> tuple[int, int, int]:
+        """Return (prompt, completion, turns) as a batch may have them: the longest, but of many measured examples the
+        mean.
+        """
         lengths = self if isinstance(config, SFTConfig) and self.measured else self.worst
-        return int(lengths.prompt), int(lengths.completion)
+        return int(lengths.prompt), int(lengths.completion), self.turns
 
     @classmethod
     def of(cls, config: RLConfig | SFTConfig, turns: int = 1) -> Lengths:
         """Guess by the config alone: the longest it allows, and half of that as the mean (a packed row is full)."""
         prompt, new = longest(config, turns)
         share = 1.0 if isinstance(config, SFTConfig) and config.data.pack else 0.5
-        return cls(share * prompt, share * new, prompt, new)
+        return cls(share * prompt, share * new, prompt, new, turns=turns)
 
 
 def checkpoints_of(config: RunConfig) -> int:

@@ -212,11 +212,14 @@ def times_words(times: Times) -> str:
 
 
 def short(plan: Plan) -> list[str]:
-    """Return lines for the start of a run: memory, then each surprise."""
+    """Return lines for the start of a run: memory, then each surprise. Of a train step that does not fit `resolved`
+    has warned.
+    """
     lines = []
     if needs := plan.memory:
         free = "" if plan.device.free is None else " free"
-        verdict = "" if plan.fits else ", more than that: `hone plan` lists what would make it fit"
+        fits = plan.fits or sum(needs.of("training").values()) > plan.room
+        verdict = "" if fits else ", more than that: `hone plan` lists what would make it fit"
         largest = f"{needs.dominant} {size(needs.parts[needs.dominant])}"
         lines.append(f"memory: about {size(needs.total)} at worst ({largest}) of {size(plan.room)}{free}{verdict}")
     return [*lines, *(f"note: {text}" for text in plan.surprises)]

@@ -20,6 +20,7 @@ from typing import Literal
 
 from hone.errors import UserError
 from hone.inference.client import reason_in
+from hone.inference.memory import VLLM_GIB
 from hone.inference.vllm import supervisor
 
 GRACE = 10.0
@@ -91,7 +92,7 @@ class VllmServer:
         self.port = self.port or free_port(self.host)
         self.threads = self.threads or default_threads(str(self.model))
         # In bf16 8 GiB are 75k tokens of a model like Qwen3-0.6B.
-        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else 8.0)
+        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else VLLM_GIB)
         self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
         self._process: subprocess.Popen[bytes] | None = None
