@@ -71,6 +71,12 @@ def test_each_role_sees_its_own_gpus_and_a_share_of_the_cores(tmp_path, monkeypa
     assert seen == {"inference": "0", "trainer": "1,2", "orchestrator": ""}
     cores = {name: role.env.get("HONE_CORES") for name, role in found.items()}
     assert cores == {"inference": "4", "trainer": "8", "orchestrator": None}, "the ranks divide theirs"
+    for gpus, shares in ((("0", "1", "2"), None), (("0", "1"), "1")):
+        of_roles = started(tmp_path, "--trainer.ranks 2", gpus)
+        assert {name: role.env.get("HONE_SHARES_GPU") for name, role in of_roles.items()} == {
+            **dict.fromkeys(of_roles),
+            "trainer": shares,
+        }
     assert "CUDA_VISIBLE_DEVICES" not in started(tmp_path)["trainer"].env
 
 
