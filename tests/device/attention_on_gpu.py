@@ -118,7 +118,7 @@ def trained(device: str, precision: str, share: bool, checkpointing: str = "none
     return [logprobs, *torch.autograd.grad(logprobs.sum(), list(model.parameters()))]
 
 
-def sampled(device: str, options: dict[str, bool]) -> list[Tensor]:
+def sampled(device: str, options: dict[str, Any]) -> list[Tensor]:
     """Sample from a small model; returns the ids and the logprobs of two completions."""
     model = random_decoder(CONFIG, 1, "bf16_linear").to(device)
     params = SamplingParams(max_tokens=40, n=2, ignore_eos=True)
