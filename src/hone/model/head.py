@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from hone.model.packed import has_kernels, linear
+from hone.model.packed import linear, multiplies_bf16_fast
 
 MAX_LOGITS = 2**25
 """Logits held at once (128 MiB in fp32): more go in chunks."""
@@ -119,7 +119,7 @@ class _HeadLogprobs(torch.autograd.Function):
         if by_entropy is not None:
             own -= logprobs.exp() * (logprobs + entropies) * by_entropy
 
-        low = torch.bfloat16 if precision != "fp32" and has_kernels(weight) else torch.float32
+        low = torch.bfloat16 if precision != "fp32" and multiplies_bf16_fast(weight) else torch.float32
         products = _Products(ctx, hidden, weight, low)
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, CPU_LOGITS if softmax is not None and not weight.is_cuda else MAX_LOGITS)

@@ -28,12 +28,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     (measured on one Zen 3 core, [2048, 576] x [576, 1536]: 380 ms and 42 ms; the gradient of x 2,015 ms and 55 ms).
     There bf16 operands are multiplied in fp32, and the result is rounded to bf16, as kernels for bf16 do.
     """
-    if x.dtype == torch.bfloat16 and not has_kernels(x):
+    if x.dtype == torch.bfloat16 and not multiplies_bf16_fast(x):
         return _LinearInFP32.apply(x, weight, bias)  # pyright: ignore[reportReturnType]
     return F.linear(x, weight, bias)
 
 
-def has_kernels(x: Tensor) -> bool:
+def multiplies_bf16_fast(x: Tensor) -> bool:
     """Return True if the device of `x` multiplies in bf16 at least as fast as in fp32."""
     return x.device.type != "cpu" or _packs(torch.bfloat16)
 
