@@ -48,11 +48,19 @@ def test_a_continued_prompt_has_the_values_of_the_cpu(found, kv_heads: int) -> N
 
 
 @pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize(("precision", "bound"), [("fp32", 1e-5), ("bf16_linear", 0.02), ("bf16", 0.02)])
-def test_a_model_has_the_logprobs_and_gradients_of_the_cpu(found, precision: str, bound: float, shared: bool) -> None:
-    """Logprobs in nats, gradients by relative norm; on a GPU bf16_linear rounds queries, keys and values too."""
+@pytest.mark.parametrize(
+    ("precision", "bound", "of_gradients"),
+    [("fp32", 1e-5, 2.5e-5), ("bf16_linear", 0.02, 0.05), ("bf16", 0.04, 0.05)],
+)
+def test_a_model_has_the_logprobs_and_gradients_of_the_cpu(
+    found, precision: str, bound: float, of_gradients: float, shared: bool
+) -> None:
+    """Logprobs in nats, gradients by relative norm; on a GPU bf16_linear rounds queries, keys and values too.
+
+    With bf16 a CPU attends in fp32 and rounds its logits; a GPU rounds attention's weights instead.
+    """
     result = found[1][f"model {precision} {shared}"]
-    assert result["apart"][0] < bound and max(result["relative"]) < 2.5 * bound
+    assert result["apart"][0] < bound and max(result["relative"]) < of_gradients
     kernels = [kernel for kernel, *_ in result["calls"]]
     assert set(kernels) == {"sdpa"} if precision == "fp32" else kernels == ["varlen"] * LAYERS
 
