@@ -15,7 +15,7 @@ from hone.inference.memory import GIB
 from hone.model.config import DecoderConfig
 from hone.planning.data import Facts, look_at
 from hone.planning.devices import DEVICES, Device
-from hone.planning.report import Plan, plan_of
+from hone.planning.report import Plan, plan_of, short
 from hone.planning.shape import KNOWN, shape_of
 
 ROOT = Path(__file__).parents[2]
@@ -122,3 +122,19 @@ def test_remedies_bring_a_run_under_the_limit() -> None:
     assert first.endswith("fits") and large.remedies[-1].startswith("a card of 79 GiB")
     mended = plan(*line, *first.partition(":")[0].split(), facts=Facts(), device=card)
     assert mended.fits and mended.memory is not None and f"{mended.memory.total / GIB:.1f} GiB" in first
+
+
+def test_a_cpu_is_not_advised_what_brings_nothing_there() -> None:
+    for card, advised in ((DEVICES["t4"], True), (CPU, False)):
+        found = plan(*EVAL, facts=Facts(), device=card)
+        assert not found.fits
+        assert any("8bit" in text or "offload" in text for text in found.remedies) is advised
+
+
+def test_the_start_leaves_a_step_that_does_not_fit_to_the_warning_before() -> None:
+    for flags, gib, phase, said in (("", 8, "training", False), ("--inference.kv-gib 20", 17, "sampling", True)):
+        found = plan(
+            *EVAL, *flags.split(), facts=Facts(), shape=KNOWN["qwen3-0.6b"], device=replace(CPU, memory=gib * GIB)
+        )
+        assert not found.fits and found.memory is not None and found.memory.peak == phase
+        assert ("more than that" in short(found)[0]) is said
