@@ -322,10 +322,10 @@ def _segments(ends: torch.Tensor) -> list[slice]:
 def _wide(product: Callable) -> Callable:
     """Emulate a product of half-precision operands, summed and returned in fp32."""
 
-    def compute(*operands: Any) -> torch.Tensor:
+    def compute(*operands: Any, out: torch.Tensor | None = None) -> torch.Tensor:
         *operands, dtype = operands
         assert dtype == torch.float32 and all(x.dtype == torch.bfloat16 for x in operands[-2:])
-        return product(*(x.float() for x in operands))
+        return product(*(x.float() for x in operands), out=out)
 
     return compute
 
@@ -334,6 +334,7 @@ _EMULATED: dict[str, Callable] = {
     "torch_attn._varlen_attn.default": _varlen,
     "torch_attn._varlen_attn_backward.default": _varlen_backward,
     "aten.mm.dtype": _wide(torch.mm),
+    "aten.mm.dtype_out": _wide(torch.mm),
     "aten.bmm.dtype": _wide(torch.bmm),
 }
 """Operations that a CPU build lacks."""

@@ -93,6 +93,19 @@ def test_what_is_not_asked_for_is_not_computed() -> None:
     assert weight.grad is not None and not weight.grad.any()
 
 
+@pytest.mark.parametrize("chosen", ["none", "tf32"])
+def test_settings_of_the_process_are_left_alone(chosen: str) -> None:
+    settings = torch.backends.cuda.matmul
+    before, settings.fp32_precision = settings.fp32_precision, chosen
+    try:
+        head_logprobs(*inputs())
+        with head._products("ieee"):
+            assert settings.fp32_precision == "ieee"
+        assert settings.fp32_precision == chosen
+    finally:
+        settings.fp32_precision = before
+
+
 def peak(rows: int, vocab: int, cache_bytes: int) -> int:
     """Return the most bytes that forward and backward hold at once, beyond inputs and gradients."""
     tracker = MemTracker()

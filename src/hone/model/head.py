@@ -37,25 +37,26 @@ def chunk_rows(vocab_size: int, logits: int = MAX_LOGITS) -> int:
 
 def head_logits(hidden_MD: Tensor, weight_VD: Tensor, precision: str, out: Tensor | None = None) -> Tensor:
     """Compute the logits `[M, V]` in fp32, without a gradient; into `out` if it is given."""
-    if weight_VD.dtype == torch.float32:
-        with _tf32(precision == "bf16_linear" and weight_VD.is_cuda):
-            return torch.mm(hidden_MD, weight_VD.T, out=out)
     if weight_VD.is_cuda:
-        logits = torch.mm(hidden_MD, weight_VD.T, out_dtype=torch.float32)
-    else:
-        logits = linear(hidden_MD, weight_VD).float()
+        if weight_VD.dtype == torch.bfloat16:
+            return torch.mm(hidden_MD, weight_VD.T, out_dtype=torch.float32, out=out)  # pyright: ignore
+        with _products("tf32" if precision == "bf16_linear" else "ieee"):
+            return torch.mm(hidden_MD, weight_VD.T, out=out)
+    if weight_VD.dtype == torch.float32:
+        return torch.mm(hidden_MD, weight_VD.T, out=out)
+    logits = linear(hidden_MD, weight_VD).float()
     return logits if out is None else out.copy_(logits)
 
 
 @contextmanager
-def _tf32(enabled: bool) -> Iterator[None]:
-    """Let fp32 products on a GPU round their inputs to 10 bits of mantissa in the block."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = enabled
+def _products(fp32_precision: str) -> Iterator[None]:
+    """Have a GPU multiply fp32 matrices so in the block: "tf32" rounds them to 10 bits of mantissa, "ieee" does not."""
+    settings = torch.backends.cuda.matmul
+    before, settings.fp32_precision = settings.fp32_precision, fp32_precision
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        settings.fp32_precision = before
 
 
 def head_logprobs(
@@ -92,7 +93,9 @@ class _HeadLogprobs(torch.autograd.Function):
         for start in range(0, count, rows):
             here = slice(start, min(start + rows, count))
             logits = head_logits(hidden[here], weight, precision, out=buffer[: here.stop - start])
-            largest = logits.mul_(1 / temperature).amax(1, keepdim=True)
+            if temperature != 1:
+                logits.div_(temperature)
+            largest = logits.amax(1, keepdim=True)
             chosen = logits.sub_(largest).gather(1, targets[here, None]).squeeze(1)
             exps = torch.exp(logits, out=scratch[: here.stop - start])
             sums = exps.sum(1)
@@ -130,7 +133,9 @@ class _HeadLogprobs(torch.autograd.Function):
             grads = buffer[: here.stop - start] if all_grads is None else all_grads[here]
             if softmax is None:
                 head_logits(hidden[here], weight, precision, out=grads)
-                grads.mul_(1 / temperature).sub_(log_sums[here, None]).exp_()
+                if temperature != 1:
+                    grads.div_(temperature)
+                grads.sub_(log_sums[here, None]).exp_()
             elif all_grads is None:
                 grads.copy_(softmax[here])
             factor = -by_target[here, None]
@@ -161,7 +166,9 @@ class _Products:
             return
         if grads.dtype == torch.float32:
             self.weight.addmm_(grads.T, hidden[here])
-        elif grads.is_cuda:
-            self.weight += torch.mm(grads.T, hidden[here], out_dtype=torch.float32)
-        else:
-            self.weight += grads.T @ hidden[here]
+            return
+        # The product is a tensor of its own before it is added: of so many rows of the weight at a time.
+        rows = max(1, MAX_LOGITS // hidden.shape[1])
+        for into, part in zip(self.weight.split(rows), grads.T.split(rows), strict=True):
+            wide = {"out_dtype": torch.float32} if grads.is_cuda else {}
+            into += torch.mm(part, hidden[here], **wide)  # pyright: ignore[reportCallIssue, reportArgumentType]

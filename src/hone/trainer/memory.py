@@ -169,7 +169,7 @@ def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cac
     """Return what the head needs for `rows` of loss tokens, with the gradient of its weight: see `hone.model.head`."""
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
-    made = (4 if device == "cuda" else 6) if precision == "bf16" else 0  # of bf16 weights, before it is in the buffer
+    made = 6 if (precision, device) == ("bf16", "cpu") else 0  # of bf16 weights, before it is in the buffer
 
     def chunk(limit: int) -> int:
         return min(logits, max(model.vocab_size, limit))
@@ -178,6 +178,7 @@ def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cac
     forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 4 * model.embedding
     if softmax > cache_bytes:
         softmax, backward = 0, backward + (4 + max(made, low % 4)) * chunk(LOGITS["cuda"])
-    if precision != "fp32":  # the product that is added to the gradient, and the cast of the weight
-        backward += model.embedding * ((4 if device == "cuda" else 2) + 2 * (precision == "bf16_linear"))
+    if precision != "fp32":  # a part of the product that is added to the gradient, and the cast of the weight
+        backward += min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
+        backward += 2 * model.embedding * (precision == "bf16_linear")
     return softmax + max(forward, backward)
