@@ -95,16 +95,15 @@ class _HeadLogprobs(torch.autograd.Function):
             logits = head_logits(hidden[here], weight, precision, out=buffer[: here.stop - start])
             if temperature != 1:
                 logits.div_(temperature)
-            largest = logits.amax(1, keepdim=True)
-            chosen = logits.sub_(largest).gather(1, targets[here, None]).squeeze(1)
-            exps = torch.exp(logits, out=scratch[: here.stop - start])
-            sums = exps.sum(1)
-            log_sum = sums.log()
-            logprobs[here] = chosen - log_sum
-            entropies[here] = log_sum - logits.mul_(exps).sum(1) / sums
-            log_sums[here] = log_sum + largest.squeeze(1)
+            chosen = logits.gather(1, targets[here, None]).squeeze(1)
+            # As the sampler does it, row by row: a logprob must not depend on what else is in the batch.
+            all_logprobs = torch.log_softmax(logits, dim=-1, out=scratch[: here.stop - start])
+            logprobs[here] = all_logprobs.gather(1, targets[here, None]).squeeze(1)
+            log_sums[here] = chosen - logprobs[here]
+            probs = torch.exp(all_logprobs, out=logits)
+            entropies[here] = -all_logprobs.mul_(probs).sum(1)
             if softmax is not None:
-                torch.mul(exps, 1 / sums[:, None], out=softmax[here])
+                softmax[here] = probs
         ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
         ctx.setup = temperature, precision
         ctx.set_materialize_grads(False)
