@@ -13,7 +13,7 @@ import pytest
 
 from hone import __version__, cli
 from hone.config.rl import RLConfig
-from hone.errors import UserError
+from hone.errors import RankLost, UserError
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -137,3 +137,14 @@ def test_a_reader_that_leaves_is_no_error() -> None:
 def test_the_task_is_importable_by_its_id() -> None:
     done = run(sys.executable, "-c", "import reverse_text; print(callable(reverse_text.load_environment))")
     assert done.stdout == "True\n", done.stderr
+
+
+def test_a_lost_rank_gives_one_line_that_says_how_to_go_on(capsys):
+    def lose() -> int:
+        raise RankLost
+
+    assert cli._guarded(lose) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert (
+        len(lines) == 1 and lines[0].startswith("error: another rank of this run has ended") and "--resume" in lines[0]
+    )

@@ -16,7 +16,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from hone import __version__
-from hone.errors import UserError
+from hone.errors import RankLost, UserError
 
 
 class Command(NamedTuple):
@@ -176,6 +176,9 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         time.sleep(1)
         return 2
+    except RankLost as error:
+        _fail(str(error))
+        return 1
     except KeyboardInterrupt:
         return 130
     except OSError as error:

@@ -20,3 +20,13 @@ class Halt(UserError):
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)
         self.metrics = dict(metrics or {})
+
+
+class RankLost(RuntimeError):
+    """Another rank's process has ended in the middle of what all do together. The command line exits with code 1."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "another rank of this run has ended; its last lines are above, or in its log. Go on from the last "
+            "checkpoint with --resume"
+        )

@@ -25,13 +25,12 @@ from hone.algorithms.losses import policy_objective, sft_objective
 from hone.commands import trainer as trainer_command
 from hone.config.rl import LossConfig, TrainerRole
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
-from hone.errors import UserError
+from hone.errors import RankLost, UserError
 from hone.model import head
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.signals import StepAbandoned
 from hone.trainer import parallel
 from hone.trainer.export import save_policy
-from hone.trainer.life_line import RankLost
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
 from hone.trainer.parts import load_part, save_part

@@ -15,6 +15,7 @@ import torch
 from rank_launcher import on_ranks
 from rank_worker import CASES, STEPS, UNTIED, sequences
 
+from hone.errors import RankLost
 from hone.model.decoder import DecoderLayer
 from hone.model.hf import load_model
 from hone.trainer.fingerprint import fingerprint
@@ -150,7 +151,7 @@ def test_no_rank_waits_for_a_first_one_that_failed_in_the_middle(where: str, err
     assert json.loads((folder / "failing.2.1.json").read_text()) == 1
 
 
-LOST = "another rank of this run has ended; its last lines are above, or in its log"
+LOST = str(RankLost())
 
 
 @pytest.mark.split

@@ -16,15 +16,10 @@ from typing import Any
 
 import torch
 
+from hone.errors import RankLost
+
 GRACE = 5.0
 """Seconds that a rank has to notice by itself that another is gone, before its process is ended."""
-
-
-class RankLost(RuntimeError):
-    """Another rank's process has ended in the middle of what all do together."""
-
-    def __init__(self) -> None:
-        super().__init__("another rank of this run has ended; its last lines are above, or in its log")
 
 
 class LifeLine:

@@ -15,10 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from hone.errors import UserError
+from hone.errors import RankLost, UserError
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.trainer.export import save_policy
-from hone.trainer.life_line import RankLost
 from hone.trainer.logprobs import sequence_logprobs
 from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks
