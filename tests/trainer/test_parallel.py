@@ -22,7 +22,9 @@ from hone.trainer.fingerprint import fingerprint
 from hone.trainer.packing import Sequence, deal, split_micro_batches
 from hone.trainer.parallel import Ranks
 
-TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
+TOLERANCE = {"fp32": 1e-5, "bf16_linear": 2e-3, "bf16": 1e-3}
+"""After the first step. That one agrees to a tenth in the rounded precisions; AdamW's first updates, which are nearly
+the gradient's signs, then turn a rounded gradient near zero into a step the other way."""
 
 
 def results(folder: Path, name: str, world: int) -> Any:
@@ -47,10 +49,11 @@ def test_several_ranks_have_the_metrics_of_one(trained: dict, world: int, case: 
     one, several = trained[1][case], trained[world][case]
     tolerance = TOLERANCE[CASES[case][0]]
     assert len(one["lines"]) == STEPS
-    for mine, theirs in zip(one["lines"], several["lines"], strict=True):
+    for step, (mine, theirs) in enumerate(zip(one["lines"], several["lines"], strict=True)):
         assert mine.keys() == theirs.keys()
         for name in ("loss", "grad_norm", "entropy", "kl", "lr", "optimizer/skipped"):
             bound = 5 * tolerance if name in ("grad_norm", "kl") else tolerance
+            bound = max(1e-5, bound / 10) if step == 0 else bound
             assert theirs.get(name, 0.0) == pytest.approx(mine.get(name, 0.0), rel=bound, abs=1e-6), name
     assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
     assert [line["optimizer/skipped"] for line in several["lines"]] == [0.0, 0.0, 1.0, 0.0]
