@@ -56,8 +56,8 @@ def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.Capt
         ("--data.path", "none.jsonl"): "there is no file none.jsonl",
     }.items():
         assert main(["plan", *line]) == 0
-        last = capsys.readouterr().out.splitlines()[-1]
-        assert last.startswith("It can't start here yet: ") and words in last and "start it:" not in last
+        absent, last = capsys.readouterr().out.splitlines()[-2:]
+        assert absent.startswith("It can't start here yet: ") and words in absent and last.startswith("Then start it: ")
     assert main(["plan", "--orchestrator.env.id", "nosuch", "--on", "h100"]) == 0
     assert "It can't start here yet: no environment 'nosuch'" in capsys.readouterr().out
     assert main(["plan", "--orchestrator.env.id", "nosuch", "--json"]) == 0

@@ -1,12 +1,16 @@
-"""How `hone rl` runs when nobody says it: in one process, or in one for each role where there are GPUs for them."""
+"""How `hone rl` runs: in one process, or in one for each role where that is asked for."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
+from hone.commands import rl
 from hone.commands.rl import with_mode
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.errors import UserError
 
 
 @pytest.mark.parametrize(
@@ -14,14 +18,40 @@ from hone.config.rl import RLConfig
     [
         ("", "", "colocated", 1),
         ("0", "", "colocated", 1),
-        ("0,1,2,3", "", "split", 3),
+        ("0,1,2,3", "", "colocated", 1),
         ("0,1,2,3", "--mode colocated", "colocated", 1),
+        ("0,1,2,3", "--mode split", "split", 3),
+        ("0", "--mode split", "split", 1),
+        ("", "--mode split", "split", 1),
+        ("", "--trainer.ranks 2", "split", 2),
         ("0,1,2,3", "--trainer.ranks 2", "split", 2),
         ("0,1,2,3", "--model.device cuda:1", "colocated", 1),
         ("0,1,2,3", "--orchestrator.client.base-url http://localhost:8000/v1", "colocated", 1),
     ],
 )
-def test_it_goes_by_the_gpus_unless_the_user_says_it(gpus, line, mode, ranks, monkeypatch) -> None:
+def test_gpus_choose_no_mode_but_how_many_ranks_it_has(gpus, line, mode, ranks, monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     config = with_mode(parse(RLConfig, line.split(), "rl"))
     assert (config.mode, config.trainer.ranks) == (mode, ranks)
+
+
+def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setattr("hone.commands.training.train_rl", lambda config: SimpleNamespace(exit_code=0))
+    assert rl.run(parse(RLConfig, [], "rl")) == 0
+    assert capsys.readouterr().out == "One of 3 GPUs is used: --mode split samples on one and trains on 2\n"
+    assert rl.run(parse(RLConfig, ["--mode", "colocated"], "rl")) == 0
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--mode colocated --trainer.ranks 2", "leave out one"),
+        ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
+        ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
+    ],
+)
+def test_settings_that_several_ranks_have_not_are_refused_before_anything_starts(line, words) -> None:
+    with pytest.raises(UserError, match=words):
+        parse(RLConfig, line.split(), "rl")

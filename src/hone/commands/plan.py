@@ -53,7 +53,7 @@ def run(config: PlanConfig) -> int:
     if not fits:
         following = "It does not fit: change a setting, and plan again."
     elif absent:
-        following = f"It can't start here yet: {'; '.join(absent)}. {following}"
+        following = f"It can't start here yet: {'; '.join(absent)}.\nThen s{following[1:]}"
     print(failed or following)
     return 0 if fits else 1
 

@@ -16,6 +16,8 @@ SECONDS = 10.0
 
 def run(config: RLConfig) -> int:
     """Train in the mode of the config; return the exit code: 0, or 130/143 for a signal (the run is saved then)."""
+    if config.mode is None and config.trainer.ranks == 1 and config.display != "none" and (count := _gpus(config)) > 1:
+        print(f"One of {count} GPUs is used: --mode split samples on one and trains on {count - 1}", flush=True)
     config = with_mode(config)
     if config.orchestrator.client.base_url is not None:
         check_server(config)
@@ -29,18 +31,20 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig) -> RLConfig:
-    """Return the config with the mode that it has on this machine's GPUs: `split` on two or more, all but one of them
-    the trainer's. Where a mode, a server or a device is named, that is what was meant.
+    """Return the config with its mode: one process, unless a mode or several ranks were asked for. Where no ranks are
+    named in mode split, every GPU that is not the server's has one.
     """
-    if config.mode is not None:
-        return config
-    automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
-    count = len(visible_gpus()) if automatic else 0
-    if count < 2:
-        return config.model_copy(update={"mode": "colocated"})
     trainer = config.trainer
-    ranks = trainer.ranks if "ranks" in trainer.model_fields_set else count - 1
-    return config.model_copy(update={"mode": "split", "trainer": trainer.model_copy(update={"ranks": ranks})})
+    mode = config.mode or ("split" if trainer.ranks > 1 else "colocated")
+    if mode == "split" and "ranks" not in trainer.model_fields_set:
+        trainer = trainer.model_copy(update={"ranks": max(1, _gpus(config) - 1)})
+    return config.model_copy(update={"mode": mode, "trainer": trainer})
+
+
+def _gpus(config: RLConfig) -> int:
+    """Return the GPUs that the run may take for itself: none where a device or a server is named."""
+    automatic = config.model.device == "auto" and config.orchestrator.client.base_url is None
+    return len(visible_gpus()) if automatic else 0
 
 
 def check_server(config: RLConfig) -> None:

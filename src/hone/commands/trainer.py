@@ -63,7 +63,7 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     def resolve() -> TrainerRole:
-        check_state(config.trainer.optim, several=not ranks.alone)
+        check_state(config.trainer.optim, ranks.world)
         return resolved(config, model_config(config.model.name, config.model.init), device, ranks)
 
     config = ranks.agree(ranks.together(resolve))

@@ -184,7 +184,7 @@ class SFT(Training):
         self.observers, self.ranks = checked_observers(observers), ranks
 
         def resolve() -> tuple[SFTConfig, str]:
-            check_state(parsed.optim, several=not ranks.alone)
+            check_state(parsed.optim, ranks.world)
             source = parts.model_source(parsed)
             model = model_config(source, parsed.model.init)
             return resolved(parsed, model, ranks.device(device), ranks), source

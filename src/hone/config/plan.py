@@ -86,4 +86,4 @@ def is_sft(argv: list[str]) -> bool:
             named.add(name.removeprefix("no_") + dot)
     # RL's `data` is no section.
     names, sft, rl = {name.rstrip(".") for name in named - {"data."}}, SFTConfig.model_fields, RLConfig.model_fields
-    return bool(names & (sft.keys() - rl.keys()) or "data." in named) and not names & (rl.keys() - sft.keys())
+    return "data." in named or bool(names & (sft.keys() - rl.keys()) and not names & (rl.keys() - sft.keys()))

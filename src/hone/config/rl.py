@@ -233,7 +233,7 @@ class RLConfig(RunConfig):
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
     mode: Literal["colocated", "split"] | None = None
-    """One process, or one for each role (the default with two or more GPUs, or with `--SECTION @ FILE`)."""
+    """One process, or one for each role (the default with `--SECTION @ FILE` or with several ranks)."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -282,7 +282,12 @@ class RLConfig(RunConfig):
 
     @model_validator(mode="after")
     def _check(self) -> RLConfig:
-        orch = self.orchestrator
+        orch, trainer = self.orchestrator, self.trainer
+        if trainer.ranks > 1 and self.mode == "colocated":
+            raise UserError(
+                f"mode colocated trains in one process, trainer.ranks = {trainer.ranks} in several: leave out one"
+            )
+        trainer.optim.check_ranks(trainer.ranks)
         if self.inference.backend == "vllm" and orch.client.base_url is not None:
             raise UserError(
                 "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "

@@ -113,6 +113,11 @@ class OptimConfig(BaseConfig):
             raise UserError('optim.offload has the state in the host\'s memory already: leave out optim.state = "8bit"')
         return self
 
+    def check_ranks(self, ranks: int) -> None:
+        """Raise UserError if several ranks ask for what one has."""
+        if ranks > 1 and (self.offload or self.state == "8bit"):
+            raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
+
 
 Checkpointing = Literal["none", "selective", "layer"]
 

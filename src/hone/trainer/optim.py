@@ -31,7 +31,7 @@ class Optimizer:
     def __init__(self, model: nn.Module, config: OptimConfig) -> None:
         self.config = config
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        check_state(config, several=any(map(is_sharded, self.params.values())))
+        check_state(config, 1 + any(map(is_sharded, self.params.values())))
         away = {name: p for name, p in self.params.items() if config.offload and p.is_cuda}
         hosted, self._arrived = _pinned(away), _pinned(away)
         self.masters = {name: _master(p, hosted.get(name)) for name, p in self.params.items()}
@@ -139,10 +139,9 @@ class Optimizer:
         (getattr(state[kind], part) if part else state[kind]).copy_(value.to(master.device))
 
 
-def check_state(config: OptimConfig, several: bool = False) -> None:
+def check_state(config: OptimConfig, ranks: int = 1) -> None:
     """Raise UserError if torchao is missing for a state of 8 bits, or if several ranks ask for that or to offload."""
-    if several and (config.offload or config.state == "8bit"):
-        raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one rank')
+    config.check_ranks(ranks)
     if config.state == "8bit":
         _adamw_8bit()
 
