@@ -115,8 +115,9 @@ def step_peak(tokens: int) -> dict[str, float]:
         max_position_embeddings=tokens,
     )
     model = random_decoder(config)
-    model.checkpointing = "layer"
-    trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 10, sft_objective, head_cache_bytes=0)
+    trainer = Trainer(
+        model, OptimConfig(), SchedulerConfig(), 10, sft_objective, checkpointing="layer", head_cache_bytes=0
+    )
     batch = pack([Sequence(np.arange(tokens) % LARGE_VOCAB, np.arange(tokens) > 0)])
     trainer.step([batch])  # makes the optimiser's state
     tracker = MemTracker()
