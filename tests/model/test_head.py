@@ -79,6 +79,19 @@ def test_a_token_that_is_nearly_certain_keeps_its_gradient(has_kernels: bool, mo
     assert hidden.grad[0].tolist() == pytest.approx([float(rest), -float(rest)], rel=4e-3)
 
 
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_rounded_gradients_are_not_all_a_little_too_small(cache_bytes: int) -> None:
+    """A factor that all tokens share, such as 1 / 1,437, must not be rounded with each of them: 0.15 percent then."""
+    hidden, weight, targets = inputs(scale=0.05)
+    given = hidden.requires_grad_(), weight.requires_grad_()
+    found: list[tuple[Tensor, ...]] = []
+    for precision in ("fp32", "bf16_linear"):
+        logprobs, _ = head_logprobs(*given, targets, 1.0, precision, cache_bytes)
+        found.append(torch.autograd.grad(-logprobs.sum() / 1437, given))
+    for exact, rounded in zip(*found, strict=True):
+        assert float((rounded * exact).sum() / (exact * exact).sum()) == pytest.approx(1, abs=1e-4)
+
+
 def test_what_is_not_asked_for_is_not_computed() -> None:
     hidden, weight, targets = inputs()
     logprobs, entropies = head_logprobs(hidden, weight.requires_grad_(), targets)

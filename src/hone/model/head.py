@@ -114,15 +114,18 @@ class _HeadLogprobs(torch.autograd.Function):
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, softmax, logprobs, entropies, log_sums = ctx.saved_tensors
         temperature, precision = ctx.setup
-        by_target = (torch.zeros_like(logprobs) if grad_logprobs is None else grad_logprobs) / temperature
-        by_entropy = None if grad_entropies is None else grad_entropies / temperature
-        # The chosen token's own, from its logprob: 1 - p of a kept p near 1 has no digits left.
-        own = -torch.expm1(logprobs) * by_target
-        if by_entropy is not None:
-            own -= logprobs.exp() * (logprobs + entropies) * by_entropy
+        # Of a logprob it is p - [j = y], times a factor of the row's. That one is multiplied outside, in fp32: rounded
+        # together to bf16, all rows of the same factor would be off by the same share.
+        by_row = torch.zeros_like(logprobs) if grad_logprobs is None else -grad_logprobs / temperature
+        # The chosen token's own, from its logprob, is kept apart in fp32: of 1 - p near 0 or 1 bf16 has too few digits.
+        own, by_entropy = torch.expm1(logprobs), None
+        if grad_entropies is not None:
+            by_entropy = grad_entropies / temperature
+            own = own * by_row - logprobs.exp() * (logprobs + entropies) * by_entropy
+            by_row, all_by_row = torch.ones_like(by_row), by_row
 
         low = torch.bfloat16 if precision != "fp32" and multiplies_bf16_fast(weight) else torch.float32
-        products = _Products(ctx, hidden, weight, low)
+        products = _Products(ctx, hidden, weight, targets, own, by_row, low)
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, CPU_LOGITS if softmax is not None and not weight.is_cuda else MAX_LOGITS)
         all_grads = softmax if softmax is not None and softmax.dtype == low else None
@@ -137,10 +140,10 @@ class _HeadLogprobs(torch.autograd.Function):
                 grads.sub_(log_sums[here, None]).exp_()
             elif all_grads is None:
                 grads.copy_(softmax[here])
-            factor = -by_target[here, None]
             if by_entropy is not None:  # p log p is 0 at p = 0
-                factor = factor - by_entropy[here, None] * (grads.log().clamp_(min=-1e4) + entropies[here, None])
-            grads.mul_(factor).scatter_(1, targets[here, None], own[here, None].to(grads.dtype))
+                log_probs = grads.log().clamp_(min=-1e4)
+                grads.mul_(all_by_row[here, None] - by_entropy[here, None] * (log_probs + entropies[here, None]))
+            grads.scatter_(1, targets[here, None], 0.0)
             if all_grads is None:
                 products.add(here, grads.to(low))
         if all_grads is not None:  # one product each, instead of many
@@ -149,18 +152,29 @@ class _HeadLogprobs(torch.autograd.Function):
 
 
 class _Products:
-    """The gradients `[M, D]` and `[V, D]` of the head's inputs, from those of the logits; None if not needed."""
+    """The gradients `[M, D]` and `[V, D]` of the head's inputs, from those of the logits; None if not needed.
 
-    def __init__(self, ctx: Any, hidden: Tensor, weight: Tensor, low: torch.dtype) -> None:
-        self.inputs = hidden.to(low), weight.to(low)
+    `own` `[M]` are the gradients of the targets' logits, of which the others have zeros there. All of a row are yet to
+    be multiplied by its `by_row`.
+    """
+
+    def __init__(
+        self, ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, own: Tensor, by_row: Tensor, low: torch.dtype
+    ) -> None:
+        self.targets, self.own, self.by_row = targets, own[:, None], by_row[:, None]
+        self.inputs = (hidden * self.by_row).to(low), weight.to(low)
         self.hidden = torch.empty_like(hidden) if ctx.needs_input_grad[0] else None
         self.weight = torch.zeros_like(weight, dtype=torch.float32) if ctx.needs_input_grad[1] else None
+        if self.weight is not None:
+            self.weight.index_add_(0, targets, self.inputs[0].float() * self.own)
 
     def add(self, here: slice, grads: Tensor) -> None:
         """Take in the gradients `[rows, V]` of these rows' logits."""
         hidden, weight = self.inputs
         if self.hidden is not None:
-            self.hidden[here] = grads @ weight
+            # The chosen token's row as the other rows are, rounded: a trained model's gradient is their difference.
+            product = (grads @ weight).float().addcmul_(self.own[here], weight[self.targets[here]].float())
+            self.hidden[here] = product.mul_(self.by_row[here])
         if self.weight is None:
             return
         if grads.dtype == torch.float32:
