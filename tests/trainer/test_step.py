@@ -203,5 +203,5 @@ def test_gradients_of_bf16_weights_are_summed_in_fp32():
     exact = gradients(trainer("fp32"), split_micro_batches(given, 10_000))
     one = gradients(trainer("bf16"), split_micro_batches(given, 10_000))
     many = gradients(trainer("bf16"), split_micro_batches(given, 128))
-    assert max(error(one[name], exact[name]) for name in exact) < 0.01
-    assert max(error(many[name], one[name]) for name in exact) < 0.004
+    for found in (one, many):  # 0.05 where either is summed in bf16
+        assert max(error(found[name], exact[name]) for name in exact) < 0.008
