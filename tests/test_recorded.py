@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 
 import alarms
+import pytest
 
 from hone.runs.alarm_rules import RULES
 
@@ -230,3 +231,13 @@ def test_a_budget_is_used_but_not_crossed():
     assert set(budget) == {"hours", "usd", "tokens"}
     for name, found in budget.items():
         assert found["status"] == "budget" and 0.95 <= found["share"] <= 1.0, name
+
+
+def test_the_head_is_faster_than_chunks_under_checkpoint_and_takes_no_more_than_three():
+    result = json.loads((RESULTS / "head.json").read_text())
+    for row in result["threads"].values():
+        old, new = row["chunks under checkpoint"], row["hone, bf16_linear"]
+        assert old["seconds"] >= 2.8 * new["seconds"] and new["gradients_relative"] <= 3e-3
+        assert max(new["logprobs_max"], row["hone, fp32"]["logprobs_max"]) <= 1e-5
+    four, eight = (result["step_peak"][tokens]["chunks"] for tokens in ("4096", "8192"))
+    assert max(four, eight) <= 3 and eight == pytest.approx(four, rel=0.1)

@@ -110,14 +110,19 @@ class Waits:
 
 
 def trained(make: Callable[..., Any], out: Path, steps: int = 4, resume: bool = False) -> dict[str, Any]:
-    """Train to this version; return the run's losses, rewards and gradients so far, and where its weights are."""
+    """Train to this version; return the run's losses, rewards and gradients so far, and where its weights are.
+
+    With RL also `sampled`: each step's prompts and completions, as token ids.
+    """
     with make(output_dir=out, resume=resume) as run:
         while run.version < steps:
             run.step()
-    metrics = Run(out).metrics()
+    read = Run(out)
+    metrics = read.metrics()
     names = ("loss", "grad_norm", "reward/mean", "optimizer/skipped")
     columns = {name: metrics.column(name).to_pylist() for name in names if name in metrics.column_names}
-    return columns | {"weights": str(out / "weights" / f"step_{steps}" / "model.safetensors")}
+    sampled = [read.rollouts(step).column("token_ids").to_pylist() for step in read.rollout_steps()]
+    return columns | {"sampled": sampled, "weights": str(out / "weights" / f"step_{steps}" / "model.safetensors")}
 
 
 def compared(make: Callable[..., Any], folder: Path, precision: str) -> dict[str, Any]:
