@@ -60,7 +60,8 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     model = load_model(name, device=device, precision=config.precision, seed=config.seed, init=config.model.init)
     if (found := non_finite(model)) is not None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
-    threads = configure(config.threads, model.num_parameters, deterministic=model.device.type == "cpu")
+    on_cpu = model.device.type == "cpu"
+    threads = configure(config.threads, model.num_parameters, on_cpu, compiled=config.model.compile)
     renderer = load_renderer(name, config.model.chat_template)
     kv_gib = config.kv_gib or serving_kv_gib(str(model.device))
     engine = Engine(

@@ -265,7 +265,7 @@ class RL(Training):
 
     def _open(self, stack: ExitStack) -> None:
         config, model, renderer = self.config, self.model, self.renderer
-        configure(config.threads, model.num_parameters, bool(config.deterministic))
+        configure(config.threads, model.num_parameters, bool(config.deterministic), compiled=config.model.compile)
         server = None
         if config.sampled_by is not None:
             from hone.composition.sampling import reached

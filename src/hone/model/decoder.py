@@ -18,7 +18,17 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from hone.model.config import DecoderConfig
 from hone.model.device import has_bf16
 from hone.model.head import head_logits
-from hone.model.ops import bf16_linear, bf16_mlp, embedding, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
+from hone.model.ops import (
+    add_and_norm,
+    bf16_linear,
+    bf16_mlp,
+    embedding,
+    rms_norm,
+    split_and_rotate,
+    swiglu,
+    swiglu_forward,
+    to_bf16,
+)
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
 
@@ -150,8 +160,9 @@ class DecoderLayer(nn.Module):
         attended = attention(self.index, q, k, v).flatten(1)
         if only is not None:
             hidden_ND, attended = hidden_ND.index_select(0, only), attended.index_select(0, only)
-        hidden_ND = hidden_ND + self.o_proj(attended)
-        return hidden_ND + self._mlp(self.post_norm(hidden_ND))
+        norm = self.post_norm
+        hidden_ND, normed_ND = add_and_norm(hidden_ND, self.o_proj(attended), norm.weight, norm.eps)
+        return hidden_ND + self._mlp(normed_ND)
 
     def _mlp(self, x_ND: Tensor) -> Tensor:
         up, down = self.gate_up_proj, self.down_proj
