@@ -98,7 +98,8 @@ class Batch:
         else:
             self.drawn = self.logits.new_zeros(len(self), self._columns, dtype=torch.float64)
             for params, rows in self._groups:
-                mine = draw(*(x.index_select(0, rows) for x in (self.logits, self.uniforms, self.index)), params)
+                logits, uniforms, index = (x.index_select(0, rows) for x in (self.logits, self.uniforms, self.index))
+                mine = draw(logits, uniforms, index, params)
                 self.drawn[rows, : mine.shape[1]] = mine
         self.next = self.drawn[:, 0].long()
         return self.drawn
