@@ -70,7 +70,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
         prefill_tokens=config.prefill_tokens,
         prefix_bytes=int(config.prefix_gib * GIB),
         batch_invariant=config.batch_invariant,
-        cuda_graphs=config.cuda_graphs,
+        cuda_graphs=config.decodes_with_graphs(model.device.type),
         tokenizer=renderer.tokenizer,
     )
     app = create_app(Service(engine), renderer, name, config.api_key, config.weights_root, config.seed)

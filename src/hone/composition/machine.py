@@ -53,7 +53,7 @@ def device_of(name: str) -> str:
 
 
 Config = TypeVar("Config", bound=RLConfig | SFTConfig)
-DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib")
+DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs")
 """Settings that the machine decides where the user does not, in whichever section of a config they are."""
 
 

@@ -262,6 +262,11 @@ class RLConfig(RunConfig):
         return f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old" if lag else None
 
     @property
+    def samples_here(self) -> bool:
+        """Return True if the trainer's process has the engine."""
+        return self.mode != "split" and self.sampled_by is None
+
+    @property
     def server_url(self) -> str:
         """The server to sample from in mode split: the one that is up, or that `inference` starts."""
         return self.orchestrator.client.base_url or f"http://127.0.0.1:{self.inference.port}/v1"

@@ -177,14 +177,16 @@ class Engine:
         A job whose logits are not finite ends with a Failure. Whatever else fails is raised: then call `clear`.
         """
         self._admit()
-        emitted: list[Token | Failure] = []
+        self.runner.join(self._batches, self._budget)
         drawn = read([batch.draw() for batch in self._batches])
-        for batch, columns in zip(self._batches, drawn, strict=True):
+        if self.runner.ahead:  # of the tokens that the host is about to read; no row has another once all are at 1
+            self.runner.decode([batch for batch in self._batches if batch.room > 1])
+        emitted: list[Token | Failure] = []
+        for batch, columns in zip(self._batches, drawn(), strict=True):
             emitted += batch.take(columns, self.version)
-            batch.advance()
+            batch.compact()
         self._batches = [batch for batch in self._batches if len(batch)]
-        if self._batches:
-            self.runner.join(self._batches, self._budget)
+        if self._batches and not self.runner.ahead:
             self.runner.decode(self._batches)
         return emitted
 

@@ -62,7 +62,7 @@ def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: C
         kv_bytes=kv_bytes,
         prefix_bytes=prefix_bytes(env, kv_bytes),
         batch_invariant=settings.batch_invariant,
-        cuda_graphs=settings.cuda_graphs,
+        cuda_graphs=bool(settings.cuda_graphs),
     )
     return EnginePolicy(engine, renderer, lambda: trainer.version)
 
