@@ -233,8 +233,8 @@ def test_an_answer_that_cannot_be_trained_on_ends_the_run(
     choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "finish_reason": "stop"}
     choice |= {"logprobs": {"token_logprobs": [-1]}} | changes
 
-    async def ask(bodies: Any, begun: Any) -> Any:
-        return [{"choices": [choice]} for _ in bodies]
+    async def ask(bodies: Any, begun: Any, heard: Any) -> Any:
+        heard(0, {"choices": [choice]})
 
     monkeypatch.setattr(policy, "_ask", ask)
     with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):
