@@ -77,7 +77,9 @@ def test_it_samples_what_an_engine_here_does_version_by_version(tmp_path: Path, 
         for version in (4, 5):
             policy.load(version)
             local.load(version)
-            found = policy.sample(requests(), sampling)
+            heard: dict[int, Any] = {}
+            found = policy.sample(requests(), sampling, heard.__setitem__)
+            assert [heard[index] for index in range(len(requests()))] == found
             same(found, local.sample(requests(), sampling))
             assert policy.version == version and {t.versions[-1] for t in found} == {version}
             with torch.no_grad():

@@ -386,7 +386,7 @@ class EarlyGrading:
         self._env, self._workers, self._asked, self._seed = env, workers, asked, seed
         self._samples: list[Sample] = []
 
-    def add(self, example: Example, completion: Trajectory) -> None:
+    def add(self, example: Example, completion: Trajectory | Reply) -> None:
         """Grade a rollout of one turn, without waiting."""
         from hone.environments.workers import question
 
