@@ -53,7 +53,7 @@ def device_of(name: str) -> str:
 
 
 Config = TypeVar("Config", bound=RLConfig | SFTConfig)
-DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs")
+DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs", "overlap")
 """Settings that the machine decides where the user does not, in whichever section of a config they are."""
 
 
@@ -134,7 +134,7 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 def _filled(config: Any, table: dict[str, Any]) -> Any:
     """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
     update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
-    for name in ("trainer", "data", "inference"):
+    for name in ("trainer", "data", "inference", "orchestrator", "grading"):
         if isinstance(section := getattr(config, name, None), BaseConfig) and isinstance(table.get(name), dict):
             update[name] = _filled(section, table[name])
     return config.model_copy(update=update)

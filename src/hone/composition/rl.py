@@ -123,10 +123,11 @@ class Steps:
         if not self.begin():
             raise StepAbandoned
         step, (draws, examples) = self.next_step, self.sampler.draw()
-        with self.recorder.phase("sample"):
-            trajectories = self.sampler.sample(examples, draws, step)
-        with self.recorder.phase("grade"):
-            return self.sampler.grade(examples, draws, trajectories)
+        with self.sampler.early_grading() as early:
+            with self.recorder.phase("sample"):
+                trajectories = self.sampler.sample(examples, draws, step, early)
+            with self.recorder.phase("grade"):
+                return self.sampler.grade(examples, draws, trajectories, early)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""

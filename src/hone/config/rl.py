@@ -132,6 +132,13 @@ class ClientConfig(BaseConfig):
         return None if url is None else server_url(url, "orchestrator.client.api_key_var")
 
 
+class RLGradingConfig(GradingConfig):
+    """How reward functions are run."""
+
+    overlap: bool | None = None
+    """Grade what has ended while other completions are sampled (default: where cores are left)."""
+
+
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
@@ -151,7 +158,7 @@ class OrchestratorConfig(BaseConfig):
     """How rollouts are sampled."""
     env: EnvConfig = EnvConfig()
     """The task."""
-    grading: GradingConfig = GradingConfig()
+    grading: RLGradingConfig = RLGradingConfig()
     """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
