@@ -100,6 +100,12 @@ class Linear(nn.Module):
         else:
             self._weight_bf16.copy_(self.weight)
 
+    def exchange_derived(self, other: Linear) -> None:
+        """Exchange the kept bf16 copies, as the weights were."""
+        self._weight_bf16, other._weight_bf16 = other._weight_bf16, self._weight_bf16
+        self.packed.forget()
+        other.packed.forget()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         """Move the parameters; what was derived from them stays behind."""
         super()._apply(fn, recurse)
@@ -273,6 +279,16 @@ class Decoder(nn.Module):
         if hidden_MD.is_cuda:
             return head_logits(hidden_MD, self.head_weight, self.precision)
         return self.packed_head.product(hidden_MD, self.head_weight).float()
+
+    def exchange(self, other: Decoder) -> None:
+        """Exchange parameters, and what is derived from them, with a model of the same shape."""
+        for ours, theirs in zip(self.parameters(), other.parameters(), strict=True):
+            ours.data, theirs.data = theirs.data, ours.data
+        for decoder in (self, other):
+            decoder.packed_head.forget()
+        for ours, theirs in zip(self.modules(), other.modules(), strict=True):
+            if isinstance(ours, Linear) and isinstance(theirs, Linear):
+                ours.exchange_derived(theirs)
 
     def refresh(self) -> None:
         """Call after parameters changed in place: renews what is derived from them."""
