@@ -387,7 +387,16 @@ def _no_context(*args: Any, **kwargs: Any) -> Iterator[None]:
     yield
 
 
-_STREAM = SimpleNamespace(wait_stream=_nothing, synchronize=_nothing, wait_event=_nothing)
+class _Stream:
+    """A stream: the fake GPU does all at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    wait_stream = synchronize = wait_event = _nothing
+
+
+_STREAM = _Stream()
 _PROPERTIES = SimpleNamespace(
     name="NVIDIA H200", multi_processor_count=132, total_memory=MEMORY, major=9, minor=0, uuid=""
 )
@@ -405,8 +414,9 @@ for _name, _value in {
     "memory_reserved": lambda *args: 0,
     "memory_allocated": lambda *args: 0,
     "max_memory_allocated": lambda *args: 0,
+    "reset_peak_memory_stats": _nothing,
     "current_stream": lambda *args: _STREAM,
-    "Stream": lambda *args, **kwargs: _STREAM,
+    "Stream": _Stream,
     "stream": _no_context,
     "device": _no_context,
     "graph_pool_handle": lambda: (0, 0),

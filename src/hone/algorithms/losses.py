@@ -8,11 +8,14 @@ this file, is what one micro-batch contributes to the loss, and to the step's st
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 
-from hone.config.rl import LossConfig
 from hone.types import PackedBatch
+
+if TYPE_CHECKING:
+    from hone.config.rl import LossConfig
 
 MAX_LOG_RATIO = 10.0
 """|log ratio| is clamped here before exp: a single token of a stale or broken sample must not overflow the batch."""

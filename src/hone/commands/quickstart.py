@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import hone
@@ -24,24 +25,25 @@ from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
 
 RECIPES = Path("examples/reverse_text")
-EQUAL_STEPS = 900 + round(150 * (6 + 2) / 6 * 128 / 32)
-"""SFT steps (of 32 sequences) with the compute of 900 and of 150 steps of RL (of 128 sequences): 6 FLOP a parameter and
-trained token, 2 a sampled one.
-"""
+EQUAL_COMPUTE = (6 + 2) / 6 * 128 / 32
+"""SFT steps (of 32 sequences) with the compute of a step of RL (of 128 sequences): 6 FLOP a parameter and trained
+token, 2 a sampled one."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Name, folder and noise of the demonstrations."""
 
 
 def run(config: QuickstartConfig) -> int:
     """Train, evaluate and print a table; return the exit code, that of the first command that failed."""
-    out, seed = config.output_dir, ["--seed", str(config.seed)]
-    sft_weights, rl_weights = out / "sft/weights/step_900", out / "rl/weights/step_150"
-    sft_command = ["sft", "@", str(RECIPES / "tiny_sft.toml"), "--model.name", str(out / "model")]
-    rl_command = ["rl", "@", str(RECIPES / "tiny.toml"), "--model.name", str(sft_weights)]
-    rl_command += ["--output-dir", str(out / "rl")]
     if not RECIPES.exists():
         print("$ hone examples reverse_text", flush=True)
         copy_examples(RECIPES.name)
+    recipes = [tomllib.loads((RECIPES / name).read_text()) for name in ("tiny_sft.toml", "tiny.toml")]
+    sft_steps, rl_steps = (recipe["max_steps"] for recipe in recipes)
+    out, seed = config.output_dir, ["--seed", str(config.seed)]
+    sft_weights, rl_weights = out / f"sft/weights/step_{sft_steps}", out / f"rl/weights/step_{rl_steps}"
+    sft_command = ["sft", "@", str(RECIPES / "tiny_sft.toml"), "--model.name", str(out / "model")]
+    rl_command = ["rl", "@", str(RECIPES / "tiny.toml"), "--model.name", str(sft_weights)]
+    rl_command += ["--output-dir", str(out / "rl")]
     try:
         run_command(["hone", "init-model", str(out / "model"), "--preset", "tiny", *seed])
         sft = run_command([*sft_command, "--output-dir", str(out / "sft"), *seed])
@@ -49,10 +51,11 @@ def run(config: QuickstartConfig) -> int:
         print("\nEvaluating on held-out phrases ...", flush=True)
         rows = [measure("after SFT", sft_weights, sft, config)]
         rows.append(measure("after SFT + RL", rl_weights, sft + rl, config))
+        steps = sft_steps + round(rl_steps * EQUAL_COMPUTE)
         for name, folder, noise in CONTROLS if config.controls else ():
-            words = ["--max-steps", str(EQUAL_STEPS), "--data.env.args", json.dumps({"demo_noise": noise})]
+            words = ["--max-steps", str(steps), "--data.env.args", json.dumps({"demo_noise": noise})]
             seconds = run_command([*sft_command, "--output-dir", str(out / folder), *words, *seed])
-            rows.append(measure(name, out / folder / f"weights/step_{EQUAL_STEPS}", seconds, config))
+            rows.append(measure(name, out / folder / f"weights/step_{steps}", seconds, config))
     except subprocess.CalledProcessError as error:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import torch
 
 from hone import rng
-from hone.config.shared import InitConfig
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE
 
+if TYPE_CHECKING:
+    from hone.config.shared import InitConfig
+
 
 def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) -> DecoderConfig:
     """Return the tiny preset: Qwen3's architecture with a tied head, sized by `init` (0.43M parameters by default)."""
-    init = init or InitConfig()
+    if init is None:
+        from hone.config.shared import InitConfig
+
+        init = InitConfig()
     return DecoderConfig(
         family="qwen3",
         vocab_size=vocab_size,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.model.config import DecoderConfig
 from hone.model.files import TINY, is_hub_id, read_json
+
+if TYPE_CHECKING:
+    from hone.config.shared import InitConfig
 
 
 def shape_of(model: str | Path, init: InitConfig | None = None) -> DecoderConfig:

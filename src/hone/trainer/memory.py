@@ -13,15 +13,10 @@ from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import Checkpointing, OptimConfig
 from hone.model.config import DecoderConfig
+from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
-MICRO_BATCH_TOKENS = {"cpu": 4096, "cuda": 16384}
-"""Default size of a micro-batch by device: on a CPU its activations should stay in the cache (tiny preset: 4096 tokens
-at a time take a tenth less time than 16384)."""
 LOGITS = {"cpu": 2**23, "cuda": 2**25}
 """As `hone.model.head`: logits of a chunk whose softmax is made. Where they are made again, a CPU takes as many too."""
-WHOLE_GRADIENT_BYTES = 4 * 2**30
-"""Most bytes that the whole gradients, in fp32, may take on each of several ranks: they are summed over ranks once a
-step. Larger ones are summed after each micro-batch, and a rank keeps those of its rows only."""
 CHECKPOINTING = get_args(Checkpointing)
 """From the fastest to the leanest."""
 STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}

@@ -6,14 +6,16 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from hone.config.shared import OptimConfig
 from hone.errors import UserError
 from hone.trainer.parallel import is_sharded, share_of, whole
+
+if TYPE_CHECKING:
+    from hone.config.shared import OptimConfig
 
 
 class Optimizer:

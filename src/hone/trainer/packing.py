@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from hone.model.device import upload
-from hone.trainer.memory import MICRO_BATCH_TOKENS
+from hone.trainer import MICRO_BATCH_TOKENS
 from hone.trainer.parallel import ALONE, Ranks
 from hone.types import PackedBatch
 

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder, Linear
+from hone.trainer import WHOLE_GRADIENT_BYTES
 from hone.trainer.life_line import LifeLine
-from hone.trainer.memory import WHOLE_GRADIENT_BYTES
 
 T = TypeVar("T")
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
-from hone.config.shared import SchedulerConfig
+if TYPE_CHECKING:
+    from hone.config.shared import SchedulerConfig
 
 
 def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) -> float:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from hone.algorithms.losses import Objective
-from hone.config.shared import OptimConfig, SchedulerConfig
 from hone.model.decoder import Decoder
 from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
@@ -22,6 +22,9 @@ from hone.trainer.parallel import ALONE, Ranks, drop_gradients, reduce_gradients
 from hone.trainer.schedule import lr_at
 from hone.trainer.token_stats import TokenStats
 from hone.types import PackedBatch
+
+if TYPE_CHECKING:
+    from hone.config.shared import OptimConfig, SchedulerConfig
 
 
 class Trainer:
