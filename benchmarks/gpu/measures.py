@@ -5,7 +5,6 @@ They import torch, numpy, safetensors, tokenizers and transformers only.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence as SequenceABC
 from functools import partial
@@ -142,7 +141,7 @@ def sampling(bench: Bench, shape: str) -> None:
                 measure = partial(_rate, bench, engine, batch, prompt, new, limit, 8 if variant == "plain" else new)
                 bench.part(("batches", str(batch), f"{precision}, {variant}"), measure)
             del model, engine, measure
-            gc.collect()
+            bench.release()
 
 
 def bandwidth_limit(model: Decoder, batch: int, context: float, gigabytes: float) -> float:
@@ -272,7 +271,7 @@ def _train_rate(
         return times
 
     for checkpointing in CHECKPOINTING:
-        gc.collect()
+        bench.release()
         bench.reset_peak()
         try:
             times = seconds(checkpointing)

@@ -72,7 +72,12 @@ class Runner:
         self.record: dict[str, Any] = {"gpu": None, "tiny": args.tiny, "stages": {}}
         self.child: subprocess.Popen[bytes] | None = None
         site = work / "site"
-        for wheel in sorted((HERE / "wheels").glob("*.whl")):
+        wheels = sorted((HERE / "wheels").glob("*.whl"))
+        python = f"-cp{sys.version_info.major}{sys.version_info.minor}-"
+        if any("-cp" in wheel.name and python not in wheel.name for wheel in wheels):
+            print(f"{HERE / 'wheels'} is for another Python and left out: make gpu-wheels GPU_PYTHON=VERSION")
+            wheels = []
+        for wheel in wheels:
             zipfile.ZipFile(wheel).extractall(site)
         paths = [ROOT / "src", ROOT / "environments", site, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
         self.environment = os.environ | {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -177,7 +178,7 @@ def _quickstart(bench: Bench, found: dict[str, Any]) -> None:
         shutil.copytree(Path(hone.__file__).parents[2] / RECIPES, here / RECIPES)
         for recipe in ("tiny_sft.toml", "tiny.toml"):
             file = here / RECIPES / recipe
-            file.write_text(file.read_text().replace("max_steps = 900", "max_steps = 2").replace("= 150", "= 2"))
+            file.write_text(re.sub(r"= (900|150|256|128|32)$", "= 8", file.read_text(), flags=re.MULTILINE))
     with _device_memory(bench):
         number = "8" if bench.tiny else "256"
         code = _start(bench, ["quickstart", "--output-dir", "q", "--num-examples", number], here).wait()
