@@ -2,6 +2,10 @@
 
     .venv/bin/python benchmarks/rl_step.py --out benchmarks/results/rl_step.json
 
+hone is measured in both precisions, each also with `model.compile` (torch.compile's kernels for norm, RoPE and SwiGLU).
+`profile` says where a step's time goes: shares of its seconds in matrix products, in attention (of the train step; that
+of sampling is products), in exponentials, in what else computes or copies, and between the operations.
+
 One step = 8 prompts x 16 completions x 64 new tokens (no early stop) on the tiny preset, graded by a cheap reward, one
 update. Both sides take turns, round by round, so that a machine that slows down slows both; figures are medians.
 TRL needs the extra `bench`; without it only hone is measured. The arithmetic limit beside the figures is 6 FLOP per
@@ -45,7 +49,7 @@ def prompt_texts(step: int) -> list[str]:
 class HoneStep:
     """hone's own step, made of the pieces that the RL loop runs."""
 
-    def __init__(self, folder: Path, precision: str) -> None:
+    def __init__(self, folder: Path, precision: str, compiled: bool = False) -> None:
         from hone.algorithms.losses import policy_objective
         from hone.config.rl import LossConfig
         from hone.config.shared import OptimConfig, SchedulerConfig
@@ -56,6 +60,7 @@ class HoneStep:
         from hone.orchestrator.conversations import RequestMaker
         from hone.trainer.step import Trainer
 
+        self.compiled = compiled
         model = load_model(str(folder), precision=precision)
         renderer = load_renderer(str(folder))
         objective = policy_objective(LossConfig())
@@ -68,10 +73,12 @@ class HoneStep:
 
         from hone.algorithms.advantages import group_advantages
         from hone.inference.types import SamplingParams
+        from hone.model.fusion import set_compiled
         from hone.orchestrator.groups import trainable
         from hone.trainer.packing import split_micro_batches
         from hone.types import Example, Group, Outcome, Score
 
+        set_compiled(self.compiled)
         start = time.perf_counter()
         examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step)]
         requests = self.maker.requests(examples, range(PROMPTS), step)
@@ -144,6 +151,28 @@ class TRLStep:
         return self.clock.times[1:]
 
 
+KINDS = {
+    "products": ("mm", "addmm", "bmm", "baddbmm", "linear"),
+    "attention": ("_scaled_dot_product_flash",),
+    "exponentials": ("silu", "_softmax", "_log_softmax", "exp", "sigmoid"),
+}
+"""Operations of each kind, by how their names begin."""
+
+
+def profile_step(step: HoneStep) -> dict[str, float]:
+    """Shares of a step's seconds, by the kinds of operations."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        seconds = step(1)["step"]
+    shares = dict.fromkeys((*KINDS, "other operations"), 0.0)
+    for event in profiled.key_averages():
+        name = event.key.removeprefix("aten::").removeprefix("mkldnn::")
+        kinds = [kind for kind, begins in KINDS.items() if name.startswith(begins)]
+        shares[kinds[0] if kinds else "other operations"] += event.self_cpu_time_total / 1e6 / seconds
+    return shares | {"between operations": 1 - sum(shares.values())}
+
+
 def gemm_gflops(dtype_name: str) -> float:
     """GFLOP/s of the shape that dominates the train step: [4096, 128] x [128, 384]."""
     import torch
@@ -197,6 +226,8 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
     import torch
 
     hone = {precision: HoneStep(folder, precision) for precision in ("fp32", "bf16_linear")}
+    for precision in tuple(hone):
+        hone[f"{precision}_compiled"] = HoneStep(folder, precision, compiled=True)
     parameters = sum(p.numel() for p in hone["fp32"].trainer.model.parameters())
     prompt_tokens = len(hone["fp32"].maker.renderer.prompt_ids([{"role": "user", "content": "x" * PROMPT_CHARS}]))
     rounds: list[dict[str, float]] = []
@@ -217,7 +248,8 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
     seconds = {name: median(row[name] for row in rounds) for name in rounds[0]}
     sampled = PROMPTS * ROLLOUTS * NEW_TOKENS
     trained = PROMPTS * prompt_tokens + sampled
-    rates = {"fp32": gemm_gflops("float32"), "bf16_linear": gemm_gflops("bfloat16")}
+    fp32 = gemm_gflops("float32")
+    rates = {"fp32": fp32, "bf16_linear": max(fp32, gemm_gflops("bfloat16"))}  # bf16 is slower on some CPUs: see linear
     result = {
         "workload": {
             "prompts": PROMPTS,
@@ -230,6 +262,7 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
         },
         "seconds_per_step": seconds,
         "hone_phases": {n: {p: median(v) for p, v in by_phase.items()} for n, by_phase in phases.items()},
+        "profile": {name: profile_step(hone[name]) for name in ("fp32", "bf16_linear")},
         "arithmetic_limit_seconds": {n: limit_seconds(parameters, trained, sampled, r) for n, r in rates.items()},
         "gemm_gflops": rates,
         "rounds": rounds,

@@ -1,14 +1,14 @@
-"""A weight update of a 0.6B model through the transport, on a local disk, while the server samples.
+"""A weight update of a 0.6B model through the transport while the server samples: through shared memory, and by disk.
 
     .venv/bin/python benchmarks/transport.py --out benchmarks/results/transport.json
 
 Qwen3-0.6B's shape with random weights. A process of its own is the trainer: it takes an order, writes the weights, and
-says so; then the server's loader reads them beside the running engine, and the engine takes them between two steps.
-`update` is from the order to that moment. Nothing of it is flushed to the disk, for nothing of it has to outlive the
-processes. `copy_and_sync` is one thread that copies the same file to the same disk and flushes it. Both while four
-completions are sampled on one thread, in turns, each after what the other wrote has reached the disk; figures are
+says so; then the server loads them beside the running engine, and the engine takes them between two steps. `update` is
+from the order to that moment; parts of it are `write`, `load`, `wait` (for the end of the decode step that is under
+way) and `swap` (what the engine's thread does between two steps). Four completions are sampled on one thread meanwhile.
+Updates go through memory and by disk in turns, each after what was written before has reached the disk; figures are
 medians of the rounds. `gap` is the longest time between the ends of two decode steps during an update, the second step
-included; `step` what it is otherwise; `swap` what the engine's thread does between two steps.
+included; `step` what it is otherwise.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-import shutil
 import tempfile
 import time
+from functools import partial
 from importlib.metadata import version
 from itertools import pairwise
 from multiprocessing import get_context
@@ -37,13 +37,15 @@ from hone.inference.server.weights import WeightsFolder
 from hone.inference.types import Job, SamplingParams
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.hf import WEIGHTS, load_model, save_model
+from hone.model.hf import WEIGHTS, load_model, reserve_files, save_model
+from hone.orchestrator.shared_memory import shared_folder
 from hone.runs.provenance import hardware
 from hone.transport import FileTransport, Order, Result, Session
 
 JOBS, PROMPT_TOKENS, NEW_TOKENS = 4, 32, 16384
+PLACES = ("disk", "memory")
 WARM_UP = 2
-"""Updates that don't count: only then has the server all the memory that it takes, and reuses it."""
+"""Updates of each kind that don't count: only then have both sides all the memory that they take, and reuse it."""
 LIMIT = 300.0
 """Seconds after which the trainer counts as dead."""
 
@@ -62,8 +64,10 @@ def trainer(path: Path, config: DecoderConfig, precision: str) -> None:
         if order is None or order.kind == "end":
             return
         began = time.perf_counter()
-        with transport.weights_dir(step) as folder:
-            save_model(model, folder)
+        reserve = partial(reserve_files, model) if PLACES[step % 2] == "memory" else None
+        with transport.weights_dir(step, reserve) as (folder, reserved):
+            assert reserved == (reserve is not None), "there is no room in memory"
+            save_model(model, folder, reserved=reserved)
         seconds = {"publish": time.perf_counter() - began}
         transport.put_result(Result(step, {}, "", (), seconds))
 
@@ -94,14 +98,18 @@ class Sampler:
         while len(self.ends) < target:
             time.sleep(0.005)
 
-    def update(self, weights: WeightsFolder, folder: Path, version: int) -> tuple[float, float]:
-        """(seconds of loading, seconds of the swap)"""
-        began = time.perf_counter()
+    def update(self, weights: WeightsFolder, folder: Path, version: int) -> dict[str, float]:
+        """Have the engine take the weights; seconds of the parts."""
+        moments = [time.perf_counter()]
         loaded = weights.load(str(folder), self.service.engine.model)
-        seconds = time.perf_counter() - began
+        moments.append(time.perf_counter())
+        waits = self.service.call(lambda: moments.append(time.perf_counter()))  # carried out just before the swap
         swap = self.service.update(loaded, version, str(folder))
+        waits.result()
         swap.result()
-        return seconds, time.perf_counter() - began - seconds
+        moments.append(time.perf_counter())
+        load, wait, swapped = (later - earlier for earlier, later in pairwise(moments))
+        return {"load": load, "wait": wait, "swap": swapped}
 
     def longest_gap(self, start: float, end: float) -> float:
         """Between the ends of two steps, of which the second is the first after `start`, or a later one up to the
@@ -113,21 +121,10 @@ class Sampler:
         return max(later - earlier for earlier, later in pairwise(ends))
 
 
-def copy_and_sync(source: Path, target: Path) -> float:
-    began = time.perf_counter()
-    with open(source, "rb") as read, open(target, "wb") as written:
-        shutil.copyfileobj(read, written, 16 * 2**20)
-        written.flush()
-        os.fsync(written.fileno())
-    seconds = time.perf_counter() - began
-    target.unlink()
-    return seconds
-
-
-def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWEN3_06B) -> dict[str, Any]:
-    """Two updates that don't count, then `rounds` that do, each beside a copy of the same bytes."""
+def measure(precision: str, rounds: int, work: Path, memory: Path, config: DecoderConfig = QWEN3_06B) -> dict[str, Any]:
+    """Updates in turns: by disk, and through memory; of each kind two that don't count, then `rounds` that do."""
     transport = FileTransport(work / "transport")
-    transport.open(Session("bench", 0, None, str(work), {}, 1.0, ()))
+    transport.open(Session("bench", 0, None, str(work), {}, 1.0, (), memory=str(memory)))
     process = get_context("spawn").Process(target=trainer, args=(work / "transport", config, precision), daemon=True)
     process.start()
 
@@ -137,11 +134,12 @@ def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWE
     transport.interrupt = alive
     transport.put(Order(0, "batch"))
     transport.result(0)
-    weights = WeightsFolder(transport.weights_root)
+    weights = WeightsFolder(transport.weights_root, memory)
     sampler = Sampler(load_model(transport.weights(0), precision=precision))
     sampler.wait_steps(3)
-    seen: list[dict[str, float]] = []
-    for step in range(1, rounds + WARM_UP + 1):
+    size = (transport.weights(0) / WEIGHTS).stat().st_size
+    seen: dict[str, list[dict[str, float]]] = {place: [] for place in PLACES}
+    for step in range(1, 2 * (rounds + WARM_UP) + 1):
         os.sync()
         sampler.wait_steps(3)
         at_rest = median(later - earlier for earlier, later in pairwise(sampler.ends[-4:]))
@@ -149,28 +147,28 @@ def measure(precision: str, rounds: int, work: Path, config: DecoderConfig = QWE
         transport.put(Order(step, "batch"))
         result = transport.result(step)
         assert result is not None
-        load, swap = sampler.update(weights, transport.weights(step), step)
+        parts = sampler.update(weights, transport.weights(step), step)
         ended = time.perf_counter()
         sampler.wait_steps(2)
-        times = {"update": ended - began, "write": result.seconds["publish"], "load": load, "swap": swap}
+        times = {"update": ended - began, "write": result.seconds["publish"], **parts}
         times |= {"gap": sampler.longest_gap(began, ended), "step": at_rest}
         transport.drop(step - 1)
-        os.sync()
-        times["copy_and_sync"] = copy_and_sync(transport.weights(step) / WEIGHTS, work / "copy")
-        print(precision, {name: round(value, 2) for name, value in times.items()}, flush=True)
-        seen.append(times)
-    size = (transport.weights(rounds + WARM_UP) / WEIGHTS).stat().st_size
-    transport.put(Order(rounds + WARM_UP + 1, "end"))
+        print(precision, PLACES[step % 2], {name: round(value, 2) for name, value in times.items()}, flush=True)
+        seen[PLACES[step % 2]].append(times)
+    transport.put(Order(2 * (rounds + WARM_UP) + 1, "end"))
     process.join(LIMIT)
     sampler.service.close()
     transport.close()
-    counted = seen[WARM_UP:]
-    medians = {name: median(times[name] for times in counted) for name in counted[0]}
+    counted = {place: found[WARM_UP:] for place, found in seen.items()}
+    seconds = {
+        place: {name: median(times[name] for times in found) for name in found[0]} for place, found in counted.items()
+    }
+    at_work = {place: median(t["update"] - t["wait"] for t in found) for place, found in counted.items()}
     return {
         "bytes": size,
-        "seconds": medians,
-        "ratio": median(times["update"] / times["copy_and_sync"] for times in counted),
-        "standstill": median(times["gap"] / times["update"] for times in counted),
+        "seconds": seconds,
+        "faster": seconds["disk"]["update"] / seconds["memory"]["update"],
+        "faster_without_wait": at_work["disk"] / at_work["memory"],
         "rounds": counted,
     }
 
@@ -193,8 +191,9 @@ def main() -> None:
     }
     result["machine"] = {**hardware(), "python": platform.python_version(), "torch": version("torch")}
     for precision in args.precision:
-        with tempfile.TemporaryDirectory(dir=args.folder) as work:
-            result[precision] = measure(precision, args.rounds, Path(work))
+        with tempfile.TemporaryDirectory(dir=args.folder) as work, shared_folder(print) as memory:
+            assert memory is not None
+            result[precision] = measure(precision, args.rounds, Path(work), memory)
         if args.out:
             keep(result, args.out)
     show(result)

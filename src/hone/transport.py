@@ -5,6 +5,8 @@
     TRANSPORT/session-<id>/order_N.npz                from put to order, which takes it away
     TRANSPORT/session-<id>/result_N.npz               from put_result to result, which takes it away
     TRANSPORT/weights/session-<id>/step_N/            Hugging Face layout, as servers take them
+    MEMORY/session-<id>/step_N/                       the same in memory, where all are on one machine
+    MEMORY/session-<id>/spare/                        a version of before, to be written over
 
 Orchestrator and trainer meet nowhere else. Each message is a file in NumPy's `.npz` format, whose members have
 checksums: its arrays, and the other fields as JSON. It has one writer and one reader, and appears whole, by a rename;
@@ -40,6 +42,7 @@ T = TypeVar("T")
 Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 
 SESSION, HELLO = "session.npz", "hello.npz"
+SPARE = "spare"
 PREFIX = "session-"
 """How the name of a folder begins that belongs to a session, and may be removed with it."""
 MAX_TOKENS = 2**24
@@ -57,7 +60,7 @@ class Session:
     `start` is the version that it starts from: that of `checkpoint` (a folder with the trainer's part of it), or 0 for
     the initial model. `shared` are keys that both roles must have equal, with their values. `temperature` is what
     rollouts are sampled at; `canary` are the token ids whose logprobs come with every result; `lag` is how many
-    versions rollouts may be behind (`max_async_level`).
+    versions rollouts may be behind (`max_async_level`). `memory` is a folder in memory that weights go to.
     """
 
     id: str
@@ -68,6 +71,7 @@ class Session:
     temperature: float
     canary: tuple[int, ...]
     lag: int = 0
+    memory: str | None = None
 
 
 @dataclass(frozen=True)
@@ -146,10 +150,10 @@ class FileTransport:
         """Begin a session, and remove what older ones left."""
         self._session, self._put = session, {}
         with self._explaining():
-            for folder in (self._folder, self._weights):
+            for folder in (self._folder, *self._weights):
                 folder.mkdir(parents=True, exist_ok=True)
             write(self.path / SESSION, session)
-        for root in (self.path, self.weights_root):
+        for root in (self.path, *(folder.parent for folder in self._weights)):
             for name in names(root):
                 if name.startswith(PREFIX) and name != self._folder.name:
                     remove(root / name)
@@ -206,16 +210,21 @@ class FileTransport:
 
     def weights(self, version: int) -> Path:
         """Return the weights of a version whose result was there. Raises UserError if they don't appear here."""
-        folder = self._weights / f"step_{version}"
-        if not self._poll(lambda: folder.name in names(folder.parent) or None, PATIENCE):
-            raise UserError(f"the weights in {folder} are gone: somebody else removed them")
-        return folder
+        name = f"step_{version}"
+        found = self._poll(lambda: next((f / name for f in self._weights if name in names(f)), None), PATIENCE)
+        if found is None:
+            raise UserError(f"the weights in {self._weights[-1] / name} are gone: somebody else removed them")
+        return found
 
     def drop(self, version: int, kept: int | None = None) -> None:
-        """Remove the weights of `version` and of those before it, but for those of `kept`."""
-        for name in names(self._weights):
-            if name.startswith("step_") and kept != int(name.removeprefix("step_")) <= version:
-                remove(self._weights / name)
+        """Remove the weights of `version` and of those before it, but for those of `kept`; no server reads them now."""
+        for folder in self._weights:
+            for name in names(folder):
+                if name.startswith("step_") and kept != int(name.removeprefix("step_")) <= version:
+                    if folder != self._weights[-1]:
+                        with suppress(OSError):  # there is a spare one
+                            (folder / name).rename(folder / SPARE)
+                    remove(folder / name)
 
     def close(self) -> None:
         """End the run: remove everything of this session. Another session, and its trainer, are left alone."""
@@ -223,8 +232,8 @@ class FileTransport:
             return
         if not self._replaced():
             remove(self.path / SESSION)
-        remove(self._folder)
-        remove(self._weights)
+        for folder in (self._folder, *self._weights):
+            remove(folder)
         self._remove_empty()
 
     # The trainer's end
@@ -265,23 +274,45 @@ class FileTransport:
         return order
 
     @contextmanager
-    def weights_dir(self, version: int) -> Iterator[Path]:
-        """Yield a folder to write the weights of `version` to; others see it once the block has ended."""
-        folder = self._weights / f"step_{version}"
-        fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
+    def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
+        """Yield a folder to write the weights of `version` to; others see it once the block has ended.
+
+        With it comes True if it is in memory, and `reserve` could make room for them there; else it is on the disk.
+        """
+        fresh = self._weights[-1] / f"{NEW_PREFIX}step_{version}"
         try:
             with self._explaining(may_be_over=True):
                 remove(fresh)
-                fresh.mkdir(parents=True)
-                yield fresh
+                in_memory = reserve is not None and self._reserved(fresh.name, reserve)
+                if in_memory:
+                    fresh = self._weights[0] / fresh.name
+                else:
+                    fresh.mkdir(parents=True)
+                yield fresh, in_memory
                 for file in fresh.iterdir():
                     file.chmod(FILE_MODE)  # safetensors makes files that only their owner can read
+                folder = fresh.with_name(f"step_{version}")
                 remove(folder)
                 fresh.rename(folder)
         finally:
             remove(fresh)
             if self._is_over():
-                remove(self._weights)
+                for folder in self._weights:
+                    remove(folder)
+
+    def _reserved(self, name: str, reserve: Callable[[Path], None]) -> bool:
+        """Return True if `reserve` could make room in a folder of this name in memory, if need be from a spare one."""
+        memory, *disk = self._weights
+        if not disk:
+            return False
+        try:
+            with suppress(OSError):  # there is none
+                (memory / SPARE).rename(memory / name)
+            reserve(memory / name)
+        except OSError:
+            remove(memory / name)
+            return False
+        return True
 
     def put_result(self, result: Result) -> None:
         """Report what became of an order, after its weights were written."""
@@ -304,8 +335,11 @@ class FileTransport:
         return self.path / f"{PREFIX}{self._session.id}"
 
     @property
-    def _weights(self) -> Path:
-        return self.weights_root / self._folder.name
+    def _weights(self) -> list[Path]:
+        """Where this session's weights may be: in memory, if it has a folder there, and on the disk."""
+        assert self._session is not None
+        roots = [Path(self._session.memory)] if self._session.memory else []
+        return [root / self._folder.name for root in (*roots, self.weights_root)]
 
     def _order_file(self, step: int) -> Path:
         return self._folder / f"order_{step}.npz"

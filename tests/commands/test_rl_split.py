@@ -81,12 +81,16 @@ def test_each_role_sees_its_own_gpus_and_a_share_of_the_cores(tmp_path, monkeypa
 
 
 def test_what_is_meant_for_the_launcher_is_kept_from_the_roles(monkeypatch):
-    for name in ("RANK", "MASTER_PORT", "HONE_DETACHED"):
+    for name in ("RANK", "MASTER_PORT", "HONE_DETACHED", "HONE_SHARED_MEMORY"):
         monkeypatch.setenv(name, "1")
     monkeypatch.setenv("GOMP_SPINCOUNT", "7")
     monkeypatch.setattr(sys, "argv", ["rl", "--mode", "split"])
-    found = variables()
-    assert not {"RANK", "MASTER_PORT", "HONE_DETACHED"} & set(found) and found["GOMP_SPINCOUNT"] == "7"
+    found = variables(None)
+    assert variables(Path("/dev/shm/hone-1"))["HONE_SHARED_MEMORY"] == "/dev/shm/hone-1"
+    assert (
+        not {"RANK", "MASTER_PORT", "HONE_DETACHED", "HONE_SHARED_MEMORY"} & set(found)
+        and found["GOMP_SPINCOUNT"] == "7"
+    )
     assert json.loads(found["HONE_LAUNCHED"]) == ["rl", "--mode", "split"]
     assert found["HONE_LAUNCHER"] == str(os.getpid())
 

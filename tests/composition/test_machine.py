@@ -22,6 +22,8 @@ from hone.runs.settings import run_toml
 from hone.trainer.memory import longest
 
 MODEL = KNOWN["qwen3-0.6b"]
+APART = "--no-inference.cuda-graphs"
+"""Training and sampling take turns in memory."""
 LENGTHS = ("--seq-len", "2048", "--orchestrator.sampling.max-tokens", "1024")
 ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for rows in (1, 200))
 """Bytes of one sequence at its limit, and of an evaluation of 200."""
@@ -74,7 +76,7 @@ def test_the_fastest_checkpointing_that_fits_beside_the_cache_is_taken(free: Any
 def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     free: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = rl("--trainer.checkpointing", "none")
+    kept = rl("--trainer.checkpointing", "none", APART)
     free((needs(kept, "training") + 25) / (1 - MARGIN))
     assert resolved(kept, MODEL, "cuda").inference.kv_gib == pytest.approx(25, abs=0.01)
     training = memory(kept, MODEL, "cuda", *longest(kept, 8)).of("training")
@@ -87,7 +89,7 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     assert capsys.readouterr().out == ""
     for gib in (12, 1):
         free(gib)
-        lean = resolved(rl(), MODEL, "cuda")
+        lean = resolved(rl(APART), MODEL, "cuda")
         assert lean.trainer.checkpointing == "layer" and lean.inference.kv_gib is not None
         assert ONE <= lean.inference.kv_gib * GIB < ALL and (gib == 1 or needs(lean, "sampling") < gib)
     assert lean.inference.kv_gib == pytest.approx(ONE / GIB, abs=2**-10)
@@ -112,7 +114,7 @@ def test_a_server_on_the_same_gpu_is_left_its_memory_however_far_it_has_come(
     free: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     split = rl("--mode", "split", "--inference.kv-gib", 6)
-    step = needs(rl("--trainer.checkpointing", "none"), "training")
+    step = needs(rl("--trainer.checkpointing", "none", APART), "training")
     server = (4 + 2) * MODEL.parameters / GIB - 2 * MODEL.embedding / GIB + 6 + 2  # casts of all but the embedding
     monkeypatch.setenv("HONE_SHARES_GPU", "1")
     for more, chosen in ((0.1, "none"), (-0.1, "selective")):
@@ -207,3 +209,41 @@ def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
 def test_an_engine_without_a_trainer_has_half_of_what_is_free_on_a_gpu(free: Any) -> None:
     free(60.5)
     assert serving_kv_gib("cuda:0") == 30.25 and serving_kv_gib("cpu") == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "device", "chosen"),
+    [
+        ((), "cuda", True),
+        ((), "cpu", False),
+        (("--inference.batch-invariant",), "cuda", False),
+        ((APART,), "cuda", False),
+        (("--inference.cuda-graphs",), "cpu", True),
+        (("--inference.backend", "vllm"), "cuda", None),
+        (("--mode", "split"), "cuda", None),
+    ],
+)
+def test_graphs_are_chosen_on_a_gpu(flags: tuple, device: str, chosen: bool | None, free: Any, tmp_path: Path) -> None:
+    """They are in config.toml, so that a resume elsewhere keeps them; a server decides for itself."""
+    free(500)
+    config = resolved(rl(*flags), MODEL, device)
+    assert config.inference.cuda_graphs is chosen
+    run = run_of(tmp_path / "run", config, "rl")
+    for other in ("cpu", "cuda"):
+        again = resolved(rl(*(flag for flag in flags if flag != APART), "--output-dir", run, "--resume"), MODEL, other)
+        assert again.inference.cuda_graphs is chosen
+
+
+def test_what_graphs_keep_has_room_while_the_trainer_works(free: Any) -> None:
+    kept = rl("--trainer.checkpointing", "none", "--inference.cuda-graphs")
+    for gib in (60, 50):
+        free(gib)
+        config = resolved(kept, MODEL, "cuda")
+        both = [needs(config, phase) for phase in ("training", "sampling")]
+        assert ONE < (config.inference.kv_gib or 0) * GIB < ALL
+        assert 0.85 * gib < max(both) <= (1 - MARGIN) * gib
+    # Room for a train step beside a cache of 4 GiB, but not for graphs and their logits too.
+    free((needs(rl("--trainer.checkpointing", "layer", APART), "training") + 4.2) / (1 - MARGIN))
+    lean = resolved(rl(), MODEL, "cuda")
+    assert (lean.trainer.checkpointing, lean.inference.cuda_graphs) == ("layer", False)
+    assert (lean.inference.kv_gib or 0) >= 4

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 import torch
+from graders import gone, wait_for
 
 from hone.cli import main
 from hone.composition.rl import RL
@@ -64,6 +66,67 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
     assert steps == [(i, [2 * i, 2 * i + 1], lines[i]["reward/mean"]) for i in range(4)]
     assert contents(tmp_path / "out") == contents(by_command) and len(contents(by_command)) == 4 + 4 + 4 + 3
     assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
+
+
+GRADED_APART = """
+import os
+import time
+import zlib
+from pathlib import Path
+
+from hone.environments import Rubric, SingleTurnEnv
+
+
+def checksum(completion, prompt):
+    Path(f"grading-{os.getpid()}").touch()
+    while Path("busy").exists():
+        time.sleep(0.01)
+    return zlib.crc32(f"{prompt} {completion}".encode()) % 1000 / 1000
+
+
+def load_environment():
+    rows = [{"question": f"question {i}"} for i in range(8)]
+    return SingleTurnEnv(rubric=Rubric([checksum]), dataset=rows, eval_dataset=rows)
+"""
+
+
+def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_path, monkeypatch):
+    """Nor does an error in the midst of that."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "graded_apart", raising=False)
+    Path("graded_apart.py").write_text(GRADED_APART)
+    task = {"orchestrator.env.id": "graded-apart", "orchestrator.grading.workers": 2}
+    for out, overlap in (("after", False), ("while", True)):
+        with RL(**settings, **task, output_dir=out, **{"orchestrator.grading.overlap": overlap}) as rl:
+            rl.step()
+            if overlap:
+                fail_while_grading(rl)
+            rl.train()
+    assert contents(Path("while")) == contents(Path("after"))
+    rewards = [row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()]
+    assert len(set(rewards)) > 16
+
+
+def fail_while_grading(rl: RL) -> None:
+    """Let the sampling of a step fail while both graders are at work: none goes on."""
+    for file in Path().glob("grading-*"):
+        file.unlink()
+    Path("busy").touch()
+    sample, pool = rl.policy.sample, rl.env._workers.pool
+
+    def fail(requests, sampling, finished=None):
+        trajectories = sample(requests, sampling, finished)
+        if finished is None:
+            return trajectories
+        wait_for(lambda: len(list(Path().glob("grading-*"))) == 2)
+        raise ZeroDivisionError
+
+    rl.policy.sample = fail
+    with pytest.raises(ZeroDivisionError):
+        rl.sample()
+    assert pool.pids == [] and all(gone(int(file.name.partition("-")[2])) for file in Path().glob("grading-*"))
+    rl.policy.sample = sample
+    Path("busy").unlink()
 
 
 def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):

@@ -5,7 +5,7 @@
 - It is ended at its deadline, of processor time: the run says then that it is not exact, since which step, and why.
 - One that is killed from outside changes no byte: its completion is graded again.
 - When the run is over nothing of it is left, also if it was killed while a grader slept.
-- The number of worker processes changes no byte.
+- The number of worker processes changes no byte, nor does it if they grade while others are sampled.
 """
 
 from __future__ import annotations
@@ -182,8 +182,9 @@ def test_a_grader_that_goes_wrong_costs_its_own_sample(mark, tmp_path):
     # By the clock six times as many: time enough on a busy machine for what takes no time of the processor.
     hostile = ("hostile", "--orchestrator.grading.timeout", "2")
     subprocess.run(argv("clean", "clean"), check=True, capture_output=True)
-    subprocess.run(argv("one", *hostile, "--orchestrator.grading.workers", "1"), check=True, capture_output=True)
-    subprocess.run(argv("four", *hostile, "--orchestrator.grading.workers", "4"), check=True, capture_output=True)
+    for out, workers, overlap in (("one", "1", "false"), ("four", "4", "true")):
+        flags = ("--orchestrator.grading.workers", workers, "--orchestrator.grading.overlap", overlap)
+        subprocess.run(argv(out, *hostile, *flags), check=True, capture_output=True)
     assert not [pid for pid in marked(mark) if not gone(pid)]
     forked = list(map(int, (tmp_path / "forked").read_text().split()))
     assert forked and all(map(gone, forked))
@@ -209,7 +210,7 @@ def test_a_grader_that_goes_wrong_costs_its_own_sample(mark, tmp_path):
 
 def test_a_grader_that_is_killed_from_outside_changes_no_byte(mark, tmp_path):
     subprocess.run(argv("clean", "clean"), check=True, capture_output=True)
-    subprocess.run(argv("killed", "killed", "--no-audit"), check=True, capture_output=True)
+    subprocess.run(argv("killed", "killed", "--orchestrator.grading.overlap"), check=True, capture_output=True)
     assert list(tmp_path.glob("died-*"))
     assert states.read_json(Path("killed/run.json"))["exact"] is True
     names = ("reward", "outcome", "detail", "components", "text", "advantage")
@@ -218,7 +219,7 @@ def test_a_grader_that_is_killed_from_outside_changes_no_byte(mark, tmp_path):
 
 
 def test_nothing_is_left_of_a_run_that_was_killed_while_a_grader_slept(mark, tmp_path):
-    command = argv("out", "asleep", "--orchestrator.grading.timeout", "100")
+    command = argv("out", "asleep", "--orchestrator.grading.timeout", "100", "--orchestrator.grading.overlap")
     with subprocess.Popen([*command, "--orchestrator.grading.workers", "2"], stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 600
         while len(list(tmp_path.glob("asleep-*"))) < 2 and process.poll() is None and time.monotonic() < deadline:

@@ -3,9 +3,12 @@
 It patches `torch.cuda` for good, so it belongs into a process of its own, imported before hone. Inside `FakeCuda`:
 
 - an operation on tensors of both devices raises, and so does `numpy()` of a tensor on the GPU;
-- `fake.waits` counts what makes the host wait for the GPU, by kind and by the line of hone that did it;
-- a wait while a CUDA graph is captured raises; replaying a graph repeats the recorded operations on the recorded
-  memory, and `fake.recorded` counts the graphs;
+- `fake.waits` counts what makes the host wait for the GPU, by kind and by the line of hone that did it: "event" if the
+  GPU has a graph to go on with meanwhile, else "last event";
+- what is copied to the CPU without blocking holds rubbish until an event behind it was waited for;
+- a wait while a CUDA graph is captured raises, and capturing changes nothing in memory; replaying a graph repeats the
+  recorded operations on the recorded memory. `fake.recorded` and `fake.launched` count the graphs and their replays,
+  `fake.operations` what else is launched, by name;
 - `varlen_attn` is emulated, forward and backward, as torch >= 2.12 has it, or as 2.11 with `enable_gqa=False`.
 
 `FakeTensorMode` knows the device rules too, but aborts at the first autograd node of a CPU build.
@@ -118,7 +121,10 @@ class FakeCuda(TorchDispatchMode):
         """`enable_gqa` False: `varlen_attn` has no such argument, and takes equally many heads, as in torch 2.11."""
         super().__init__()
         self.waits: Counter[tuple[str, str]] = Counter()
-        self.recorded = 0
+        self.recorded = self.launched = 0
+        self.operations: Counter[str] = Counter()
+        self.copying: list[tuple[torch.Tensor, torch.Tensor]] = []
+        """Tensors on the CPU, and what is on its way there."""
         self.enable_gqa = enable_gqa
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
@@ -163,9 +169,13 @@ class Graph:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, tuple, dict, Any]] = []
+        self.before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        """Memory that was written to while it was captured, and its content before that."""
 
     def replay(self) -> None:
         """Do it all again; what an operation made anew goes where it was when it was captured."""
+        assert _Machine.gpu is not None
+        _Machine.gpu.launched += 1
         for func, args, kwargs, out in self.calls:
             again = func(*args, **kwargs)
             old, new = [], []
@@ -186,6 +196,24 @@ def capture(graph: Graph, **options: Any) -> Iterator[None]:
         yield
     finally:
         _Machine.capturing = None
+        for storage, content in graph.before.values():
+            storage.copy_(content)
+        graph.before.clear()
+
+
+class Event:
+    """Stand in for `torch.cuda.Event`: what was being copied to the CPU when it was recorded is there behind it."""
+
+    def record(self, stream: Any = None) -> None:
+        assert _Machine.gpu is not None
+        self.copies, _Machine.gpu.copying = _Machine.gpu.copying, []
+        self.launched = _Machine.gpu.launched
+
+    def synchronize(self) -> None:
+        assert _Machine.gpu is not None
+        _wait("event" if _Machine.gpu.launched > self.launched else "last event")
+        for target, content in self.copies:
+            target.copy_(content)
 
 
 def _place() -> str:
@@ -243,10 +271,8 @@ def _count_waits(func: Any, args: tuple, kwargs: dict) -> None:
         else:
             from_gpu, device = isinstance(args[0], CudaTensor), kwargs.get("device")
             to_gpu, non_blocking = (from_gpu if device is None else _is_cuda(device)), kwargs.get("non_blocking")
-        if from_gpu and not to_gpu:
+        if from_gpu and not to_gpu and not (non_blocking and func is aten._to_copy.default):
             _wait("copy to the CPU")
-            if non_blocking:
-                raise RuntimeError(f"what is copied to the CPU is read before it is there, at {_place()}")
         elif to_gpu and not from_gpu and not non_blocking:
             _wait("copy to the GPU")
 
@@ -267,12 +293,24 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     here, options = _each(lambda x: x.cpu_data if isinstance(x, CudaTensor) else x, (args, kwargs))
     if device is not None:
         options = options | {"device": CPU}
-    if func is aten._to_copy.default:
-        options.pop("non_blocking", None)
+    non_blocking = func is aten._to_copy.default and options.pop("non_blocking", None)
     call = _EMULATED.get(str(func), func)
+    if _Machine.capturing is not None:
+        for argument in func._schema.arguments:
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                written = (
+                    options[argument.name] if argument.kwarg_only else here[func._schema.arguments.index(argument)]
+                )
+                storage = written.untyped_storage()
+                _Machine.capturing.before.setdefault(storage.data_ptr(), (storage, storage.clone()))
+    elif _Machine.gpu is not None and not any(r.alias_info and not r.alias_info.is_write for r in func._schema.returns):
+        _Machine.gpu.operations[str(func)] += 1
     out = call(*here, **options)
     if _Machine.capturing is not None:
         _Machine.capturing.calls.append((call, here, options, out))
+    if not labelled and non_blocking and _Machine.gpu is not None:
+        _Machine.gpu.copying.append((out, out.clone()))
+        return out.fill_(-7)
     if not labelled:
         return out
     out = _each(CudaTensor, out)
@@ -383,6 +421,7 @@ for _name, _value in {
     "device": _no_context,
     "graph_pool_handle": lambda: (0, 0),
     "CUDAGraph": Graph,
+    "Event": Event,
     "graph": capture,
 }.items():
     setattr(torch.cuda, _name, _value)

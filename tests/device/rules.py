@@ -27,12 +27,14 @@ def outcome(gpu: FakeCuda, call: Callable[[], Any]) -> str:
 
 
 def replayed() -> list[float]:
-    """Return what a graph of y = 2 x + w gives: as recorded, with new values in x and in w, and after w is replaced."""
+    """Return what a graph of y = 2 x + w gives: as recorded, with new values in x and in w, and after w is replaced;
+    before them, what is in y once it is captured.
+    """
     x, w, out = (torch.full((2,), value, device=CUDA) for value in (1.0, 0.0, 0.0))
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out.copy_(2 * x + w)
-    found = []
+    found = out.tolist()[:1]
 
     def replay() -> None:
         graph.replay()
@@ -45,6 +47,20 @@ def replayed() -> list[float]:
     replay()
     w = w + 100
     replay()
+    return found
+
+
+def copied() -> list[float]:
+    """Return what a copy that does not block holds: at once, behind an event of before, and behind one of after it."""
+    x, found = torch.full((1,), 3.0, device=CUDA), []
+    early, late = torch.cuda.Event(), torch.cuda.Event()
+    early.record()
+    here = x.to("cpu", non_blocking=True)
+    late.record()
+    x.fill_(4.0)
+    for wait in (lambda: None, early.synchronize, late.synchronize):
+        wait()
+        found.append(here.tolist()[0])
     return found
 
 
@@ -103,7 +119,7 @@ def main() -> None:
             "down": lambda: there.cpu(),
             "up": lambda: here.to(CUDA),
             "upload": lambda: upload(here.numpy(), CUDA),
-            "too early": lambda: there.to("cpu", non_blocking=True),
+            "event": lambda: [event := torch.cuda.Event(), event.record(), event.synchronize()],
             "captured": lambda: captured(lambda: there + 1),
             "captured item": lambda: captured(lambda: there[0].item()),
             "captured up": lambda: captured(lambda: here.to(CUDA)),
@@ -112,6 +128,7 @@ def main() -> None:
         parameter = torch.ones(2, device=CUDA, requires_grad=True)
         (parameter * there[:2]).sum().backward()
         found |= {"gradient": parameter.grad.tolist(), "replayed": replayed(), "attention": attention_apart()}
+        found["copied"] = copied()
     json.dump(found, sys.stdout)
 
 

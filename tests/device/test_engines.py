@@ -1,6 +1,6 @@
 """Every variant of the engine on the fake GPU: the CPU's samples, one wait a step, none while a graph is captured.
 
-In fp32 tokens are the CPU's, and logprobs to 4e-6 nats: other kernels attend. Batch-invariant ones are equal bit for
+In fp32 tokens are the CPU's, and logprobs to 6e-6 nats: other kernels attend. Batch-invariant ones are equal bit for
 bit. The rounded precisions keep to the trainer on the same device: within contract 3, or within `APART`.
 """
 
@@ -44,7 +44,7 @@ def test_samples_are_those_of_the_cpu(precision: str, found: dict, variant: str,
         if precision != "fp32":
             continue
         assert [token[1] for token in gpu[key]] == [token[1] for token in tokens]
-        atol = 0 if variant == "invariant" else 4e-6
+        atol = 0 if variant == "invariant" else 6e-6
         np.testing.assert_allclose([t[2] for t in gpu[key]], [t[2] for t in tokens], atol=atol, rtol=0)
         for ours, theirs in zip(gpu[key], tokens, strict=True):
             assert [id for id, _ in ours[3]] == [id for id, _ in theirs[3]]

@@ -15,7 +15,7 @@ from graders import gone
 from hone.config.shared import GradingConfig
 from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, inline, load_environment
 from hone.grading import GraderFailure
-from hone.types import Outcome, Reply
+from hone.types import Example, Outcome, Reply
 
 TASK = '''
 import asyncio, json, os, sys, time
@@ -134,13 +134,19 @@ def load(workers: int | None, timeout: float = 10.0, **kwargs) -> Environment:
     return env
 
 
-def grades(env: Environment, texts: list[str]) -> list:
+def pairs(env: Environment, texts: list[str]) -> list[tuple[Example, Reply]]:
     example = env.example(question="q", answer="a", info={"when": datetime.date(2026, 1, 2), "pair": (1, 2)})
-    replies = [
-        Reply([*example.prompt, {"role": "assistant", "content": text}], "length" if i % 3 else "stop", f"0-0-{i}")
+    return [
+        (
+            example,
+            Reply([*example.prompt, {"role": "assistant", "content": text}], "length" if i % 3 else "stop", f"0-0-{i}"),
+        )
         for i, text in enumerate(texts)
     ]
-    return env.grade_many([(example, reply) for reply in replies], seed=7)
+
+
+def grades(env: Environment, texts: list[str]) -> list:
+    return env.grade_many(pairs(env, texts), seed=7)
 
 
 def shown(scores) -> list:
@@ -155,6 +161,20 @@ def test_the_scores_are_those_of_one_process_whatever_the_number_of_workers():
     assert scores[0] == scores[1] == scores[3]
     assert len({reward for reward, *_ in scores[0]}) > 10
     assert [list(components) for _, components, *_ in scores[0][:3]] == [["graded", "where"], ["graded", "where"], []]
+
+
+def test_what_is_graded_while_others_are_sampled_has_the_same_scores_whatever_ends_first():
+    texts = [*TEXTS, "exit", "spin"]
+    env = load(2, timeout=0.5)
+    with env.early_grading(seed=7) as early:
+        assert early is not None
+        for pair in reversed(pairs(env, texts)):
+            early.add(*pair)
+        scores = early.scores()
+    assert shown([scores[reply.sample_id] for _, reply in pairs(env, texts)]) == shown(grades(env, texts))
+    for env in (load(0), load(2, kind="async")):
+        with env.early_grading() as early:
+            assert early is None
 
 
 def test_what_goes_wrong_costs_its_own_completion():

@@ -37,7 +37,7 @@ class Scripted:
         self.script, self.version = script, version
         self.requests, self.calls = [], []
 
-    def sample(self, requests, sampling):
+    def sample(self, requests, sampling, finished=None):
         self.calls.append((len(requests), sampling))
         self.requests += requests
         return [self._trajectory(request) for request in requests]

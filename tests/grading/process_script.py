@@ -66,6 +66,19 @@ class Ways:
     def sleep(self) -> None:
         time.sleep(600)
 
+    def tell_and_sleep(self) -> None:
+        self._tell(os.getpid())
+        time.sleep(600)
+
+    def wait_for_a_core(self) -> None:
+        """Works until it has waited for a core, while it could run, for a second and a half."""
+        begun = self._nanoseconds_waited()
+        while self._nanoseconds_waited() < begun + 1.5e9:
+            pass
+
+    def _nanoseconds_waited(self) -> int:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1])
+
     def exit_at_once(self) -> None:
         os._exit(0)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from graders import children, gone
+from graders import children, gone, wait_for
 
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -211,6 +211,46 @@ def test_a_forked_process_has_processes_of_its_own(pool):
     assert pool.ask_all(list(range(1000, 1300)), 5.0, 60.0) == list(range(1000, 1300))
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert pool.pids == keepers and pool.ask_all([3], 5.0, 60.0) == [3]
+
+
+def test_questions_are_asked_while_others_are_still_to_come(pool, pids):
+    with pool.asking(5.0, 60.0) as asked:
+        asked.put("fork and answer twice")
+        wait_for(pids.read_text)
+        asked.put(1, "exit at once")
+        asked.put([2])
+        first, second, failure, last = asked.answers()
+    assert (first, second, failure.outcome, last) == ("fork and answer twice", 1, ERROR, [2])
+
+
+def test_an_error_between_the_questions_of_a_round_ends_what_is_at_work(pool, pids):
+    with pytest.raises(ZeroDivisionError), pool.asking(600.0, 600.0) as asked:
+        asked.put("tell and sleep", "tell and sleep", 1)
+        wait_for(lambda: len(pids.read_text().split()) == 2)
+        keepers = pool.pids
+        1 / 0  # noqa: B018
+    assert pool.pids == [] and all(map(gone, [*keepers, *map(int, pids.read_text().split())]))
+    assert pool.ask_all([3, 4], 5.0, 60.0) == [3, 4]
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="the system does not tell what waits for a core")
+def test_time_in_which_a_process_waited_for_a_core_is_not_its_own(pids):
+    """It shares one with six that never rest, and answers after more seconds than it may sleep."""
+    core = min(os.sched_getaffinity(0))
+    spinning = [subprocess.Popen(["sh", "-c", "while :; do :; done"], start_new_session=True) for _ in range(6)]
+    try:
+        with Pool(SCRIPT, [str(pids)], "testing", workers=1) as pool:
+            assert pool.ask_all([1], 5.0, 60.0) == [1]
+            [process] = children(pool.pids[0])
+            for pid in (process, *(one.pid for one in spinning)):
+                os.sched_setaffinity(pid, {core})
+            starved, asleep = pool.ask_all(["wait for a core", "sleep"], 30.0, 1.0)
+    finally:
+        for one in spinning:
+            one.kill()
+            one.wait()
+    assert starved == "wait for a core"
+    assert (asleep.outcome, asleep.detail) == (TIMEOUT, "testing took 1 seconds")
 
 
 def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):

@@ -59,6 +59,17 @@ def test_the_models_eos_ends_a_completion_unless_ignored():
     assert {len(c.token_ids) for c in free} == {200}
 
 
+def test_a_completion_is_handed_over_as_soon_as_it_has_ended():
+    engine, seen = Engine(model()), {}
+    jobs = [Job((65, 66), key, limit) for key, limit in ((1, 5), (2, 2), (3, 4))]
+    completions = engine.run(
+        jobs, SamplingParams(ignore_eos=True), lambda index, completion: seen.update({index: (completion, engine.busy)})
+    )
+    assert list(seen) == [1, 2, 0] and [busy for _, busy in seen.values()] == [True, True, False]
+    assert [seen[index][0] for index in range(3)] == completions
+    assert [len(completion.token_ids) for completion in completions] == [5, 2, 4]
+
+
 def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
     with pytest.raises(UserError, match="exceeds the model's context of 2048"):
         Engine(model()).generate([[5] * 2044], SamplingParams(max_tokens=5))

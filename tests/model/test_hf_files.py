@@ -15,7 +15,7 @@ from hone import rng
 from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.model.files import is_hub_id, resolve_model
-from hone.model.hf import load_model, save_model
+from hone.model.hf import copy_weights, load_model, reserve_files, save_model
 from hone.model.presets import random_decoder, tiny_config
 
 SMALL = InitConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24)
@@ -108,6 +108,45 @@ def test_saved_bytes_depend_on_the_model_alone(folder: Path, tmp_path: Path) -> 
     save_model(load_model(folder), tmp_path / "again")
     again = {path.name: path.read_bytes() for path in (tmp_path / "again").iterdir()}
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == again
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("max_shard_bytes", [10**9, 20_000])
+def test_reserved_files_are_written_over_mapped_and_copied_with_the_bytes_of_others(
+    tmp_path: Path, precision: str, max_shard_bytes: int
+) -> None:
+    first, second = (random_decoder(tiny_config(InitConfig()), seed, precision) for seed in (1, 2))
+    folder, copied, usual = (tmp_path / name for name in ("reserved", "copied", "usual"))
+    for model in (first, second):
+        reserve_files(model, folder, max_shard_bytes)
+        files = {file.name: file.stat().st_ino for file in folder.glob("*.safetensors")}
+        assert all(file.stat().st_blocks * 512 >= file.stat().st_size for file in folder.glob("*.safetensors"))
+        save_model(model, folder, max_shard_bytes, reserved=True)
+        assert {file.name: file.stat().st_ino for file in folder.glob("*.safetensors")} == files
+    assert (len(files) == 1) == (max_shard_bytes == 10**9)
+    plain, mapped = (load_model(folder, precision=precision, mapped=mapped) for mapped in (False, True))
+    for ours, theirs, made in zip(mapped.parameters(), plain.parameters(), second.parameters(), strict=True):
+        assert ours.dtype == made.dtype and torch.equal(ours, made) and torch.equal(theirs, made)
+        assert ours.data_ptr() % 64 == 0
+    save_model(second, usual, max_shard_bytes)
+    copied.mkdir()
+    copy_weights(folder, copied)
+    assert {file.name: file.read_bytes() for file in copied.iterdir()} == {
+        file.name: file.read_bytes() for file in usual.iterdir()
+    }
+    if len(files) == 1:  # what is written there is seen by whoever has mapped it, in all parameters: nothing was copied
+        save_model(first, folder, reserved=True)
+        assert all(torch.equal(a, b) for a, b in zip(mapped.parameters(), first.parameters(), strict=True))
+
+
+def test_files_that_lie_otherwise_or_do_not_fit_are_mapped_to_the_same_values_or_refused(folder: Path) -> None:
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(load_model(folder, mapped=True).parameters(), load_model(folder).parameters(), strict=True)
+    )
+    edit_weights(folder, **{"model.norm.weight": torch.ones(4, 4)})  # as many bytes
+    with pytest.raises(UserError, match=r"misshapen model.norm.weight is \[4, 4\], not \[16\]"):
+        load_model(folder, mapped=True)
 
 
 def test_generation_config_is_kept_and_its_ends_are_read(folder: Path, tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ class Script:
     def __init__(self, *texts: list[str], end: int = END, cut: str = "~") -> None:
         self.texts, self.end, self.cut, self.rounds = texts, end, cut, []
 
-    def sample(self, requests, sampling):
+    def sample(self, requests, sampling, finished=None):
         self.rounds.append(list(requests))
         return [self._say(request) for request in requests]
 

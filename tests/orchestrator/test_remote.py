@@ -77,7 +77,9 @@ def test_it_samples_what_an_engine_here_does_version_by_version(tmp_path: Path, 
         for version in (4, 5):
             policy.load(version)
             local.load(version)
-            found = policy.sample(requests(), sampling)
+            heard: dict[int, Any] = {}
+            found = policy.sample(requests(), sampling, heard.__setitem__)
+            assert [heard[index] for index in range(len(requests()))] == found
             same(found, local.sample(requests(), sampling))
             assert policy.version == version and {t.versions[-1] for t in found} == {version}
             with torch.no_grad():
@@ -233,8 +235,8 @@ def test_an_answer_that_cannot_be_trained_on_ends_the_run(
     choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "finish_reason": "stop"}
     choice |= {"logprobs": {"token_logprobs": [-1]}} | changes
 
-    async def ask(bodies: Any, begun: Any) -> Any:
-        return [{"choices": [choice]} for _ in bodies]
+    async def ask(bodies: Any, begun: Any, heard: Any) -> Any:
+        heard(0, {"choices": [choice]})
 
     monkeypatch.setattr(policy, "_ask", ask)
     with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):

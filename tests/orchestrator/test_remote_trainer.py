@@ -45,7 +45,7 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., RemoteTrainer]]:
         transport.open(session)
         assert there.session(wait=False) == session
         for version in range(3, 3 + made):
-            with there.weights_dir(version) as folder:
+            with there.weights_dir(version) as (folder, _):
                 (folder / "w").write_text(str(version))
             there.put_result(Result(version, {"loss": float(version)}, f"f{version}", (-1.0, -2.0), {}))
         run: Any = SimpleNamespace(phase=lambda name: there._explaining())
@@ -71,7 +71,7 @@ def test_versions_are_published_in_order_with_what_the_server_says_of_the_canary
         assert (trainer.version, trainer.fingerprint()) == (version, f"f{version}")
         assert update.metrics == {"loss": version} and update.weights == ("f3" if version == 4 else "")
         assert list(trainer.published.scores) == [-1.0 - version, -2.0] and trainer.published.error is None
-    assert server.loaded == [(version, trainer.transport.weights(version)) for version in (3, 4)]
+    assert [(version, path.name) for version, path in server.loaded] == [(3, "step_3"), (4, "step_4")]
 
 
 def test_a_version_that_is_measured_is_held(begin) -> None:
@@ -114,3 +114,17 @@ def test_one_that_gives_up_hands_out_what_the_trainer_made_without_the_server(be
     trainer.take()
     assert (trainer.version, trainer.published.scores, trainer.published.error) == (4, None, None)
     assert [version for version, _ in server.loaded] == [3]
+
+
+def test_what_the_server_has_and_what_is_being_saved_is_not_written_over(begin) -> None:
+    """Not even once the trainer has made later versions, which nobody gives to the server any more."""
+    server = Server()
+    trainer = begin(server, 4, holds=lambda version: version == 4)
+    trainer.take()
+    trainer.kept = 3
+    trainer.take()
+    trainer.give_up()
+    trainer.take()
+    trainer.take()
+    there = {path.name for path in trainer.transport.weights(6).parent.iterdir()}
+    assert trainer.version == 6 and server.loaded[-1][0] == 4 and there == {"step_3", "step_4", "step_5", "step_6"}

@@ -83,7 +83,7 @@ GPU = ["A100", 80 * 2**30, 80 * 2**30]
     ],
 )
 def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "run_apart", lambda program: (json.dumps(["2.13", build, gpus]), ""))
+    monkeypatch.setattr(doctor, "run_apart", lambda program: (json.dumps(["2.13", build, gpus, True]), ""))
     monkeypatch.setattr(doctor, "has_gpu_driver", lambda: True)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if hidden is not None:
@@ -195,3 +195,13 @@ def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
     assert examined("wandb", asks)["login"].text == "a key is there"
     assert examined("wandb", rl("--wandb.mode", "offline"))["login"].text == "not needed: mode offline"
+
+
+def test_a_cpu_without_bf16_is_told_the_faster_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_gpu_driver", lambda: False)
+    found = {}
+    for bf16 in (True, False):
+        monkeypatch.setattr(doctor, "run_apart", lambda program, bf16=bf16: (json.dumps(["2.13", None, [], bf16]), ""))
+        found[bf16] = {name: fix for name, _, _, fix in doctor.check_device(doctor.Subject())}
+    assert "bf16" not in found[True]
+    assert found[False]["bf16"] == "--precision fp32"

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hone.errors import UserError
+from hone.runs.files import FILE_MODE
 from hone.transport import FileTransport, Hello, Order, Result, Session, decode, encode
 
 
@@ -62,7 +63,7 @@ def everything(folder: Path) -> set[str]:
 
 
 def publish(trainer: FileTransport, version: int) -> None:
-    with trainer.weights_dir(version) as folder:
+    with trainer.weights_dir(version) as (folder, _):
         (folder / "model.safetensors").write_bytes(b"%d" % version)
     trainer.put_result(result(version))
 
@@ -173,7 +174,7 @@ def test_only_what_is_ours_is_removed(tmp_path):
 def test_weights_appear_whole_and_old_ones_go(ends):
     orchestrator, trainer = ends
     folder = trainer.weights_root / "session-s1"
-    with pytest.raises(Stop), trainer.weights_dir(0) as fresh:
+    with pytest.raises(Stop), trainer.weights_dir(0) as (fresh, _):
         (fresh / "model.safetensors").write_bytes(b"half")
         assert not (folder / "step_0").exists()
         raise Stop
@@ -182,9 +183,48 @@ def test_weights_appear_whole_and_old_ones_go(ends):
         publish(trainer, version)
     orchestrator.drop(3)
     assert os.listdir(folder) == ["step_4"]
-    with trainer.weights_dir(4) as fresh:  # a version can be written again
+    with trainer.weights_dir(4) as (fresh, _):  # a version can be written again
         (fresh / "model.safetensors").write_bytes(b"again")
     assert (folder / "step_4" / "model.safetensors").read_bytes() == b"again"
+
+
+def test_weights_in_memory_are_written_over_those_before_and_go_by_disk_without_room(tmp_path):
+    memory, orchestrator, trainer = tmp_path / "m", FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
+    memory.mkdir()
+    orchestrator.open(replace(session("s0"), memory=str(memory)))  # a run before, in the same memory
+    orchestrator.open(replace(session(), memory=str(memory)))
+    assert os.listdir(memory) == ["session-s1"]
+    trainer.session()
+
+    def reserve(folder):
+        if full:
+            raise OSError(28, "no room")
+        folder.mkdir(exist_ok=True)
+        (folder / "model.safetensors").touch()
+
+    def published(version):
+        with trainer.weights_dir(version, reserve) as (folder, reserved):
+            (folder / "model.safetensors").write_bytes(b"%d" % version)
+        file = orchestrator.weights(version) / "model.safetensors"
+        assert file.read_bytes() == b"%d" % version and file.stat().st_mode & 0o777 == FILE_MODE
+        assert file.is_relative_to(memory) == reserved
+        return reserved, file.stat().st_ino
+
+    full = False
+    (in_memory, first), second = published(0), published(1)
+    assert in_memory and second[1] != first
+    orchestrator.drop(0)
+    assert published(2) == (True, first), "the file of version 0"
+    orchestrator.drop(2, kept=1)
+    full = True
+    assert not published(3)[0]
+    assert sorted(os.listdir(memory / "session-s1")) == ["step_1"], "the spare one is not kept where it did not do"
+    full = False
+    assert published(4)[0]
+    orchestrator.drop(4)
+    assert os.listdir(memory / "session-s1") == ["spare"] and os.listdir(tmp_path / "t/weights/session-s1") == []
+    orchestrator.close()
+    assert everything(memory) == set() and not (tmp_path / "t" / "weights").exists()
 
 
 def test_a_full_disk_is_one_sentence_and_the_next_try_counts(ends):
@@ -193,7 +233,7 @@ def test_a_full_disk_is_one_sentence_and_the_next_try_counts(ends):
     with pytest.raises(UserError, match=r"can't be used, the disk is full.*: free some space"):
         orchestrator.put(batch(0))
     assert orchestrator.waiting() == (0, 0)
-    with pytest.raises(UserError, match="the disk is full"), trainer.weights_dir(0) as folder:
+    with pytest.raises(UserError, match="the disk is full"), trainer.weights_dir(0) as (folder, _):
         Path(folder / "model.safetensors").symlink_to("/dev/full")
         (folder / "model.safetensors").write_bytes(b"x")
     assert os.listdir(trainer.weights_root / "session-s1") == []

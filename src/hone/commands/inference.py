@@ -26,6 +26,7 @@ from hone.model.files import TINY, resolve_model
 from hone.model.hf import load_model, non_finite, save_model
 from hone.model.rendering import read_override
 from hone.model.tokenizer import save_tokenizer
+from hone.orchestrator.shared_memory import given_folder
 
 GRACE = 5
 """Seconds that requests in flight have to end when the server is stopped."""
@@ -60,7 +61,8 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     model = load_model(name, device=device, precision=config.precision, seed=config.seed, init=config.model.init)
     if (found := non_finite(model)) is not None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
-    threads = configure(config.threads, model.num_parameters, deterministic=model.device.type == "cpu")
+    on_cpu = model.device.type == "cpu"
+    threads = configure(config.threads, model.num_parameters, on_cpu, compiled=config.model.compile)
     renderer = load_renderer(name, config.model.chat_template)
     kv_gib = config.kv_gib or serving_kv_gib(str(model.device))
     engine = Engine(
@@ -69,10 +71,11 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
         prefill_tokens=config.prefill_tokens,
         prefix_bytes=int(config.prefix_gib * GIB),
         batch_invariant=config.batch_invariant,
-        cuda_graphs=config.cuda_graphs,
+        cuda_graphs=config.decodes_with_graphs(model.device.type),
         tokenizer=renderer.tokenizer,
     )
-    app = create_app(Service(engine), renderer, name, config.api_key, config.weights_root, config.seed)
+    root, memory = config.weights_root, given_folder()
+    app = create_app(Service(engine), renderer, name, config.api_key, root, memory, config.seed)
     place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}, {kv_gib:.3g} GiB for keys and values"
     described = f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place}"
     serve(app, listener, _intro(config, described), GRACE)
@@ -104,6 +107,7 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
         chat_template=None if template is None else str(template),
         served_name=name,
         kv_gib=config.kv_gib or KV_GIB,
+        memory=given_folder(),
         progress=lambda line: print(line, flush=True),
         **{field: getattr(config, field) for field in fields},
     ) as server:

@@ -24,6 +24,7 @@ from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, share_of_cores, visible_gpus
+from hone.orchestrator.shared_memory import VARIABLE, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.outputs import LAUNCHER as LOCK
 from hone.runs.outputs import Lock, holder
@@ -67,6 +68,7 @@ def run_split(config: RLConfig) -> int:
         return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
 
     with ExitStack() as stack:
+        memory = stack.enter_context(shared_folder(_say)) if serves else None
         launch = Launch(
             roles(config, placement, scratch),
             folder,
@@ -74,7 +76,7 @@ def run_split(config: RLConfig) -> int:
             _say,
             kept,
             resume_command(folder, {"kind": "rl"}),
-            variables(),
+            variables(memory),
             restarts=config.restarts,
             grace_seconds=config.grace_seconds,
             began=lambda children: _say(introduction(config, children)),
@@ -130,12 +132,15 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
     return [Role(INFERENCE, command, env=env, port=config.inference.port), trainer, driver]
 
 
-def variables() -> dict[str, str]:
-    """Return the environment of all roles: lines as they come, no spinning on cores that they share."""
+def variables(memory: Path | None) -> dict[str, str]:
+    """Return the environment of all roles: lines as they come, no spinning on cores that they share, and the folder in
+    `memory` for weights.
+    """
     # What torchrun or a scheduler has set for this process is not for those of the run.
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED)
+    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED, VARIABLE)
     own = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
+    launched |= {VARIABLE: str(memory)} if memory else {}
     return {"GOMP_SPINCOUNT": "1000"} | own | {"PYTHONUNBUFFERED": "1"} | launched
 
 

@@ -74,7 +74,8 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         return model
 
     model = load()
-    threads = configure(config.threads, model.num_parameters, bool(config.deterministic), ranks)
+    kernels = bool(config.deterministic), ranks, config.model.compile
+    threads = configure(config.threads, model.num_parameters, *kernels)
     hello = Hello(
         id=uuid4().hex[:16],
         fingerprint=fingerprint(dict(model.named_parameters()), ranks),

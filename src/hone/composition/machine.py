@@ -20,6 +20,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.inference.memory import GIB, KV_GIB
+from hone.model import fusion
 from hone.model.config import DecoderConfig
 from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
 from hone.runs.files import RESTORE
@@ -52,7 +53,7 @@ def device_of(name: str) -> str:
 
 
 Config = TypeVar("Config", bound=RLConfig | SFTConfig)
-DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib")
+DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs", "overlap")
 """Settings that the machine decides where the user does not, in whichever section of a config they are."""
 
 
@@ -133,7 +134,7 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 def _filled(config: Any, table: dict[str, Any]) -> Any:
     """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
     update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
-    for name in ("trainer", "data", "inference"):
+    for name in ("trainer", "data", "inference", "orchestrator", "grading"):
         if isinstance(section := getattr(config, name, None), BaseConfig) and isinstance(table.get(name), dict):
             update[name] = _filled(section, table[name])
     return config.model_copy(update=update)
@@ -174,9 +175,12 @@ def _tune_malloc(ranks: Ranks) -> None:
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
-def configure(threads: int | None, parameters: int, deterministic: bool = True, ranks: Ranks = ALONE) -> int:
-    """Set the number of CPU threads and, if asked, deterministic kernels; returns the number of threads."""
+def configure(
+    threads: int | None, parameters: int, deterministic: bool = True, ranks: Ranks = ALONE, compiled: bool = False
+) -> int:
+    """Set the number of CPU threads and, if asked, deterministic or compiled kernels; returns the number of threads."""
     _tune_malloc(ranks)
+    fusion.set_compiled(compiled)
     count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)
     if deterministic:
@@ -199,11 +203,13 @@ def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
 def kept_settings() -> Iterator[None]:
     """Put threads and kernels back, whatever `configure` made of them in the block."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
+    compiled = fusion.compiles()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
+        fusion.set_compiled(compiled)
         torch.set_num_threads(threads)
         torch.use_deterministic_algorithms(pinned, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]

@@ -17,6 +17,7 @@ from hone.inference.memory import (
     packed_bytes,
     rows_asked_for,
     sampling_bytes,
+    uses_graphs,
 )
 from hone.model.config import DecoderConfig
 from hone.trainer.memory import (
@@ -42,7 +43,7 @@ PHASES = {
 }
 """Parts that only one phase has."""
 SERVER_GIB = 2.0
-"""What a server takes on a GPU beside its weights and its keys and values, by guess."""
+"""What a server takes on a GPU beside its weights and its keys and values, CUDA graphs included, by guess."""
 MARGIN = 0.05
 """Share of a device's memory that is left free: blocks of many sizes don't fill it, and a plan is not exact."""
 
@@ -115,20 +116,20 @@ def fitted(
     turns: int = 1,
     ranks: int = 1,
 ) -> Config:
-    """Return the config with activation checkpointing and the size of the KV cache chosen, where it leaves them open,
-    for `room` bytes on the device.
+    """Return the config with activation checkpointing, CUDA graphs and the size of the KV cache chosen, where it leaves
+    them open, for `room` bytes on the device.
 
     Checkpointing is the fastest with which a train step fits beside a KV cache of 4 GiB, or of what the config says,
-    or beside the vLLM that the run starts. If none fits, it is the leanest.
+    or beside the vLLM that the run starts. On a GPU there are graphs if any of them leaves room for what these keep
+    while the trainer works. If nothing fits, checkpointing is the leanest, and there are none.
 
-    On a CPU the cache has 4 GiB. On a GPU it has what a train step leaves, but at least 4 GiB, since training and
-    sampling take turns, and at most what the run can use. If sampling does not fit then, the cache is halved until it
-    does.
+    On a CPU the cache has 4 GiB. On a GPU it has what a train step leaves, but at least 4 GiB if training and sampling
+    take turns, without graphs; and at most what the run can use. It is made smaller until all fits then.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
-    engine = config if isinstance(config, RLConfig) and config.mode != "split" and config.sampled_by is None else None
+    engine = config if isinstance(config, RLConfig) and config.samples_here else None
     if engine is not None and device == "cuda":
-        one = kv_bytes_per_token(model, engine.precision, device) * (prompt + completion)
+        one = kv_bytes_per_token(model, engine.precision, device) * (-(-(prompt + completion) // 64) * 64)
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
@@ -139,20 +140,31 @@ def fitted(
     def needs(config: Config, phase: str) -> int:
         return sum(memory(config, model, device, prompt, completion, turns, ranks).of(phase).values())
 
+    def graphs(config: Any) -> bool:
+        return engine is not None and uses_graphs(config, device)
+
+    def fits(config: Any) -> bool:
+        if graphs(config):
+            return needs(_with_cache(config, beside), "training") <= room
+        return needs(config, "training") + beside <= room
+
     choices: list[Any] = [config]
     if trainer_of(config).checkpointing is None:
         values = [{"checkpointing": name} for name in CHECKPOINTING]
         choices = [changed(config, **({"trainer": v} if isinstance(config, RLConfig) else v)) for v in values]
-    config = next((choice for choice in choices if needs(choice, "training") + beside <= room), choices[-1])
+    if engine is not None and engine.inference.cuda_graphs is None:
+        values = dict.fromkeys([engine.inference.decodes_with_graphs(device), False])
+        choices = [changed(choice, inference={"cuda_graphs": v}) for v in values for choice in choices]
+    config = next(filter(fits, choices), choices[-1])
     if engine is None or given is not None:
         return config
-    left = int((room - needs(config, "training")) / (1 + PREFIX_SHARE * (turns > 1)))
-    size = int(KV_GIB * GIB) if device == "cpu" else max(one, min(most, max(left, beside)))
-    with_cache = _with_cache(config, size)
-    while device == "cuda" and size > one and needs(with_cache, "sampling") > room:
-        size = max(one, size // 2)
-        with_cache = _with_cache(config, size)
-    return with_cache
+    if device == "cpu":
+        return _with_cache(config, int(KV_GIB * GIB))
+    left = int((room - needs(_with_cache(config, one), "training")) / (1 + PREFIX_SHARE * (turns > 1)))
+    size, phases = max(one, min(most, max(left, beside))), PHASES if graphs(config) else ("sampling",)
+    while size > one and any(needs(_with_cache(config, size), phase) > room for phase in phases):
+        size = max(one, size * 9 // 10)
+    return _with_cache(config, size)
 
 
 def _with_cache(config: Any, size: int) -> Any:

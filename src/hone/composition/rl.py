@@ -123,10 +123,11 @@ class Steps:
         if not self.begin():
             raise StepAbandoned
         step, (draws, examples) = self.next_step, self.sampler.draw()
-        with self.recorder.phase("sample"):
-            trajectories = self.sampler.sample(examples, draws, step)
-        with self.recorder.phase("grade"):
-            return self.sampler.grade(examples, draws, trajectories)
+        with self.sampler.early_grading() as early:
+            with self.recorder.phase("sample"):
+                trajectories = self.sampler.sample(examples, draws, step, early)
+            with self.recorder.phase("grade"):
+                return self.sampler.grade(examples, draws, trajectories, early)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
@@ -265,7 +266,7 @@ class RL(Training):
 
     def _open(self, stack: ExitStack) -> None:
         config, model, renderer = self.config, self.model, self.renderer
-        configure(config.threads, model.num_parameters, bool(config.deterministic))
+        configure(config.threads, model.num_parameters, bool(config.deterministic), compiled=config.model.compile)
         server = None
         if config.sampled_by is not None:
             from hone.composition.sampling import reached

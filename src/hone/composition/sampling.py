@@ -18,6 +18,7 @@ from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
+from hone.orchestrator.shared_memory import NO_ROOM, by_disk, shared_folder, shortage
 from hone.orchestrator.types import Policy
 from hone.runs.outputs import SPOOL
 from hone.runs.writer import RunWriter
@@ -44,11 +45,21 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
 def sampling(
     config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
 ) -> Iterator[Policy]:
-    """Make the policy of the run. A server takes weights from a spool in the run's directory; one started here ends."""
+    """Make the policy of the run. A server takes weights from a spool in the run's directory; one started here ends.
+
+    That one takes them from memory, if two versions of the model have room there.
+    """
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:
-        spool = Spool(config.output_dir / SPOOL, trainer.model)
+        say = run.display.message
+        no_room = partial(say, by_disk(NO_ROOM))
+        memory = stack.enter_context(shared_folder(say)) if server is None else None
+        size = sum(parameter.nbytes for parameter in trainer.model.parameters())
+        if memory is not None and (sentence := shortage(memory, size)) is not None:
+            say(sentence)
+            memory = None
+        spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room)
         remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)
         remove()  # what a killed process left
         stack.callback(remove)
@@ -84,6 +95,7 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         threads=torch.get_num_threads(),
         seed=config.seed,
         weights_root=spool.folder,
+        memory=spool.memory,
         served_name=config.model.name,
         progress=run.display.message,
     )

@@ -203,7 +203,8 @@ class SFT(Training):
         config, trainer, world = self.config, self.trainer, self.ranks.world
         stack.enter_context(trainer)  # the other ranks end when this one does, however it does
         stack.callback(lambda: setattr(trainer, "code", self.exit_code))
-        configure(config.threads, self.model.num_parameters, bool(config.deterministic), self.ranks)
+        kernels = bool(config.deterministic), self.ranks, config.model.compile
+        configure(config.threads, self.model.num_parameters, *kernels)
         self.renderer = load_renderer(self.source, config.model.chat_template)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         self._check()
@@ -259,7 +260,8 @@ class SFT(Training):
 
 def follow(sft: SFT) -> int:
     """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
-    configure(sft.config.threads, sft.model.num_parameters, bool(sft.config.deterministic), sft.ranks)
+    kernels = bool(sft.config.deterministic), sft.ranks, sft.config.model.compile
+    configure(sft.config.threads, sft.model.num_parameters, *kernels)
     return sft.trainer.follow()
 
 

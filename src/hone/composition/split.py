@@ -24,13 +24,14 @@ from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
-from hone.model.hf import model_config
+from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
 from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.remote_trainer import RemoteTrainer
+from hone.orchestrator.shared_memory import given_folder, shortage
 from hone.runs import provenance
 from hone.runs.observer import Observer
 from hone.runs.saving import Snapshot
@@ -96,6 +97,11 @@ class SplitRL(RL):
         sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
         start, temperature = run.start_step, config.orchestrator.sampling.temperature
         canary = fixed_tokens(sampler.first(EXAMPLES), self.renderer, config.seq_len)
+        if (memory := given_folder()) is not None:
+            size = hello.parameters * (2 if config.precision == "bf16" else 4)
+            if (sentence := shortage(memory, size)) is not None:
+                print(sentence, flush=True)
+                memory = None
         session = Session(
             id=provenance.new_id(),
             start=start,
@@ -105,6 +111,7 @@ class SplitRL(RL):
             temperature=temperature,
             canary=canary,
             lag=config.orchestrator.max_async_level,
+            memory=None if memory is None else str(memory),
         )
         transport.open(session)
         stack.callback(transport.close)
@@ -120,12 +127,18 @@ class SplitRL(RL):
             return Snapshot({}, ledger.state(before=trainer.version), part)
 
         def export(folder: Path, step: int, _: Any) -> None:
-            for file in transport.weights(step).iterdir():
-                try:
-                    os.link(file, folder / file.name)
-                except OSError:  # another file system, or one without links
-                    shutil.copyfile(file, folder / file.name)
+            source = transport.weights(step)
+            if memory is not None and source.is_relative_to(memory):
+                copy_weights(source, folder)
+            else:
+                for file in source.iterdir():
+                    try:
+                        os.link(file, folder / file.name)
+                    except OSError:  # another file system, or one without links
+                        shutil.copyfile(file, folder / file.name)
             add_tokenizer(folder, self.renderer, parts.card(config, step))
+            if trainer.kept == step:
+                trainer.kept = None
 
         stack.enter_context(self._saving(export, snapshot, config.ckpt, planned=True))
         trainer.saver = self.saver

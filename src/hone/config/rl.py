@@ -132,6 +132,13 @@ class ClientConfig(BaseConfig):
         return None if url is None else server_url(url, "orchestrator.client.api_key_var")
 
 
+class RLGradingConfig(GradingConfig):
+    """How reward functions are run."""
+
+    overlap: bool | None = None
+    """Grade what has ended while other completions are sampled (default: where cores are left)."""
+
+
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
@@ -151,7 +158,7 @@ class OrchestratorConfig(BaseConfig):
     """How rollouts are sampled."""
     env: EnvConfig = EnvConfig()
     """The task."""
-    grading: GradingConfig = GradingConfig()
+    grading: RLGradingConfig = RLGradingConfig()
     """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
@@ -260,6 +267,11 @@ class RLConfig(RunConfig):
             return "a server without inference.batch_invariant"
         lag = self.orchestrator.max_async_level
         return f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old" if lag else None
+
+    @property
+    def samples_here(self) -> bool:
+        """Return True if the trainer's process has the engine."""
+        return self.mode != "split" and self.sampled_by is None
 
     @property
     def server_url(self) -> str:

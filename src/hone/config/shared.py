@@ -85,6 +85,8 @@ class ModelConfig(BaseConfig):
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
+    compile: bool = False
+    """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
     init: InitConfig = InitConfig()
     """Size of `hone/tiny`."""
 
@@ -274,10 +276,14 @@ class EngineConfig(BaseConfig):
     For vLLM in `rl`: 1 on a CPU, 8 on a GPU."""
     batch_invariant: bool = False
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
-    cuda_graphs: bool = False
-    """Own engine on a GPU: decode with recorded graphs."""
+    cuda_graphs: bool | None = None
+    """Own engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
+
+    def decodes_with_graphs(self, device: str) -> bool:
+        """Return `cuda_graphs`, or what is chosen on this kind of device where it is left open."""
+        return device == "cuda" and not self.batch_invariant if self.cuda_graphs is None else self.cuda_graphs
 
 
 class TransportConfig(BaseConfig):

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
     from hone.environments.template import Template
     from hone.environments.workers import Workers
+    from hone.grading.pool import Round
 
 Completion = str | list[Message] | Trajectory | Reply
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
@@ -304,6 +305,20 @@ class Environment:
         graded = iter([self.rubric.score(one, sample, self.parser) for one, sample in both])
         return [next(graded) if score is None else score for score in scores]
 
+    @contextmanager
+    def early_grading(self, seed: int = 0) -> Iterator[EarlyGrading | None]:
+        """Yield what grades completions in worker processes, from when each is handed over, while the block goes on.
+
+        None where nothing is gained by that: the functions run in this process, or some are async, so that those of
+        all completions wait at the same time, as they only do if they are asked for together.
+        """
+        workers = self._workers_for(self.rubric.inline)
+        if workers is None or self.rubric.waits:
+            yield None
+        else:
+            with workers.asking() as asked:
+                yield EarlyGrading(self, workers, asked, seed)
+
     def grading(self, sample: Sample) -> Work[Measured]:
         """Run the functions of the rubric on a sample, in this process."""
         return self.rubric.measure(sample, self.parser)
@@ -362,6 +377,27 @@ class Environment:
     def splits(self) -> list[str]:
         """The names of the splits that there are, of "train" and "eval"."""
         return [name for name, source in self._sources.items() if source is not None]
+
+
+class EarlyGrading:
+    """Completions that are graded while others are sampled. A score is what `Environment.grade_many` gives."""
+
+    def __init__(self, env: Environment, workers: Workers, asked: Round, seed: int) -> None:
+        self._env, self._workers, self._asked, self._seed = env, workers, asked, seed
+        self._samples: list[Sample] = []
+
+    def add(self, example: Example, completion: Trajectory | Reply) -> None:
+        """Grade a rollout of one turn, without waiting."""
+        from hone.environments.workers import question
+
+        self._samples.append(self._env._sample(example, completion, self._seed))
+        self._asked.put(question("grade", self._samples[-1:]))
+
+    def scores(self) -> dict[str, Score]:
+        """Return the score of each rollout by its sample id, when all are there."""
+        rubric, parser = self._env.rubric, self._env.parser
+        measured = self._workers.grade(self._samples, rubric, self._asked)
+        return {s.sample_id: rubric.score(one, s, parser) for one, s in zip(measured, self._samples, strict=True)}
 
 
 class SingleTurnEnv(Environment):

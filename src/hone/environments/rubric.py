@@ -121,6 +121,11 @@ class Rubric:
         """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
+    @property
+    def waits(self) -> int:
+        """The number of async functions, each of which may wait as long as it may take."""
+        return sum(map(is_async, self.funcs.values()))
+
     def needs(self, column: str) -> bool:
         """Return True if a reward function asks for this argument."""
         return any(column in accepted for accepted in self._accepts.values())

@@ -13,16 +13,17 @@ import os
 import pickle
 import sys
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hone.environments.environment import Limits, Origin, Progress
-from hone.environments.rubric import Measured, Rubric, Sample, is_async
+from hone.environments.rubric import Measured, Rubric, Sample
 from hone.errors import UserError
 from hone.grading import GraderFailure, together
 from hone.grading.inline import MAX_DETAIL, cut
-from hone.grading.pool import Pool
+from hone.grading.pool import Pool, Round
 from hone.types import Message, Outcome
 
 CHUNK = 64
@@ -45,10 +46,14 @@ class Workers:
             environment={"PYTHONHASHSEED": str(limits.hash_seed)},
         )
 
-    def grade(self, samples: Sequence[Sample], rubric: Rubric) -> list[Measured]:
-        """Run the functions of the rubric on each sample."""
-        waits = sum(map(is_async, rubric.funcs.values()))
-        return [_measured(answer, rubric.funcs) for answer in self._ask("grade", samples, waits, "grading")]
+    def grade(self, samples: Sequence[Sample], rubric: Rubric, asked: Round | None = None) -> list[Measured]:
+        """Run the functions of the rubric on each sample; `asked` has the questions about them already."""
+        answers = self._ask("grade", samples, rubric.waits, "grading", asked)
+        return [_measured(answer, rubric.funcs) for answer in answers]
+
+    def asking(self) -> AbstractContextManager[Round]:
+        """Return a round for questions about samples whose functions do not wait: see `question`."""
+        return self.pool.asking(*self.limits.seconds(0), "grading")
 
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
@@ -56,7 +61,7 @@ class Workers:
         """Return the environment's answer to each conversation, and its state."""
         return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
-    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
+    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str, asked: Round | None = None) -> list[Any]:
         """Return the answers about the items: one question each, or many in one where functions wait.
 
         Each item of a chunk without an answer is asked about once more by itself, so that only the guilty one fails.
@@ -65,7 +70,7 @@ class Workers:
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         answers: list[Any] = []
         again: list[int] = []
-        for chunk, answer in zip(chunks, self._ask_chunks(kind, chunks, waits, doing), strict=True):
+        for chunk, answer in zip(chunks, self._ask_chunks(kind, chunks, waits, doing, asked), strict=True):
             if isinstance(answer, GraderFailure) and len(chunk) > 1:
                 again += range(len(answers), len(answers) + len(chunk))
             answers += [answer] * len(chunk) if isinstance(answer, GraderFailure) else answer
@@ -74,16 +79,20 @@ class Workers:
             answers[index] = answer if isinstance(answer, GraderFailure) else answer[0]
         return answers
 
-    def _ask_chunks(self, kind: str, chunks: list[Sequence[Any]], waits: int, doing: str) -> list[Any]:
+    def _ask_chunks(
+        self, kind: str, chunks: list[Sequence[Any]], waits: int, doing: str, asked: Round | None = None
+    ) -> list[Any]:
         """Return the list of answers about each chunk, or why there is none; a timeout names the setting."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
-        questions = [[kind, _packed(chunk)] for chunk in chunks]
 
         def heard(done: int, answer: Any) -> None:
             self._progress(f"{doing}: {done} of {len(chunks)} done")
 
-        answers = self.pool.ask_all(questions, cpu, clock, doing, heard)
+        if asked is None:
+            answers = self.pool.ask_all([question(kind, chunk) for chunk in chunks], cpu, clock, doing, heard)
+        else:
+            answers = asked.answers(heard)
         self._progress("")
         for i, (answer, chunk) in enumerate(zip(answers, chunks, strict=True)):
             if isinstance(answer, GraderFailure):
@@ -99,10 +108,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _packed(items: Sequence[Any]) -> str:
-    """Pickle what a question is about: `info` may hold what JSON does not (dates, bytes, tuples). Answers are JSON."""
+def question(kind: str, items: Sequence[Any]) -> list[str]:
+    """Return a question about these items, pickled: `info` may hold what JSON does not (dates, bytes, tuples)."""
     try:
-        return base64.b64encode(pickle.dumps(list(items))).decode()
+        return [kind, base64.b64encode(pickle.dumps(list(items))).decode()]
     except (pickle.PicklingError, TypeError, AttributeError) as error:
         raise UserError(
             f"a completion can't be sent to a grading process ({error}): keep plain values in info and state, or set "

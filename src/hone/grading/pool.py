@@ -4,9 +4,10 @@
         answers = pool.ask_all(questions, cpu_seconds=10, clock_seconds=60)
 
 A question that hangs, crashes or takes too much costs itself alone: its process is replaced. If it was killed from
-outside, the question is asked again. The kernel ends the process when a question takes more processor time than it may
-(not time of the clock: a busy machine changes no verdict). With it ends whatever was started there, also in a session
-of its own, also when hone is killed. What runs there is `process_main.py`.
+outside, the question is asked again. The kernel ends the process when a question takes more processor time than it may.
+A busy machine changes no verdict: a limit by the clock leaves out the time in which the process waited for a core. With
+it ends whatever was started there, also in a session of its own, also when hone is killed. What runs there is
+`process_main.py`.
 
 Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more
 for code that ignores signals, limits no memory or processor time, and is no faster.
@@ -15,6 +16,7 @@ for code that ignores signals, limits no memory or processor time, and is no fas
 from __future__ import annotations
 
 import contextlib
+import glob
 import itertools
 import json
 import os
@@ -28,7 +30,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -161,11 +163,24 @@ class Process:
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         """Return the answer, what was raised instead, and True if the process ends after it.
 
-        Raises Garbled, Closed, TimeoutError after `clock` seconds, and Stopped when `stop` can be read.
+        Raises Garbled, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds and those in
+        which a thread, here or below, waited for a core. That which waited longest counts: a sum over threads may grow
+        faster than the clock, so that the deadline would never come.
         """
         self._number += 1
         self._send([self._number, cpu, question])
-        return self._receive(time.monotonic() + clock, stop)
+        begun, starved = time.monotonic(), 0.0
+        with contextlib.suppress(TimeoutError):  # most are answered by then, and need no look at what waited
+            return self._receive(begun + clock / 10, stop)
+        before = _core_waits(self.pid)
+        while True:
+            try:
+                return self._receive(begun + clock + starved, stop)
+            except TimeoutError:
+                waits = (seconds - before.get(thread, 0.0) for thread, seconds in _core_waits(self.pid).items())
+                starved = max(starved, *waits, 0.0)
+                if time.monotonic() >= begun + clock + starved:
+                    raise
 
     @property
     def is_idle(self) -> bool:
@@ -281,16 +296,25 @@ class Pool:
         doing: str | None = None,
         heard: Heard = lambda done, answer: None,
     ) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions.
+        """Return the answers in the order of the questions, as a round of `asking` gives them."""
+        with self.asking(cpu_seconds, clock_seconds, doing) as asked:
+            self.start(len(questions))
+            asked.put(*questions, at_once=len(questions) > 1)  # a thread would take longer than many a question
+            return asked.answers(heard)
+
+    @contextlib.contextmanager
+    def asking(self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None) -> Iterator[Round]:
+        """Yield a round of questions, each of which is asked as soon as a process is free, while the block goes on.
 
         A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
         processor time (None: no limit) do not depend on how busy the machine is; `clock_seconds` are the backstop for a
-        process that waits. StartFailure if a process does not become ready. Whatever else is raised here, as by Ctrl-C,
-        ends all processes.
+        process that waits for something else than a core. Whatever is raised in the block, as by Ctrl-C, ends all
+        processes. Nothing else can be asked meanwhile.
         """
         with self._lock:
             try:
-                return _Round(self, questions, cpu_seconds, clock_seconds, doing or self.doing).run(heard)
+                with Round(self, cpu_seconds, clock_seconds, doing or self.doing) as asked:
+                    yield asked
             except BaseException:
                 self.close()
                 raise
@@ -320,60 +344,90 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-class _Round:
-    """One call of `ask_all`: a thread for each process asks it one question after another."""
+class Round:
+    """Questions and their answers: a thread for each process asks it one question after another."""
 
-    def __init__(self, pool: Pool, questions: Sequence[Any], cpu: float | None, clock: float, doing: str) -> None:
-        self.pool, self.questions, self.cpu, self.clock, self.doing = pool, questions, cpu, clock, doing
-        self.waiting = deque(range(len(questions)))
-        self.answered: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        self.again: Counter[int] = Counter()
-        self.killed_at_start = 0
-        self.stop, self.stopped = os.pipe()
+    def __init__(self, pool: Pool, cpu: float | None, clock: float, doing: str) -> None:
+        self.pool, self.cpu, self.clock, self.doing = pool, cpu, clock, doing
+        self._questions: list[Any] = []
+        self._waiting: deque[int] = deque()
+        self._changed = threading.Condition()
+        self._complete = False
+        self._threads: list[threading.Thread] = []
+        self._answered: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        self._again: Counter[int] = Counter()
+        self._killed_at_start = 0
+        self._stop, self._stopped = os.pipe()
 
-    def run(self, heard: Heard) -> list[Any]:
-        self.pool.start(len(self.questions))
-        places = range(min(self.pool.workers, len(self.questions)))
-        alone = len(self.questions) == 1  # a thread would take longer than many a question
-        threads = [threading.Thread(target=self.serve, args=(place,), daemon=True) for place in places if not alone]
+    def put(self, *questions: Any, at_once: bool = True) -> None:
+        """Ask these questions after those that wait: in threads, or else when their answers are wanted."""
+        with self._changed:
+            self._waiting += range(len(self._questions), len(self._questions) + len(questions))
+            self._questions += questions
+            self._changed.notify(len(questions))
+        while at_once and len(self._threads) < min(len(self._questions), self.pool.workers):
+            self._threads.append(threading.Thread(target=self._serve, args=(len(self._threads),), daemon=True))
+            self._threads[-1].start()
+
+    def answers(self, heard: Heard = lambda done, answer: None) -> list[Any | GraderFailure]:
+        """Return the answers in the order of the questions, once all are there; no more are asked.
+
+        StartFailure if a process does not become ready.
+        """
+        self._end()
+        if not self._threads:
+            self._serve(0)
         answers: dict[int, Any] = {}
-        try:
-            for thread in threads:
-                thread.start()
-            if alone:
-                self.serve(0)
-            while len(answers) < len(self.questions):
-                index, answer = self.answered.get()
-                if isinstance(answer, BaseException):
-                    raise answer
-                answers[index] = answer
-                heard(len(answers), answer)
-        finally:
-            os.write(self.stopped, b"x")
-            for thread in threads:
-                if thread.ident is not None:
-                    thread.join()
-            for fd in (self.stop, self.stopped):
-                os.close(fd)
-        return [answers[index] for index in range(len(self.questions))]
+        while len(answers) < len(self._questions):
+            index, answer = self._answered.get()
+            if isinstance(answer, BaseException):
+                raise answer
+            answers[index] = answer
+            heard(len(answers), answer)
+        return [answers[index] for index in range(len(self._questions))]
 
-    def serve(self, place: int) -> None:
-        """Ask the process at this place until no question waits."""
+    def __enter__(self) -> Round:
+        return self
+
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
+        assert error or self._complete, "what is left of a round would be taken for answers to the next"
+        os.write(self._stopped, b"x")
+        self._waiting.clear()
+        self._end()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+        for fd in (self._stop, self._stopped):
+            os.close(fd)
+
+    def _end(self) -> None:
+        with self._changed:
+            self._complete = True
+            self._changed.notify_all()
+
+    def _serve(self, place: int) -> None:
+        """Ask the process at this place until no question waits, and no more come."""
         with contextlib.suppress(Stopped):
             try:
-                while self.waiting:
-                    process = self.ready(place)
+                while self._one_waits():
+                    process = self._ready(place)
                     try:
-                        index = self.waiting.popleft()
+                        index = self._waiting.popleft()
                     except IndexError:  # another took the last one meanwhile
-                        return
-                    self.ask(place, process, index)
+                        continue
+                    self._ask(place, process, index)
             except Exception as error:
                 if isinstance(error, Stopped):
                     raise
-                self.answered.put((-1, error))
+                self._answered.put((-1, error))
 
-    def ready(self, place: int) -> Process:
+    def _one_waits(self) -> bool:
+        """Wait for a question; return False if no more come."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._complete)
+            return bool(self._waiting)
+
+    def _ready(self, place: int) -> Process:
         """Return the process at this place, or a new one, when it is ready. StartFailure if it does not become so."""
         processes = self.pool._processes
         while True:
@@ -383,7 +437,7 @@ class _Round:
             try:
                 if process.ready:
                     raise Closed
-                if (error := process.get_ready(self.stop)) is None:
+                if (error := process.get_ready(self._stop)) is None:
                     return process
             except Garbled:
                 error = "it wrote to the pipe of the answers while it started"
@@ -394,20 +448,20 @@ class _Round:
             processes[place] = None
             ended = process.finish()
             if not process.ready and error is None:
-                self.killed_at_start += ended.killed
-                if not ended.killed or self.killed_at_start > self.pool.workers:
+                self._killed_at_start += ended.killed
+                if not ended.killed or self._killed_at_start > self.pool.workers:
                     error = ended.failure("starting", None).detail
             if error is not None:
                 # Of a UserError's traceback its own words are enough.
                 reason = error.strip().rpartition(f"\n{UserError.__module__}.UserError: ")[2]
                 raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 
-    def ask(self, place: int, process: Process, index: int) -> None:
+    def _ask(self, place: int, process: Process, index: int) -> None:
         """Enter the answer to a question; or let it wait again, if its process was killed from outside."""
         failure, last = None, True
         try:
-            answer, error, last = process.ask(self.questions[index], self.cpu, self.clock, self.stop)
-            self.answered.put((index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error)))
+            answer, error, last = process.ask(self._questions[index], self.cpu, self.clock, self._stop)
+            self._answered.put((index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error)))
         except Garbled:
             failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
         except TimeoutError:
@@ -417,16 +471,16 @@ class _Round:
                 failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
             else:
                 ended = process.finish()
-                self.again[index] += 1
-                if ended.killed and self.again[index] <= (_AGAIN_KEEPER if ended.code is None else _AGAIN):
-                    self.waiting.appendleft(index)
+                self._again[index] += 1
+                if ended.killed and self._again[index] <= (_AGAIN_KEEPER if ended.code is None else _AGAIN):
+                    self._waiting.appendleft(index)
                 else:
                     failure = ended.failure(self.doing, self.cpu)
         if last:
             self.pool._processes[place] = None
             process.finish()
         if failure is not None:
-            self.answered.put((index, replace(failure, lost=True)))
+            self._answered.put((index, replace(failure, lost=True)))
 
 
 class Worker:
@@ -457,6 +511,21 @@ def readable(fd: int, seconds: float) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(1000 * seconds))
+
+
+def _core_waits(pid: int) -> dict[str, float]:
+    """Return for how many seconds each thread of a process and of those below it has waited for a core.
+
+    Empty where the system does not tell (`schedstat` of Linux, the second number, in nanoseconds).
+    """
+    waits: dict[str, float] = {}
+    below = [str(pid)]
+    for process in below:
+        for thread in glob.glob(f"/proc/{process}/task/*"):
+            with contextlib.suppress(OSError):  # it ended meanwhile
+                waits[thread] = int(Path(thread, "schedstat").read_text().split()[1]) / 1e9
+                below += Path(thread, "children").read_text().split()
+    return waits
 
 
 def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, marker: str) -> Ended | None:

@@ -9,7 +9,7 @@ Shapes: B rows, T tokens of the longest completion, V vocabulary, K likeliest to
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
@@ -56,7 +56,10 @@ class Ticket:
 
 
 class Batch:
-    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token."""
+    """Rows with a common KV cache. `logits` `[B, V]` are those of each row's next token, the `index`th of its own.
+
+    `drawn` is what `draw` returns of them, once it is known: from a step that samples by itself it is at once.
+    """
 
     def __init__(self, tickets: Sequence[Ticket], cache: Cache, logits_BV: Tensor) -> None:
         device = logits_BV.device
@@ -78,28 +81,28 @@ class Batch:
         """Return the tokens that the row with most of them left may still get."""
         return max(self.left)
 
+    @property
+    def way(self) -> SamplingParams | None:
+        """Return how all rows are sampled; None if not alike, or if the likeliest tokens are asked for as well."""
+        params = self._groups[0][0]
+        return params if len(self._groups) == 1 and not params.top_logprobs else None
+
     def draw(self) -> Tensor:
         """Take the next token of every row: `[B, 2 + 2 K]` float64, its id and logprob, then ids and logprobs of the
         likeliest. float64 holds ids and logprobs exactly, so that all of it is read at once.
         """
-        uniforms = self.uniforms.gather(1, self.index[:, None]).squeeze(1)
+        if self.drawn is not None:
+            return self.drawn
         if len(self._groups) == 1:
-            drawn = self._draw(self.logits, uniforms, self._groups[0][0])
+            self.drawn = draw(self.logits, self.uniforms, self.index, self._groups[0][0])
         else:
-            drawn = self.logits.new_zeros(len(self), self._columns, dtype=torch.float64)
+            self.drawn = self.logits.new_zeros(len(self), self._columns, dtype=torch.float64)
             for params, rows in self._groups:
-                mine = self._draw(self.logits.index_select(0, rows), uniforms.index_select(0, rows), params)
-                drawn[rows, : mine.shape[1]] = mine
-        self.next = drawn[:, 0].long()
-        return drawn
-
-    def _draw(self, logits: Tensor, uniforms: Tensor, params: SamplingParams) -> Tensor:
-        """Return `draw` of rows that are sampled in the same way."""
-        columns = [x.double()[:, None] for x in sample_tokens(logits, uniforms, params)]
-        if params.top_logprobs:
-            best = token_distribution(logits, params).topk(min(params.top_logprobs, logits.shape[1]))
-            columns += [best.indices.double(), best.values.double()]
-        return torch.cat(columns, dim=1)
+                logits, uniforms, index = (x.index_select(0, rows) for x in (self.logits, self.uniforms, self.index))
+                mine = draw(logits, uniforms, index, params)
+                self.drawn[rows, : mine.shape[1]] = mine
+        self.next = self.drawn[:, 0].long()
+        return self.drawn
 
     def take(self, drawn: Sequence[Sequence[float]], version: int) -> list[Token | Failure]:
         """Take what `draw` returned, on the host; return the tokens of rows that are alive.
@@ -125,18 +128,18 @@ class Batch:
             emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found))
         return emitted
 
-    def advance(self) -> None:
-        """Go on to the next token. Rows that ended are taken out once they are many."""
+    def compact(self) -> None:
+        """Take out rows that ended, once they are many."""
         alive = np.flatnonzero(self.left)
         if len(alive) <= COMPACT_AT * len(self):
             self._keep(alive)
-        self.index = (self.index + 1).clamp_(max=self.uniforms.shape[1] - 1)
 
     def moved(self, logits_BV: Tensor) -> None:
         """Note a decode step, with the logits that it gave."""
         positions = self.positions + 1
         self.cache.moved()
-        self.positions, self.logits = positions, logits_BV
+        self.positions, self.logits, self.drawn = positions, logits_BV, None
+        self.index = (self.index + 1).clamp_(max=self.uniforms.shape[1] - 1)
 
     def cancel(self, number: int) -> bool:
         """End the row of this ticket, if it is here."""
@@ -170,7 +173,8 @@ class Batch:
         self._group()
 
     def _group(self) -> None:
-        """Group the rows that are sampled in the same way."""
+        """Group the rows that are sampled in the same way. What was drawn of other rows is drawn again."""
+        self.drawn: Tensor | None = None
         order = sorted(range(len(self)), key=lambda row: self.tickets[row].params.transform)
         self._groups: list[tuple[SamplingParams, Tensor]] = []
         for _, alike in groupby(order, key=lambda row: self.tickets[row].params.transform):
@@ -180,14 +184,39 @@ class Batch:
         self._columns = 2 + 2 * min(most, self.logits.shape[1])
 
 
+def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
+    """Return `Batch.draw` of rows that are sampled in the same way, each with its uniform number of this index."""
+    uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
+    columns = [x.double()[:, None] for x in sample_tokens(logits_BV, uniforms_B, params)]
+    if params.top_logprobs:
+        best = token_distribution(logits_BV, params).topk(min(params.top_logprobs, logits_BV.shape[1]))
+        columns += [best.indices.double(), best.values.double()]
+    return torch.cat(columns, dim=1)
+
+
 def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
     """Return a row's likeliest tokens and their logprobs from `[2 K]` columns, of which it asked for so many."""
     wanted = min(wanted, len(best) // 2)
     return tuple((int(id), logprob) for id, logprob in zip(best[:wanted], best[wanted : 2 * wanted], strict=True))
 
 
-def read(drawn: Sequence[Tensor]) -> list[list[list[float]]]:
-    """Return what batches have drawn, on the host: it waits for the device once."""
-    flat = torch.cat([one.flatten() for one in drawn]).cpu() if drawn else None
-    parts = [] if flat is None else flat.split([one.numel() for one in drawn])
-    return [part.view(one.shape).tolist() for part, one in zip(parts, drawn, strict=True)]
+def read(drawn: Sequence[Tensor]) -> Callable[[], list[list[list[float]]]]:
+    """Begin to copy what batches have drawn to the host. What is returned gives it, and waits until it is there: for
+    nothing that a GPU was told to do after this.
+    """
+    if not drawn:
+        return list
+    flat = torch.cat([one.flatten() for one in drawn])
+    shapes, arrived = [one.shape for one in drawn], None
+    copied = flat.to("cpu", non_blocking=True)
+    if flat.is_cuda:
+        arrived = torch.cuda.Event()
+        arrived.record(torch.cuda.current_stream(flat.device))
+
+    def wait() -> list[list[list[float]]]:
+        if arrived is not None:
+            arrived.synchronize()
+        parts = copied.split([shape.numel() for shape in shapes])
+        return [part.view(shape).tolist() for part, shape in zip(parts, shapes, strict=True)]
+
+    return wait

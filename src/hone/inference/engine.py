@@ -9,7 +9,7 @@ sequences at once, attention over each batch of sequences that began together.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -92,27 +92,38 @@ class Engine:
         flat = self.run(jobs, params)
         return [flat[p * params.n : (p + 1) * params.n] for p in range(len(prompts))]
 
-    def run(self, jobs: Sequence[Job], params: SamplingParams) -> list[Completion]:
+    def run(
+        self,
+        jobs: Sequence[Job],
+        params: SamplingParams,
+        finished: Callable[[int, Completion], None] = lambda index, completion: None,
+    ) -> list[Completion]:
         """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
-        What fails is raised, and all jobs are dropped. Raises Halt if the model's logits are not finite.
+        `finished` is called with each, and the index of its job, as soon as it has ended. What fails is raised, and all
+        jobs are dropped. Raises Halt if the model's logits are not finite.
         """
         for job in jobs:
             self._check(job)
         try:
-            sampled: dict[int, list[Token]] = {self.add(job, params): [] for job in jobs}
+            indices = {self.add(job, params): index for index, job in enumerate(jobs)}
+            sampled: list[list[Token]] = [[] for _ in jobs]
+            completions: dict[int, Completion] = {}
             while self.busy:
                 for event in self.step():
                     if isinstance(event, Failure):
                         raise Halt(f"{event.reason}: go back to earlier weights")
-                    sampled[event.ticket].append(event)
+                    index = indices[event.ticket]
+                    tokens = sampled[index]
+                    tokens.append(event)
+                    if event.stop_reason is not None:
+                        ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
+                        completions[index] = Completion(ids, logprobs, event.stop_reason)
+                        finished(index, completions[index])
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
             self.clear()
             raise
-        return [
-            Completion([token.id for token in tokens], [token.logprob for token in tokens], str(tokens[-1].stop_reason))
-            for tokens in sampled.values()
-        ]
+        return [completions[index] for index in range(len(jobs))]
 
     def add(self, job: Job, params: SamplingParams | None = None) -> int:
         """Queue a job, which is sampled as its own `params` say, else these; return its ticket.
@@ -177,14 +188,16 @@ class Engine:
         A job whose logits are not finite ends with a Failure. Whatever else fails is raised: then call `clear`.
         """
         self._admit()
-        emitted: list[Token | Failure] = []
+        self.runner.join(self._batches, self._budget)
         drawn = read([batch.draw() for batch in self._batches])
-        for batch, columns in zip(self._batches, drawn, strict=True):
+        if self.runner.ahead:  # of the tokens that the host is about to read; no row has another once all are at 1
+            self.runner.decode([batch for batch in self._batches if batch.room > 1])
+        emitted: list[Token | Failure] = []
+        for batch, columns in zip(self._batches, drawn(), strict=True):
             emitted += batch.take(columns, self.version)
-            batch.advance()
+            batch.compact()
         self._batches = [batch for batch in self._batches if len(batch)]
-        if self._batches:
-            self.runner.join(self._batches, self._budget)
+        if self._batches and not self.runner.ahead:
             self.runner.decode(self._batches)
         return emitted
 

@@ -5,6 +5,10 @@ whose tensors stay where they are, each from its own first token on (a group's p
 step covers a power of two of slots and of tokens: what of them is unused is computed and thrown away. Weights are
 updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the new ones.
 
+A step goes from each row's last token to its next one, which it leaves where the next step reads it: so that can begin
+before the host knows the token. Rows that are sampled in different ways, or whose likeliest tokens are asked for, are
+sampled behind the step instead. What changes weights must be on the stream that steps are on.
+
 On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU, which repeats
 recorded operations on the recorded memory; they have not been run on a real one, and nothing here has been measured.
 
@@ -24,16 +28,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.inference.batch import Batch, Ticket
+from hone.inference.batch import Batch, Ticket, draw
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
+from hone.inference.types import SamplingParams
 from hone.model.decoder import Decoder
 from hone.model.device import upload
+from hone.model.head import head_logits
 
 GRANULE = 64
 """Slots have a multiple of this many tokens, and a step covers at least as many: kernels want a mask aligned."""
 MAX_PADDING = 2
 """Batches are joined unless their cache would grow by more than this factor: a step reads all of it."""
+MAX_GRAPHS = 64
+"""A state drops the graph that it has not used for longest when it has more."""
 
 
 class GraphRunner(Runner):
@@ -44,6 +52,7 @@ class GraphRunner(Runner):
     def __init__(self, model: Decoder, prefix_bytes: int, kv_bytes: int) -> None:
         super().__init__(model, prefix_bytes)
         self.budget = kv_bytes // model.kv_bytes_per_token
+        self.ahead = model.device.type == "cuda"
         self.states: list[SlotState] = []
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
@@ -55,35 +64,44 @@ class GraphRunner(Runner):
     def join(self, batches: list[Batch], budget: int) -> None:
         """Join the two smallest that may be one, again and again; another takes in the one that has no slots yet."""
         while (pair := _pair_to_join(batches, budget)) is not None:
-            first, second = (_cache(batch) for batch in pair)
-            self._grow(first, len(first) + len(second), max(first.span, second.span))
-            pair[0].join(pair[1])
             batches.remove(pair[1])
+            self._join(*pair)
+            del pair  # which frees the second one's state
+            self._make_room(0)
+
+    def _join(self, batch: Batch, other: Batch) -> None:
+        first, second = _cache(batch), _cache(other)
+        self._grow(first, len(first) + len(second), max(first.span, second.span))
+        batch.join(other)
 
     def decode(self, batches: Sequence[Batch]) -> None:
         states = [_cache(batch).state or self._place(_cache(batch)) for batch in batches]
         for batch, state in zip(batches, states, strict=True):
-            rows, longest = len(batch), _cache(batch).longest
-            state.next[:rows], state.positions[:rows] = batch.next, batch.positions
-            tokens = max(GRANULE, _power_of_two(longest + 1))
-            shape = min(_power_of_two(rows), state.slots), min(tokens, state.tokens)
-            if shape not in state.graphs:
-                state.graphs[shape] = self._record(state, *shape)
-            state.graphs[shape]()
-            batch.moved(state.logits[:rows])
+            state.load(batch)
+            tokens = max(GRANULE, _power_of_two(_cache(batch).longest + 1))
+            shape = min(_power_of_two(len(batch)), state.slots), min(tokens, state.tokens)
+            key = *shape, batch.way and batch.way.transform
+            graph = state.graphs.pop(key, None) or self._record(state, *shape, batch.way)
+            state.graphs[key] = graph  # the last one used is the last one here
+            if len(state.graphs) > MAX_GRAPHS:
+                del state.graphs[next(iter(state.graphs))]
+            graph()
+            state.moved(batch)
 
-    def _record(self, state: SlotState, slots: int, tokens: int) -> Callable[[], object]:
+    def _record(self, state: SlotState, slots: int, tokens: int, way: SamplingParams | None) -> Callable[[], object]:
         """Return what does one step of these slots when called."""
-        step = partial(_decode, self.model, state, slots, tokens)
+        step = partial(_decode, self.model, state, slots, tokens, way)
         if self.model.device.type != "cuda":
             return step
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.model.device):
             here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            before = state.rows.clone()
             side.wait_stream(here)
             with torch.cuda.stream(side):
-                step()  # libraries set themselves up at a first call, which can't be recorded; a step may be repeated
+                step()  # libraries set themselves up at a first call, which can't be recorded
             here.wait_stream(side)
+            state.rows.copy_(before)  # so that the step can be repeated
             with torch.cuda.graph(graph, pool=state.pool, stream=side, capture_error_mode="thread_local"):
                 step()
         return graph.replay
@@ -129,7 +147,9 @@ class SlotState:
     """Room for `slots` sequences of `tokens` tokens, what a step reads and writes, and the graphs recorded on it.
 
     `layers`: per layer keys and values `[2, slots, K, tokens, Dh]`, of the model's `kv_dtype`.
-    `graphs`: by the slots and tokens that they cover. It is free once its cache is gone.
+    `rows` `[3, slots]`: each row's last token, its position, and the index of its uniform number in `uniforms`
+    `[slots, tokens]`. `logits` `[slots, V]` and `drawn` `[slots, 2]` are what a step gave.
+    `graphs`: by the slots and tokens that they cover, and how they sample. It is free once its cache is gone.
     """
 
     def __init__(self, model: Decoder, slots: int, tokens: int) -> None:
@@ -150,13 +170,32 @@ class SlotState:
             width = min(tokens, old.shape[3])
             new[:, :rows, :, :width] = old[:, :rows, :, :width]
             layers[index] = new
-        self.next, self.positions = torch.zeros(2, slots, dtype=torch.int64, device=self.device)
+        self.rows = torch.zeros(3, slots, dtype=torch.int64, device=self.device)
+        self.next, self.positions, self.index = self.rows
+        self.uniforms = torch.zeros(slots, tokens, dtype=torch.float64, device=self.device)
+        self.drawn = torch.zeros(slots, 2, dtype=torch.float64, device=self.device)
         self.logits = torch.zeros(slots, self.vocab_size, device=self.device)
         self.slots, self.tokens, self.layers = slots, tokens, layers
 
+    def load(self, batch: Batch) -> None:
+        """Copy in what a step reads of each row, unless the last one left it here."""
+        for name in ("next", "positions", "index", "uniforms"):
+            here, mine = getattr(self, name)[: len(batch)], getattr(batch, name)
+            if here.data_ptr() != mine.data_ptr():
+                width = min(here.shape[-1], mine.shape[-1])  # of uniforms; other rows have as many numbers
+                here[..., :width] = mine[..., :width]
+
+    def moved(self, batch: Batch) -> None:
+        """Give a batch what a step left here."""
+        rows = len(batch)
+        _cache(batch).moved()
+        batch.next, batch.positions, batch.index = self.rows[:, :rows]
+        batch.uniforms, batch.logits = self.uniforms[:rows], self.logits[:rows]
+        batch.drawn = None if batch.way is None else self.drawn[:rows]
+
     def drop_graphs(self) -> None:
         """Drop all graphs. Those of one state share the memory of what they compute; a pool serves no second set."""
-        self.graphs: dict[tuple[int, int], Callable[[], object]] = {}
+        self.graphs: dict[tuple[int, int, tuple | None], Callable[[], object]] = {}
         self.pool = torch.cuda.graph_pool_handle() if self.device.type == "cuda" else None
 
     @property
@@ -252,16 +291,22 @@ class SlotCache:
                 layer[which][slot_N, :, column_N] = stored.index_select(0, source_N)
 
 
-def _decode(model: Decoder, state: SlotState, slots: int, tokens: int) -> None:
-    """Decode one step of the first slots, of whose tokens it sees the first: from `next` and `positions` to `logits`.
+def _decode(model: Decoder, state: SlotState, slots: int, tokens: int, way: SamplingParams | None) -> None:
+    """Decode one step of the first slots, of whose tokens it sees the first: from `rows` to `logits`, and, sampled in
+    this way, to `drawn` and the next token.
 
     Nothing here may wait for the device, or depend on what it computes. Slots without a row, and rows that have ended,
     may stand anywhere: they write to their own slot.
     """
-    positions = state.positions[:slots].clamp(max=tokens - 1)
-    attention = _SlotAttention(state.layers, positions, tokens)
-    hidden_BD = model.hidden(state.next[:slots], positions, attention)
-    state.logits[:slots] = model.logits(hidden_BD)
+    ids, positions, index = state.rows[:, :slots]
+    here = positions.clamp(max=tokens - 1)
+    hidden_BD = model.hidden(ids, here, _SlotAttention(state.layers, here, tokens))
+    logits_BV = head_logits(hidden_BD, model.head_weight, model.precision, out=state.logits[:slots])
+    state.rows[1:, :slots] += 1
+    index.clamp_(max=state.tokens - 1)
+    if way is not None:
+        state.drawn[:slots] = draw(logits_BV, state.uniforms, index, way)
+        ids.copy_(state.drawn[:slots, 0])
 
 
 class _SlotAttention:

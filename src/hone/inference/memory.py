@@ -12,6 +12,8 @@ VLLM_GIB = 8.0
 """Keys and values of a vLLM that a run starts on a GPU, unless the config says how much."""
 PREFIX_SHARE = 0.25
 """As much again of it for the prompts of conversations, whose next turns begin with them."""
+GRAPHS_GIB = 0.5
+"""What CUDA graphs take themselves, by guess."""
 MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
 """As `hone.model.packed`."""
 
@@ -41,18 +43,25 @@ def packed_bytes(model: DecoderConfig, precision: str, device: str) -> int:
 def sampling_bytes(
     config: RLConfig, model: DecoderConfig, device: str, prompt: int, completion: int, turns: int = 1
 ) -> dict[str, int]:
-    """Return the parts of an engine whose prompts and completions, in all `turns`, have these lengths."""
+    """Return the parts of an engine whose prompts and completions, in all `turns`, have these lengths.
+
+    With CUDA graphs keys and values stay where they are while the trainer works, and so do logits and the memory of
+    what a graph computes of them.
+    """
     asked, group = rows_asked_for(config)
     rows = wave(config, model, device, asked, prompt + completion)
     token = kv_bytes_per_token(model, config.precision, device)
     prompts = -(-rows // group) * prompt
-    scores = rows * model.num_heads * (prompt + completion) * 4
+    logits, scores = rows * model.vocab_size * 4, rows * model.num_heads * (prompt + completion) * 4
     of_prefixes = int(PREFIX_SHARE * (config.inference.kv_gib or KV_GIB) * GIB)
+    graphs = uses_graphs(config, device)
     return {
-        "kv cache": (prompts + rows * completion) * token,
+        "kv cache": 0 if graphs else (prompts + rows * completion) * token,
+        "kv slots": rows * _slot(prompt + completion) * token if graphs else 0,
+        "graphs": 4 * logits + int(GRAPHS_GIB * GIB) if graphs else 0,
         "prefix cache": min(of_prefixes, asked * (prompt + completion) * token) if turns > 1 else 0,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
-        "sampling logits": 4 * rows * model.vocab_size * 4 + 3 * scores,
+        "sampling logits": 4 * logits + (0 if graphs else 3 * scores),
         # Keys and values as the prefill made them, before the cache has its own copy.
         "prefill": prompts * token,
     }
@@ -71,4 +80,14 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
     """Return how many of `rows` go at once: as many as `inference.kv_gib` has room for at `longest` tokens each."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
-    return max(1, min(rows, room // max(1, longest)))
+    return max(1, min(rows, room // max(1, _slot(longest) if uses_graphs(config, device) else longest)))
+
+
+def uses_graphs(config: RLConfig, device: str) -> bool:
+    """Return True if the engine in the trainer's process decodes with CUDA graphs."""
+    return config.samples_here and config.inference.decodes_with_graphs(device)
+
+
+def _slot(tokens: int) -> int:
+    """Return the tokens of the slot that has room for so many, as `hone.inference.graphs.GRANULE`."""
+    return -(-tokens // 64) * 64

@@ -27,6 +27,9 @@ class Runner:
     """
 
     granule = 1
+    ahead = False
+    """A step begins before the host has read the tokens of the one before, so that a GPU never waits for it: rows that
+    have ended are computed once more."""
 
     def __init__(self, model: Decoder, prefix_bytes: int) -> None:
         self.model = model

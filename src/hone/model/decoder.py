@@ -18,7 +18,17 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 from hone.model.config import DecoderConfig
 from hone.model.device import has_bf16
 from hone.model.head import head_logits
-from hone.model.ops import bf16_linear, bf16_mlp, embedding, rms_norm, split_and_rotate, swiglu, swiglu_forward, to_bf16
+from hone.model.ops import (
+    add_and_norm,
+    bf16_linear,
+    bf16_mlp,
+    embedding,
+    rms_norm,
+    split_and_rotate,
+    swiglu,
+    swiglu_forward,
+    to_bf16,
+)
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
 
@@ -90,6 +100,12 @@ class Linear(nn.Module):
         else:
             self._weight_bf16.copy_(self.weight)
 
+    def exchange_derived(self, other: Linear) -> None:
+        """Exchange the kept bf16 copies, as the weights were."""
+        self._weight_bf16, other._weight_bf16 = other._weight_bf16, self._weight_bf16
+        self.packed.forget()
+        other.packed.forget()
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         """Move the parameters; what was derived from them stays behind."""
         super()._apply(fn, recurse)
@@ -150,8 +166,9 @@ class DecoderLayer(nn.Module):
         attended = attention(self.index, q, k, v).flatten(1)
         if only is not None:
             hidden_ND, attended = hidden_ND.index_select(0, only), attended.index_select(0, only)
-        hidden_ND = hidden_ND + self.o_proj(attended)
-        return hidden_ND + self._mlp(self.post_norm(hidden_ND))
+        norm = self.post_norm
+        hidden_ND, normed_ND = add_and_norm(hidden_ND, self.o_proj(attended), norm.weight, norm.eps)
+        return hidden_ND + self._mlp(normed_ND)
 
     def _mlp(self, x_ND: Tensor) -> Tensor:
         up, down = self.gate_up_proj, self.down_proj
@@ -262,6 +279,16 @@ class Decoder(nn.Module):
         if hidden_MD.is_cuda:
             return head_logits(hidden_MD, self.head_weight, self.precision)
         return self.packed_head.product(hidden_MD, self.head_weight).float()
+
+    def exchange(self, other: Decoder) -> None:
+        """Exchange parameters, and what is derived from them, with a model of the same shape."""
+        for ours, theirs in zip(self.parameters(), other.parameters(), strict=True):
+            ours.data, theirs.data = theirs.data, ours.data
+        for decoder in (self, other):
+            decoder.packed_head.forget()
+        for ours, theirs in zip(self.modules(), other.modules(), strict=True):
+            if isinstance(ours, Linear) and isinstance(theirs, Linear):
+                ours.exchange_derived(theirs)
 
     def refresh(self) -> None:
         """Call after parameters changed in place: renews what is derived from them."""

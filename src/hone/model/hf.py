@@ -7,16 +7,20 @@ weight: a file that does not fit is refused with the names that don't.
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Mapping
-from itertools import groupby
+from contextlib import nullcontext
+from itertools import groupby, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hone.errors import UserError
@@ -31,6 +35,10 @@ if TYPE_CHECKING:
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
+ALIGNMENT = 64
+"""Where tensors begin that PyTorch allocates: a product of others may be rounded differently, and is slower."""
+METADATA = {"format": "pt"}
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 # Files of other tools carry these beside the weights; both follow from what is loaded.
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
@@ -59,12 +67,14 @@ def load_model(
     precision: str = "fp32",
     seed: int = 0,
     init: InitConfig | None = None,
+    mapped: bool = False,
 ) -> Decoder:
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
-    preset's random weights and size, and are ignored for a model that is loaded. Raises UserError for bf16 on a GPU
-    that lacks it.
+    preset's random weights and size, and are ignored for a model that is loaded. `mapped`: on a CPU, weights that lie
+    in the files as in the decoder (see `reserve_files`) stay there; nobody may write into the files meanwhile. Raises
+    UserError for bf16 on a GPU that lacks it.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -85,7 +95,7 @@ def load_model(
     files = weight_files(folder)
     with torch.device(device):
         model = Decoder(config, precision)
-    _load_weights(model, folder, files)
+    _load_weights(model, folder, files, mapped and place.type == "cpu")
     model.generation_config = read_json(folder, "generation_config.json") or model.generation_config
     return model
 
@@ -98,6 +108,7 @@ def save_model(
     parameters: Mapping[str, Tensor] | None = None,
     whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     write: bool = True,
+    reserved: bool = False,
 ) -> None:
     """Write config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
 
@@ -106,35 +117,83 @@ def save_model(
     by name stand in for the model's own: a copy, that a thread can write while the model is trained on.
 
     `whole` makes a parameter in shards whole, with the help of the other ranks, which call this with `write` off; no
-    more than one file's weights are whole at a time.
+    more than one file's weights are whole at a time. `reserved`: fill the files that `reserve_files` made.
     """
     folder = Path(folder)
     dtype = dtype or model.embed.dtype
     if write:
         folder.mkdir(parents=True, exist_ok=True)
-        for stale in [*folder.glob("model*.safetensors"), folder / WEIGHTS_INDEX]:
+        for stale in [] if reserved else [*folder.glob("model*.safetensors"), folder / WEIGHTS_INDEX]:
             stale.unlink(missing_ok=True)
         write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
         write_json(folder / "generation_config.json", model.generation_config)
     slices = hf_slices(model.config)
     parameters = parameters or dict(model.named_parameters())
-    shards = _shards(slices, parameters, max_shard_bytes, dtype)
-    weight_map: dict[str, str] = {}
-    total = 0
-    for i, names in enumerate(shards):
-        name = WEIGHTS if len(shards) == 1 else f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
+    files, total = _files(slices, parameters, max_shard_bytes, dtype), 0
+    for file, shapes in files.items():
         tensors: dict[str, Tensor] = {}
-        for parameter, hf_names in groupby(names, lambda name: slices[name][0]):
-            value = whole(parameters[parameter].detach())
-            if write:
-                rows = {hf_name: value[slices[hf_name][1] : slices[hf_name][2]] for hf_name in hf_names}
-                tensors |= {hf_name: part.to("cpu", dtype).contiguous() for hf_name, part in rows.items()}
-        if write:
-            save_file(tensors, folder / name, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(tensors, name)
-        total += sum(t.numel() * t.element_size() for t in tensors.values())
-    if write and len(shards) > 1:
+        with _tensors_of(folder / file) if write and reserved else nullcontext() as place:
+            for parameter, names in groupby(shapes, lambda name: slices[name][0]):
+                value = whole(parameters[parameter].detach())
+                for name in names if write else ():
+                    part = value[slices[name][1] : slices[name][2]].to("cpu", dtype).contiguous()
+                    total += part.nbytes
+                    if place is None:
+                        tensors[name] = part
+                    else:
+                        _append(place, part)
+        if tensors:
+            save_file(tensors, folder / file, metadata=METADATA)
+    if write and len(files) > 1:
+        weight_map = {name: file for file, shapes in files.items() for name in shapes}
         write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
+    """Make the files that `save_model` then fills, with all the room that they take, for others to map.
+
+    Tensors lie as the decoder has them, and begin where PyTorch's do. Files of another version are used again: to write
+    over memory takes a third of the time of asking for it. Raises OSError if there is no room.
+    """
+    folder.mkdir(exist_ok=True)
+    dtype, parameters = model.embed.dtype, dict(model.named_parameters())
+    for file, shapes in _files(hf_slices(model.config), parameters, max_shard_bytes, dtype).items():
+        entries: dict[str, Any] = {"__metadata__": METADATA}
+        end = 0
+        for name, shape in shapes.items():
+            begin, end = end, end + math.prod(shape) * dtype.itemsize
+            code = next(code for code in _DTYPES if _DTYPES[code] == dtype)
+            entries[name] = {"dtype": code, "shape": shape, "data_offsets": [begin, end]}
+        text = json.dumps(entries).encode()
+        text += b" " * (-(8 + len(text)) % ALIGNMENT)
+        with open(folder / file, "ab") as target:
+            if target.tell() != (size := 8 + len(text) + end):
+                target.truncate(0)
+                os.posix_fallocate(target.fileno(), 0, size)
+        with open(folder / file, "r+b") as target:
+            target.write(len(text).to_bytes(8, "little") + text)
+
+
+def copy_weights(source: Path, folder: Path) -> None:
+    """Copy a model in files of `reserve_files` into `folder`, with the bytes that `save_model` writes without them."""
+    for file in source.iterdir():
+        if file.suffix == ".safetensors":
+            save_file(load_file(file), folder / file.name, metadata=METADATA)
+        else:
+            shutil.copyfile(file, folder / file.name)
+
+
+def _tensors_of(file: Path) -> BinaryIO:
+    """Open a file of safetensors to write over its tensors, where the first one begins."""
+    opened = open(file, "r+b", buffering=0)  # noqa: SIM115 (the caller closes it)
+    opened.seek(8 + int.from_bytes(opened.read(8), "little"))
+    return opened
+
+
+def _append(file: BinaryIO, tensor: Tensor) -> None:
+    rest: Any = memoryview(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
+    while rest:  # the system takes 2 GiB at a time
+        rest = rest[file.write(rest) :]
 
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
@@ -171,24 +230,27 @@ def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -
         yield name, parameters[parameter].detach()[start:end]
 
 
-def _shards(
+def _files(
     slices: Mapping[str, tuple[str, int, int | None]],
     parameters: Mapping[str, Tensor],
     max_shard_bytes: int,
     dtype: torch.dtype,
-) -> list[list[str]]:
-    """Return the names in file order, cut before a shard would exceed `max_shard_bytes`."""
-    shards: list[list[str]] = [[]]
+) -> dict[str, dict[str, list[int]]]:
+    """Return file → name → shape in file order, cut before a file would exceed `max_shard_bytes`."""
+    shards: list[dict[str, list[int]]] = [{}]
     size = 0
     for name, (parameter, start, end) in slices.items():
         rows, *rest = parameters[parameter].shape
-        num_bytes = len(range(rows)[start:end]) * math.prod(rest) * dtype.itemsize
+        shape = [len(range(rows)[start:end]), *rest]
+        num_bytes = math.prod(shape) * dtype.itemsize
         if shards[-1] and size + num_bytes > max_shard_bytes:
-            shards.append([])
+            shards.append({})
             size = 0
-        shards[-1].append(name)
+        shards[-1][name] = shape
         size += num_bytes
-    return shards
+    if len(shards) == 1:
+        return {WEIGHTS: shards[0]}
+    return {f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors": shard for i, shard in enumerate(shards)}
 
 
 def non_finite(model: Decoder) -> tuple[str, int] | None:
@@ -230,14 +292,16 @@ def _is_inside(name: str) -> bool:
 
 
 @torch.no_grad()
-def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
+def _load_weights(model: Decoder, folder: Path, files: list[Path], mapped: bool = False) -> None:
     """Copy every weight of `files` into its rows, cast to the parameter's dtype. Raises UserError on a misfit."""
+    in_place: set[str] = set()
     slices = hf_slices(model.config)
     parameters = dict(model.named_parameters())
     waiting, unknown, misshapen = dict.fromkeys(slices), [], []
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
+                in_place = _map_weights(model, file, tensors) if mapped else in_place
                 for name in tensors.keys():  # noqa: SIM118 (not a dict)
                     if name in slices:
                         parameter, start, end = slices[name]
@@ -245,7 +309,7 @@ def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
                         waiting.pop(name, None)
                         if list(target.shape) != shape:
                             misshapen.append(f"{name} is {shape}, not {list(target.shape)}")
-                        else:
+                        elif name not in in_place:
                             target.copy_(tensors.get_tensor(name))
                     elif not _DERIVED.search(name) and not (name == "lm_head.weight" and model.lm_head is None):
                         unknown.append(name)
@@ -259,3 +323,26 @@ def _load_weights(model: Decoder, folder: Path, files: list[Path]) -> None:
                 "check that both come from the same model"
             )
     model.refresh()
+
+
+def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:
+    """Let parameters be where all their rows lie in `file` as in the decoder; return the names of these rows there."""
+    data = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
+    end = 8 + int(data[:8].view(torch.int64))
+    bounds: dict[str, tuple[int, int]] = {}
+    for name in tensors.offset_keys():
+        piece = tensors.get_slice(name)
+        if _DTYPES.get(piece.get_dtype()) != model.embed.dtype:
+            return set()
+        bounds[name] = end, (end := end + math.prod(piece.get_shape()) * model.embed.itemsize)
+    parameters, slices, there = dict(model.named_parameters()), hf_slices(model.config), set[str]()
+    for parameter, group in groupby(slices, lambda name: slices[name][0]):
+        names, target = list(group), parameters[parameter]
+        if not all(name in bounds for name in names):
+            continue
+        begin, end = bounds[names[0]][0], bounds[names[-1]][1]
+        adjoin = all(bounds[one][1] == bounds[other][0] for one, other in pairwise(names))
+        if adjoin and begin % ALIGNMENT == 0 and end - begin == target.nbytes:
+            target.data = data[begin:end].view(target.dtype).view(target.shape)
+            there.update(names)
+    return there

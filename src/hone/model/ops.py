@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.model.fusion import fused
 from hone.model.packed import linear, padded_rows
 
 
@@ -55,28 +56,92 @@ def embedding(ids_N: Tensor, weight_VD: Tensor) -> Tensor:
     return _EmbeddingSummedInFP32.apply(ids_N, weight_VD)  # pyright: ignore[reportReturnType]
 
 
+@fused
+def _norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    inverse_rms = _inverse_rms(x.float(), eps)
+    normed = x * inverse_rms
+    return (normed * weight).to(x.dtype), normed, inverse_rms
+
+
+@fused
+def _norm_backward(grad: Tensor, normed: Tensor, weight: Tensor, inverse_rms: Tensor) -> tuple[Tensor, Tensor]:
+    grad_f32 = grad.float()
+    grad_weight = torch.linalg.vecdot(grad_f32, normed, dim=0).to(weight.dtype)
+    return _rms_norm_grad(grad_f32, normed, weight, inverse_rms).to(grad.dtype), grad_weight
+
+
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        inverse_rms = _inverse_rms(x.float(), eps)
-        normed = x * inverse_rms
+        y, normed, inverse_rms = _norm_forward(x, weight, eps)
         ctx.save_for_backward(normed, weight, inverse_rms)
-        return (normed * weight).to(x.dtype)
+        return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        normed, weight, inverse_rms = ctx.saved_tensors
-        grad_f32 = grad.float()
-        grad_weight = torch.linalg.vecdot(grad_f32, normed, dim=0).to(weight.dtype)
-        return _rms_norm_grad(grad_f32, normed, weight, inverse_rms).to(grad.dtype), grad_weight, None
+        return *_norm_backward(grad, *ctx.saved_tensors), None
+
+
+@fused
+def _norm_sampled(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)  # the same bits, in fewer operations
 
 
 def rms_norm(x_ND: Tensor, weight_D: Tensor, eps: float) -> Tensor:
     """Compute x / sqrt(mean(x²) + eps) · weight, in x's dtype (Zhang & Sennrich 2019)."""
-    if not torch.is_grad_enabled():  # the same bits, in fewer operations
-        return F.rms_norm(x_ND, weight_D.shape, weight_D, eps)
+    if not torch.is_grad_enabled():
+        return _norm_sampled(x_ND, weight_D, eps)
     return _RMSNorm.apply(x_ND, weight_D, eps)  # pyright: ignore[reportReturnType]
+
+
+@fused
+def _add_and_norm_sampled(x: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = x + y
+    return total, F.rms_norm(total, weight.shape, weight, eps)
+
+
+def add_and_norm(x_ND: Tensor, y_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Compute x + y, and `rms_norm` of it."""
+    if not torch.is_grad_enabled():
+        return _add_and_norm_sampled(x_ND, y_ND, weight_D, eps)
+    total = x_ND + y_ND
+    return total, rms_norm(total, weight_D, eps)
+
+
+@fused
+def _split_rotate_forward(
+    qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    num_q, num_qk = heads[0], heads[0] + heads[1]
+    all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
+    x = all_heads[:, :num_qk].float()
+    normed = inverse_rms = None
+    if weight is not None:
+        inverse_rms = _inverse_rms(x, eps)
+        normed = x * inverse_rms
+        x = normed * weight
+    rotated = _rotate(x, cos, sin).to(qkv.dtype)
+    # v alone is kept for attention's gradient: as a view it would keep all of qkv.
+    return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:].contiguous(), normed, inverse_rms
+
+
+@fused
+def _split_rotate_backward(
+    grads: tuple[Tensor, Tensor, Tensor],
+    cos: Tensor,
+    sin: Tensor,
+    weight: Tensor | None,
+    normed: Tensor | None,
+    inverse_rms: Tensor | None,
+) -> tuple[Tensor, Tensor | None]:
+    grad_q, grad_k, grad_v = grads
+    grad = _rotate(torch.cat([grad_q, grad_k], dim=1).float(), cos, -sin)
+    grad_weight = None
+    if weight is not None and normed is not None and inverse_rms is not None:
+        grad_weight = torch.linalg.vecdot(grad, normed, dim=0).to(weight.dtype)
+        grad = _rms_norm_grad(grad, normed, weight, inverse_rms)
+    return torch.cat([grad.to(grad_v.dtype), grad_v], dim=1).flatten(1), grad_weight
 
 
 class _SplitRotate(torch.autograd.Function):
@@ -86,30 +151,27 @@ class _SplitRotate(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        num_q, num_qk = heads[0], heads[0] + heads[1]
-        all_heads = qkv.view(qkv.shape[0], num_qk + heads[1], -1)
-        x = all_heads[:, :num_qk].float()
-        normed = inverse_rms = None
-        if weight is not None:
-            inverse_rms = _inverse_rms(x, eps)
-            normed = x * inverse_rms
-            x = normed * weight
+        q, k, v, normed, inverse_rms = _split_rotate_forward(qkv, weight, cos, sin, heads, eps)
         ctx.save_for_backward(cos, sin, weight, normed, inverse_rms)
-        rotated = _rotate(x, cos, sin).to(qkv.dtype)
-        # v alone is kept for attention's gradient: as a view it would keep all of qkv.
-        return rotated[:, :num_q], rotated[:, num_q:], all_heads[:, num_qk:].contiguous()
+        return q, k, v
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_q: Tensor, grad_k: Tensor, grad_v: Tensor) -> tuple[Tensor | None, ...]:
-        cos, sin, weight, normed, inverse_rms = ctx.saved_tensors
-        grad = _rotate(torch.cat([grad_q, grad_k], dim=1).float(), cos, -sin)
-        grad_weight = None
-        if weight is not None:
-            grad_weight = torch.linalg.vecdot(grad, normed, dim=0).to(weight.dtype)
-            grad = _rms_norm_grad(grad, normed, weight, inverse_rms)
-        grad_qkv = torch.cat([grad.to(grad_v.dtype), grad_v], dim=1).flatten(1)
+        grad_qkv, grad_weight = _split_rotate_backward((grad_q, grad_k, grad_v), *ctx.saved_tensors)
         return grad_qkv, grad_weight, None, None, None, None
+
+
+@fused
+def _split_rotate_sampled(
+    qkv: Tensor, norm_weight: Tensor | None, cos: Tensor, sin: Tensor, heads: tuple[int, int], eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    qk, v = qkv.view(qkv.shape[0], heads[0] + 2 * heads[1], -1).split([heads[0] + heads[1], heads[1]], dim=1)
+    x = qk.float()
+    if norm_weight is not None:
+        x = F.rms_norm(x, x.shape[-1:], None, eps).mul_(norm_weight)
+    q, k = _rotate(x, cos, sin).to(qkv.dtype).split(list(heads), dim=1)
+    return q, k, v
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -132,30 +194,21 @@ def split_and_rotate(
     """
     if torch.is_grad_enabled():
         return _SplitRotate.apply(qkv, norm_weight, cos, sin, heads, eps)  # pyright: ignore[reportReturnType]
-    qk, v = qkv.view(qkv.shape[0], heads[0] + 2 * heads[1], -1).split([heads[0] + heads[1], heads[1]], dim=1)
-    x = qk.float()
-    if norm_weight is not None:
-        x = F.rms_norm(x, x.shape[-1:], None, eps).mul_(norm_weight)
-    q, k = _rotate(x, cos, sin).to(qkv.dtype).split(list(heads), dim=1)
-    return q, k, v
+    return _split_rotate_sampled(qkv, norm_weight, cos, sin, heads, eps)
 
 
+@fused
 def swiglu_forward(gate_up: Tensor) -> Tensor:
     """Compute `swiglu` without a gradient, in the dtype of its input."""
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
 
+@fused
 def swiglu_grad(grad: Tensor, gate_up: Tensor) -> Tensor:
     """Compute the gradient [N, 2F] of `swiglu` to its input, given that to its result."""
     gate, up = gate_up.chunk(2, dim=-1)
-    grad_gate_up = torch.empty_like(gate_up)
-    grad_gate, grad_up = grad_gate_up.chunk(2, dim=-1)
-    scratch = F.silu(gate)
-    torch.mul(grad, scratch, out=grad_up)
-    torch.mul(grad, up, out=scratch)
-    torch.ops.aten.silu_backward.grad_input(scratch, gate, grad_input=grad_gate)
-    return grad_gate_up
+    return torch.cat([torch.ops.aten.silu_backward(grad * up, gate), grad * F.silu(gate)], dim=-1)
 
 
 class _SwiGLU(torch.autograd.Function):

@@ -15,7 +15,7 @@ from hone.inference.engine import Engine
 from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Request, Update
+from hone.orchestrator.types import Finished, Request, Update
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
@@ -33,16 +33,22 @@ class EnginePolicy:
     def version(self) -> int:
         return self._version()
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+    def sample(
+        self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
+    ) -> list[Trajectory]:
         """Sample one trajectory per request; stop at the chat template's end-of-turn tokens as well as at eos."""
         ends = () if sampling.ignore_eos else self.renderer.stop_ids
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
-        completions = self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params)
-        version = self.version
-        return [
-            trajectory(request, completion, [version] * len(completion.token_ids), self.renderer)
-            for request, completion in zip(requests, completions, strict=True)
-        ]
+        version, rollouts = self.version, dict[int, Trajectory]()
+
+        def end(index: int, completion: Completion) -> None:
+            versions = [version] * len(completion.token_ids)
+            rollouts[index] = trajectory(requests[index], completion, versions, self.renderer)
+            if finished is not None:
+                finished(index, rollouts[index])
+
+        self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params, end)
+        return [rollouts[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Forget caches of older weights; the new ones are there already."""
@@ -62,7 +68,7 @@ def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: C
         kv_bytes=kv_bytes,
         prefix_bytes=prefix_bytes(env, kv_bytes),
         batch_invariant=settings.batch_invariant,
-        cuda_graphs=settings.cuda_graphs,
+        cuda_graphs=bool(settings.cuda_graphs),
     )
     return EnginePolicy(engine, renderer, lambda: trainer.version)
 

@@ -23,7 +23,7 @@ from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Request, Sampler
+from hone.orchestrator.types import Finished, Request, Sampler
 from hone.types import Example, Message, Outcome, Trajectory
 
 
@@ -78,13 +78,17 @@ def roll_out(
     draws: Sequence[int],
     step: int,
     sampling: SamplingParams,
+    finished: Finished | None = None,
 ) -> list[Trajectory]:
-    """Sample `maker.rollouts` trajectories of each example, group by group. Raises UserError if one has no room."""
+    """Sample `maker.rollouts` trajectories of each example, group by group. Raises UserError if one has no room.
+
+    `finished` gets a rollout of one turn, without tools, as soon as it has ended.
+    """
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
-        rollouts = policy.sample(requests, sampling)
         if not maker.tools:
-            return rollouts
+            return policy.sample(requests, sampling, finished)
+        rollouts = policy.sample(requests, sampling)
         turns = [maker.renderer.message(t.token_ids[t.sampled_mask].tolist(), maker.tools) for t in rollouts]
         return [replace(t, messages=[*t.messages[:-1], turn]) for t, turn in zip(rollouts, turns, strict=True)]
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 
 from hone.algorithms.advantages import group_advantages, has_signal
 from hone.config.rl import AdvantageConfig, RLConfig
-from hone.environments import Environment
-from hone.environments.environment import Split
+from hone.environments import Environment, MultiTurnEnv
+from hone.environments.environment import EarlyGrading, Split
 from hone.errors import UserError
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
@@ -50,16 +51,32 @@ class GroupSampler:
         """Return the examples of the run's first draws: those of its first step, at most `count`."""
         return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
-    def sample(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Trajectory]:
-        """Sample a group of rollouts for each example, group by group."""
-        return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling)
+    def early_grading(self) -> AbstractContextManager[EarlyGrading | None]:
+        """Return, for `sample` and `grade` of a step, what grades completions while others are sampled; or None.
+
+        Conversations are graded when all have ended, for the same processes answer the model meanwhile.
+        """
+        one_turn = not isinstance(self.env, MultiTurnEnv) and not self.maker.tools
+        overlaps = self.config.orchestrator.grading.overlap and one_turn
+        return self.env.early_grading(self.config.seed) if overlaps else nullcontext()
+
+    def sample(
+        self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
+    ) -> list[Trajectory]:
+        """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended."""
+        finished = early and (lambda i, rollout: early.add(examples[i // self.maker.rollouts], rollout))
+        return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
 
     def grade(
-        self, examples: Sequence[Example], draws: Sequence[int], trajectories: Sequence[Trajectory]
+        self,
+        examples: Sequence[Example],
+        draws: Sequence[int],
+        trajectories: Sequence[Trajectory],
+        early: EarlyGrading | None = None,
     ) -> list[Group]:
         """Return the completions with their scores and advantages."""
         advantage, seed = self.config.orchestrator.advantage, self.config.seed
-        return grade_groups(self.env, examples, draws, trajectories, advantage, seed)
+        return grade_groups(self.env, examples, draws, trajectories, advantage, seed, early)
 
 
 def grade_groups(
@@ -69,13 +86,18 @@ def grade_groups(
     trajectories: Sequence[Trajectory],
     advantage: AdvantageConfig,
     seed: int = 0,
+    early: EarlyGrading | None = None,
 ) -> list[Group]:
     """Score the trajectories, given group by group, and compute the advantages of each group.
 
-    The random numbers of a reward function derive from `seed`.
+    The random numbers of a reward function derive from `seed`. `early` has graded the trajectories meanwhile.
     """
     size, groups = len(trajectories) // len(examples), []
-    all_scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), seed)
+    if early is None:
+        all_scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), seed)
+    else:
+        early_scores = early.scores()
+        all_scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
     for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
         members = slice(index * size, (index + 1) * size)
         scores = all_scores[members]

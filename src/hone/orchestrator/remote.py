@@ -11,9 +11,10 @@ bits), and seeds the others of the group by counting on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.reach import Server
-from hone.orchestrator.types import Request
+from hone.orchestrator.types import Finished, Request
 from hone.trainer.export import Spool
 from hone.types import Trajectory
 
@@ -62,23 +63,32 @@ class ServerPolicy:
     def version(self) -> int:
         return self._loaded.version
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+    def sample(
+        self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
+    ) -> list[Trajectory]:
         """Sample one trajectory per request, with the prompt that the server reports."""
-        begun = self._loaded
-        groups = [list(group) for _, group in groupby(requests, lambda r: (r.prompt_ids, r.max_tokens))]
+        begun, rollouts = self._loaded, dict[int, Trajectory]()
+        members = list(enumerate(requests))
+        groups = [list(group) for _, group in groupby(members, lambda one: (one[1].prompt_ids, one[1].max_tokens))]
         if self.server.backend == "vllm" and sampling.greedy:  # it refuses n > 1 then
-            groups = [[request] for request in requests]
-        answers = asyncio.run(self._ask([self._body(group, sampling) for group in groups], begun))
-        trajectories = []
-        for group, answer in zip(groups, answers, strict=True):
+            groups = [[member] for member in members]
+
+        def end(number: int, answer: Any) -> None:
+            group = groups[number]
             with self._readable("ids and logprobs of its tokens"):
                 choices = [_read(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
                 assert len(choices) == len(group), f"{len(choices)} completions of {len(group)}"
-            for request, (prompt_ids, completion, versions) in zip(group, choices, strict=True):
+            for (index, request), (prompt_ids, completion, versions) in zip(group, choices, strict=True):
                 versions = versions or [begun.version] * len(completion.token_ids)
                 asked = replace(request, prompt_ids=prompt_ids)
-                trajectories.append(trajectory(asked, completion, versions, self.renderer))
-        return trajectories
+                rollouts[index] = trajectory(asked, completion, versions, self.renderer)
+                if finished is not None:
+                    finished(index, rollouts[index])
+
+        asyncio.run(
+            self._ask([self._body([request for _, request in group], sampling) for group in groups], begun, end)
+        )
+        return [rollouts[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Have the server take the weights in `path`, or the trainer's."""
@@ -113,18 +123,26 @@ class ServerPolicy:
                 for ids, row in zip(sequences, entries, strict=True)
             ]
 
-    async def _ask(self, bodies: Sequence[dict[str, Any]], begun: _Loaded) -> list[Any]:
+    async def _ask(
+        self,
+        bodies: Sequence[dict[str, Any]],
+        begun: _Loaded,
+        heard: Callable[[int, Any], None] = lambda number, answer: None,
+    ) -> list[Any]:
         """Return the answers, if the server had weights given from here, also after the last answer.
 
-        `begun`: what it had been given when the call began.
+        `begun`: what it had been given when the call began. `heard` gets each answer as it comes, and its number.
         """
         endpoint = replace(self.server.endpoint, concurrency=min(len(bodies), CONNECTIONS))
         async with ServerClient(endpoint) as client:
-            answers = await asyncio.gather(*(self._post(client, body, begun) for body in bodies))
+            posts = (self._post(client, body, begun, partial(heard, number)) for number, body in enumerate(bodies))
+            answers = await asyncio.gather(*posts)
             self._check_server(await self._served(client), begun)
             return answers
 
-    async def _post(self, client: ServerClient, body: dict[str, Any], begun: _Loaded) -> Any:
+    async def _post(
+        self, client: ServerClient, body: dict[str, Any], begun: _Loaded, heard: Callable[[Any], None]
+    ) -> Any:
         """Return the answer; raise an error in its tokens before the other answers have come."""
         answer = await client.post("/v1/completions", body)
         with self._readable("versions of its tokens"):
@@ -136,6 +154,7 @@ class ServerPolicy:
                     f"{self.server.name} sampled from version {version} of the weights, which this run did not "
                     "give it: another run uses it"
                 )
+        heard(answer)
         return answer
 
     async def _served(self, client: ServerClient) -> Served | None:

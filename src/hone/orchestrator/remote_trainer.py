@@ -21,6 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from hone.orchestrator.remote import ServerPolicy
+from hone.orchestrator.shared_memory import NO_ROOM, by_disk
 from hone.orchestrator.types import Update
 from hone.runs.saving import Saver
 from hone.runs.signals import StepAbandoned
@@ -83,7 +84,9 @@ class RemoteTrainer:
         self.published: Published | None = None
         """What came with `version`."""
         self._released = session.start - 1
-        self._quiet = self._closed = self._ended = False
+        self._served = session.start
+        """The version that the server has: what it mapped must not be written over."""
+        self._quiet = self._closed = self._ended = self._by_disk = False
         self._done: SimpleQueue[Published | BaseException] = SimpleQueue()
         self._thread = threading.Thread(target=self._publish_all, name="publisher", daemon=True)
         self._waits: deque[float] = deque()
@@ -117,7 +120,7 @@ class RemoteTrainer:
         if self.published is not None:
             waited += self._waits.popleft()  # for room
         self.version, self._weights, self.published = result.version, result.fingerprint, published
-        self.transport.drop(self.version - 2, self.kept)
+        self.transport.drop(min(self.version, self._served) - 1, self.kept)
         timings = {f"time/{name}": value for name, value in result.seconds.items() if name != "wait"}
         timings |= {"time/update": published.seconds, "idle/orchestrator": waited}
         timings["idle/trainer"] = result.seconds.get("wait", 0.0)
@@ -209,7 +212,12 @@ class RemoteTrainer:
             return Published(result)
         began = time.perf_counter()
         try:
-            self.policy.load(result.version, self.transport.weights(result.version))
+            folder, memory = self.transport.weights(result.version), self.session.memory
+            if memory is not None and not folder.is_relative_to(memory) and not self._by_disk:
+                self._by_disk = True
+                self.run.display.message(by_disk(NO_ROOM))
+            self.policy.load(result.version, folder)
+            self._served = result.version
             (scores,) = self.policy.score([list(self.session.canary)], self.session.temperature)
         except Exception as error:
             was_quiet, self._quiet = self._quiet, True

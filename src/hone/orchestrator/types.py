@@ -28,10 +28,16 @@ class Request:
     turn: int = 0
 
 
+Finished = Callable[[int, Trajectory], None]
+"""Called with the index of a request, and its trajectory, as soon as that is there; it does not wait."""
+
+
 class Sampler(Protocol):
     """Something that completes requests."""
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+    def sample(
+        self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
+    ) -> list[Trajectory]:
         """Return one trajectory per request, in their order."""
         ...
 

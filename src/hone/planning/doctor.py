@@ -47,7 +47,8 @@ TORCH = """
 import json, torch
 count = torch.cuda.device_count() if torch.cuda.is_available() else 0
 gpus = [[torch.cuda.get_device_name(i), *torch.cuda.mem_get_info(i)] for i in range(count)]
-print(json.dumps([torch.__version__, torch.version.cuda or torch.version.hip, gpus]))
+bf16 = torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+print(json.dumps([torch.__version__, torch.version.cuda or torch.version.hip, gpus, bf16]))
 """
 GIB = 2**30
 
@@ -192,7 +193,7 @@ def check_device(subject: Subject) -> Iterator[Row]:
     if problem:
         yield judge("torch", "can't be imported", problem, install_command("torch>=2.11"), "error")
         return
-    version, build, gpus = json.loads(out.splitlines()[-1])
+    version, build, gpus, bf16 = json.loads(out.splitlines()[-1])
     yield judge("torch", f"{version}, a build for {f'CUDA {build}' if build else 'CPUs'}")
     for index, (name, free, total) in enumerate(gpus):
         taken = f"{size(total - free)} are taken by others" if total - free > GIB else ""
@@ -202,6 +203,13 @@ def check_device(subject: Subject) -> Iterator[Row]:
         return
     if not has_gpu_driver():
         yield judge("GPU", f"none that hone uses: it runs on the CPU ({platform.machine()})")
+        if not bf16:
+            yield (
+                "bf16",
+                "ok",
+                "this CPU has no products in bf16, and takes those of bf16_linear in fp32",
+                "--precision fp32",
+            )
     elif os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         yield "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all: hone uses the CPU", "unset CUDA_VISIBLE_DEVICES"
     else:

@@ -154,12 +154,14 @@ def _checkpoint_words(plan: Plan) -> str:
 
 def _memory_words(plan: Plan, needs: Memory) -> Iterator[str]:
     notes = {name: f"only while {phase}" for phase, names in PHASES.items() for name in names}
+    notes["kv slots"] = "also while training, as CUDA graphs read them"
     notes["activations"] += f", checkpointing = {trainer_of(plan.evaluated).checkpointing}"
     if isinstance(plan.evaluated, RLConfig) and plan.shape:
         rows, _ = rows_asked_for(plan.evaluated)
         if (at_once := wave(plan.evaluated, plan.shape, plan.device.kind, rows, plan.lengths.longest)) < rows:
             limit = f"inference.kv_gib = {plan.evaluated.inference.kv_gib or KV_GIB:g}"
-            notes["kv cache"] += f", {at_once:,} of {rows:,} completions at once: {limit}"
+            notes["kv cache"] += (words := f", {at_once:,} of {rows:,} completions at once: {limit}")
+            notes["kv slots"] += words
     for name, taken in sorted(needs.parts.items(), key=lambda pair: -pair[1]):
         yield f"{name:<17}{size(taken):>10}  {notes.get(name, '')}".rstrip()
     if plan.shape:

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.inference.memory import kv_bytes_per_token, wave
+from hone.inference.memory import kv_bytes_per_token, uses_graphs, wave
 from hone.model.config import DecoderConfig
 from hone.planning.arithmetic import Lengths, Steps
 from hone.planning.devices import Device
@@ -143,12 +143,12 @@ def sample_seconds(
     at_once = wave(config, shape, device.kind, rows, int(lengths.longest))
     weights = shape.matrices * (4 if config.precision == "fp32" else 2)
     weights += shape.embedding * (2 if config.precision == "bf16" else 4)
-    cached = (prompts / rows * lengths.prompt + lengths.completion / 2) * kv_bytes_per_token(
-        shape, config.precision, device.kind
-    )
+    graphs = uses_graphs(config, device.kind)
+    cached = (1 if graphs else prompts / rows) * lengths.prompt + lengths.completion / 2
+    cached *= kv_bytes_per_token(shape, config.precision, device.kind)
     reading = (weights + at_once * cached) / (device.bandwidth * BANDWIDTH)
     computing = at_once * (2 * shape.matrices / rate + 2 * shape.embedding / exact)
-    decode = max(reading, computing) + shape.num_layers * LAUNCH[device.kind]
+    decode = max(reading, computing) + (0 if graphs else shape.num_layers * LAUNCH[device.kind])
     return prefill + -(-rows // at_once) * lengths.decoded * decode
 
 

@@ -90,7 +90,8 @@ def rebuild(
     model_config = config.model.model_copy(update={"device": device, "name": model_name or config.model.name})
     config = config.model_copy(update={"model": model_config, "display": "auto"})
     config, model, renderer, missing_model = _load_model(run, records, config)
-    configure(run.info.get("threads") or config.threads, model.num_parameters, bool(config.deterministic))
+    threads = run.info.get("threads") or config.threads
+    configure(threads, model.num_parameters, bool(config.deterministic), compiled=config.model.compile)
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
     kind = RebuiltRL if isinstance(config, RLConfig) else RebuiltSFT

@@ -11,7 +11,7 @@ from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.conversations import roll_out
 from hone.orchestrator.groups import GroupSampler
-from hone.orchestrator.types import Request
+from hone.orchestrator.types import Finished, Request
 from hone.types import Example, Trajectory
 
 
@@ -44,7 +44,9 @@ class RecordedPolicy:
     def __init__(self, recorded: Mapping[str, Trajectory], renderer: ChatRenderer, version: int, lag: int = 0) -> None:
         self._recorded, self._renderer, self._version, self._lag = recorded, renderer, version, lag
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams) -> list[Trajectory]:
+    def sample(
+        self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
+    ) -> list[Trajectory]:
         return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer) for r in requests]
 
     def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:

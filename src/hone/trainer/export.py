@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
-from hone.model.hf import MAX_SHARD_BYTES, save_model
+from hone.model.hf import MAX_SHARD_BYTES, reserve_files, save_model
 from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
@@ -39,32 +39,60 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None) -> None:
+def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None, reserved: bool = False) -> None:
     """Write the trainer's model into `folder` as `save_model` does; all ranks together, rank 0 writes.
 
     Weights in shards are gathered file by file, of at most `max_bytes`, and forgotten; nobody holds them all.
+    `reserved`: into the files of `reserve_policy`.
     """
     ranks = trainer.ranks
-    limit = max_bytes or (MAX_SHARD_BYTES if ranks.alone else GATHERED_BYTES)
-    save_model(trainer.model, folder, limit, whole=whole, write=ranks.first)
+    save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
     ranks.barrier()
 
 
-class Spool:
-    """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay."""
+def reserve_policy(trainer: Trainer, folder: Path) -> None:
+    """Make room for the trainer's model in `folder`, which is in memory. Raises OSError if there is none."""
+    reserve_files(trainer.model, folder, _limit(trainer))
 
-    def __init__(self, folder: Path, model: Decoder) -> None:
-        self.folder, self.model = folder, model
+
+def _limit(trainer: Trainer) -> int:
+    return MAX_SHARD_BYTES if trainer.ranks.alone else GATHERED_BYTES
+
+
+class Spool:
+    """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay.
+
+    They go to the folder `memory` as long as that has room; `no_room` is called when it has none.
+    """
+
+    def __init__(
+        self, folder: Path, model: Decoder, memory: Path | None = None, no_room: Callable[[], None] = lambda: None
+    ) -> None:
+        self.folder, self.model, self.memory, self.no_room = folder, model, memory, no_room
         self._versions: list[Path] = []
 
     def put(self, version: int) -> Path:
         """Write the model as it is now; returns the folder. A server that still reads the one before finds it."""
-        folder, fresh = self.folder / f"step_{version}", self.folder / "new"
-        save_model(self.model, fresh)
+        if self.memory is not None:
+            try:
+                return self._put(self.memory, version, reserved=True)
+            except OSError:
+                shutil.rmtree(self.memory / "new", ignore_errors=True)
+                self.memory = None
+                self.no_room()
+        return self._put(self.folder, version)
+
+    def _put(self, root: Path, version: int, reserved: bool = False) -> Path:
+        folder, fresh = root / f"step_{version}", root / "new"
+        for old in self._versions[:-1]:
+            if reserved and not fresh.exists():
+                old.rename(fresh)  # to be written over
+            else:
+                shutil.rmtree(old)
+        if reserved:
+            reserve_files(self.model, fresh)
+        save_model(self.model, fresh, reserved=reserved)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-        self._versions = [*(path for path in self._versions if path != folder), folder]
-        for old in self._versions[:-2]:
-            shutil.rmtree(old)
-        self._versions = self._versions[-2:]
+        self._versions = [*(path for path in self._versions[-1:] if path != folder), folder]
         return folder

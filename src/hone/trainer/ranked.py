@@ -123,9 +123,9 @@ class RankedTrainer:
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks
-    def save_policy(self, folder: Path) -> None:
+    def save_policy(self, folder: Path, reserved: bool = False) -> None:
         """Write the model in Hugging Face layout, see `export.save_policy`."""
-        save_policy(folder, self.trainer)
+        save_policy(folder, self.trainer, reserved=reserved)
 
     @on_all_ranks
     def save_part(self, folder: Path) -> None:

@@ -13,12 +13,14 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.runs.signals import explain
 from hone.trainer.agreement import check_agreement, check_checkpoint, checkpoint_of
+from hone.trainer.export import reserve_policy
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
 from hone.trainer.wire import from_arrays
@@ -131,8 +133,9 @@ class TrainerLoop:
     ) -> None:
         """Write the weights, and the part of the checkpoint if it is wanted; then report that they are there."""
         began, version = time.perf_counter(), self.trainer.version
-        with self.transport.weights_dir(version) as folder:
-            self.trainer.save_policy(folder)
+        reserve = partial(reserve_policy, self.trainer.trainer)
+        with self.transport.weights_dir(version, reserve) as (folder, reserved):
+            self.trainer.save_policy(folder, reserved)
         seconds["publish"] = time.perf_counter() - began
         saved = save is not None and self._save(Path(save), seconds)
         scores = tuple(self.trainer.score(session.canary))

@@ -14,10 +14,11 @@ from real_server import Served, random_model, serving
 from safetensors.torch import load_file, save_file
 
 from hone.config.shared import InitConfig
+from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.server.weights import WeightsFolder, swap_weights
 from hone.inference.types import SamplingParams
-from hone.model.hf import load_model, save_model
+from hone.model.hf import load_model, reserve_files, save_model
 
 from .test_app import ask, complete, ids_of
 
@@ -37,6 +38,26 @@ def test_weights_that_were_swapped_in_are_used_in_every_form(tmp_path, precision
     assert all(ours is theirs for ours, theirs in zip(target.parameters(), held, strict=True)), "others hold them"
     assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
     assert engine.generate([[70, 71]], params) == Engine(source).generate([[70, 71]], params)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear", "bf16"])
+def test_weights_in_memory_are_sampled_from_where_they_are(tmp_path, precision) -> None:
+    root, memory = tmp_path / "root", tmp_path / "memory"
+    for folder in (root, memory):
+        folder.mkdir()
+    source, target = (load_model("hone/tiny", precision=precision, seed=seed, init=WIDE) for seed in (1, 0))
+    params, folders = SamplingParams(max_tokens=8, ignore_eos=True), WeightsFolder(root, memory)
+    engine = Engine(target)
+    reserve_files(source, memory / "step_1")
+    save_model(source, memory / "step_1", reserved=True)
+    swap_weights(folders.load(str(memory / "step_1"), target), target)
+    engine.weights_changed(1)
+    assert engine.generate([[70, 71]], params) == Engine(source).generate([[70, 71]], params)
+    assert str(memory / "step_1" / "model.safetensors") in Path("/proc/self/maps").read_text()
+    shutil.rmtree(memory / "step_1")  # the run has ended
+    assert all(torch.equal(a, b) for a, b in zip(source.parameters(), target.parameters(), strict=True))
+    with pytest.raises(UserError, match="is not under the weights root"):
+        folders.load(str(tmp_path / "elsewhere"), target)
 
 
 def test_weights_change_between_two_tokens(weights, monkeypatch: pytest.MonkeyPatch) -> None:

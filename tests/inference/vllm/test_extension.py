@@ -84,3 +84,15 @@ def test_weights_that_are_not_finite_or_lie_elsewhere_are_refused(extension, tmp
     file.symlink_to(outside)
     with pytest.raises(ValueError, match="no file under the weights root"):
         extension.check_weights(root / "step_1", None)
+
+
+def test_weights_are_taken_from_memory_too(extension, tmp_path, monkeypatch) -> None:
+    for name in ("root", "memory/step_1", "elsewhere"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setattr(extension, "ROOT", str(tmp_path / "root"))
+    with pytest.raises(ValueError, match="not under the weights root"):
+        extension.weights_folder(str(tmp_path / "memory/step_1"))
+    monkeypatch.setattr(extension, "MEMORY", str(tmp_path / "memory"))
+    assert extension.weights_folder(str(tmp_path / "memory/step_1")) == tmp_path / "memory/step_1"
+    with pytest.raises(ValueError, match="not under the weights root"):
+        extension.weights_folder(str(tmp_path / "elsewhere"))

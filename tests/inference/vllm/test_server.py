@@ -53,16 +53,18 @@ def test_without_a_python_the_environment_beside_the_work_is_taken(
 
 def test_the_key_is_in_the_environment_not_on_the_command_line(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/of/this/process")
-    keyed = vllm(tmp_path, api_key="sesame", weights_root=Path("spool"))
+    keyed = vllm(tmp_path, api_key="sesame", weights_root=Path("spool"), memory=tmp_path)
     assert not any("sesame" in word for word in keyed.arguments()) and "sesame" not in repr(keyed)
     env = keyed.environment()
     assert env["VLLM_API_KEY"] == "sesame"
     assert env["PYTHONPATH"] == str(server.EXTENSION)
     assert env["HONE_WEIGHTS_ROOT"] == str(Path("spool").resolve())
+    assert env["HONE_SHARED_MEMORY"] == str(tmp_path)
 
 
 def test_who_may_do_what_is_not_inherited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("VLLM_API_KEY", "VLLM_SERVER_DEV_MODE", "VLLM_ALLOW_RUNTIME_LORA_UPDATING", "HONE_WEIGHTS_ROOT")
+    names = (*names, "HONE_SHARED_MEMORY")
     for name in names:
         monkeypatch.setenv(name, "1")
     assert not vllm(tmp_path).environment().keys() & set(names)

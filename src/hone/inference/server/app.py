@@ -59,13 +59,14 @@ def create_app(
     name: str,
     api_key: str | None = None,
     weights_root: Path | None = None,
+    memory: Path | None = None,
     seed: int = 0,
 ) -> FastAPI:
     """Return the application that serves `service` as the model `name`. It starts and ends the service's thread.
 
-    Weights are taken from folders under `weights_root` only; without it, not at all.
+    Weights are taken from folders under `weights_root` only, or under `memory`; without the first, not at all.
     """
-    api = Api(service, renderer, name, WeightsFolder(weights_root) if weights_root else None, seed)
+    api = Api(service, renderer, name, WeightsFolder(weights_root, memory) if weights_root else None, seed)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

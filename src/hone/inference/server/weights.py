@@ -15,15 +15,18 @@ from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, we
 
 
 class WeightsFolder:
-    """The only folder under which weights are taken. A file that a link or the index leads to must be under it too."""
+    """The only folder under which weights are taken, and another one in `memory`, if there is one.
 
-    def __init__(self, root: Path) -> None:
-        self.root = root.resolve()
+    A file that a link or the index leads to must be under one of them too.
+    """
+
+    def __init__(self, root: Path, memory: Path | None = None) -> None:
+        self.root, self.memory = root.resolve(), memory and memory.resolve()
         if not self.root.is_dir():
             raise UserError(f"weights_root = {root} is not a folder: give one that exists")
 
     def load(self, path: str, model: Decoder) -> Decoder:
-        """Load the model in `path` (relative paths count from the root).
+        """Load the model in `path` (relative paths count from the root). One in memory stays there: see `load_model`.
 
         Raises UserError unless it is of `model`'s shape and all its weights are finite.
         """
@@ -41,7 +44,7 @@ class WeightsFolder:
             ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
-        loaded = load_model(folder, device=model.device, precision=model.precision)
+        loaded = load_model(folder, device=model.device, precision=model.precision, mapped=self._is_in_memory(folder))
         if (bad := non_finite(loaded)) is not None:
             name, count = bad
             raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")
@@ -54,21 +57,24 @@ class WeightsFolder:
             resolved.exists()
         except (OSError, ValueError, RuntimeError) as error:  # too long, a NUL, a circle of links
             raise UserError(f"{name[:80]!r} is no path of a file ({error}): save the weights in {self.root}") from None
-        if not resolved.is_relative_to(self.root):
+        if not resolved.is_relative_to(self.root) and not self._is_in_memory(resolved):
             raise UserError(f"{name} is not under the weights root {self.root}: save the weights there")
         return resolved
+
+    def _is_in_memory(self, resolved: Path) -> bool:
+        return self.memory is not None and resolved.is_relative_to(self.memory)
 
 
 @torch.no_grad()
 def swap_weights(source: Decoder, target: Decoder) -> None:
     """Give `target` the parameters of `source`, which is not to be sampled from afterwards.
 
-    On a CPU tensors change hands. On a GPU parameters are overwritten in place: recorded graphs know their addresses,
-    and a copy takes milliseconds.
+    On a CPU tensors change hands; those of before are freed with `source`. On a GPU parameters are overwritten in
+    place: recorded graphs know their addresses, and a copy takes milliseconds.
     """
+    if target.device.type == "cpu":
+        target.exchange(source)
+        return
     for ours, theirs in zip(target.parameters(), source.parameters(), strict=True):
-        if ours.device.type == "cpu":
-            ours.data = theirs.data
-        else:
-            ours.copy_(theirs)
+        ours.copy_(theirs)
     target.refresh()

@@ -36,6 +36,7 @@ _ERROR = re.compile(r"(?:\b[A-Z]\w*Error: |Value error, )(?!\d+ validation error
 """Of a line in vLLM's log, what is wrong. The first such line is the cause of the others."""
 _OPENING = (
     "HONE_WEIGHTS_ROOT",
+    "HONE_SHARED_MEMORY",
     "VLLM_API_KEY",
     "VLLM_SERVER_DEV_MODE",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
@@ -60,9 +61,10 @@ class VllmServer:
     Leaving it ends all of vLLM's processes; so does the end of this process, even by SIGKILL. What vLLM says goes to
     `log`. `port` None takes a free one; `python` None finds a vLLM (`find_vllm`); `threads` (on a CPU) None is 1 for a
     small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
-    under `weights_root` only, and without it not at all. Without an `api_key` it answers programs of this machine only.
-    `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is what the user can do
-    where that is too little. `progress` is called with a line when the start begins and every 10 s while it lasts.
+    under `weights_root` and `memory` only, and without the first not at all. Without an `api_key` it answers programs
+    of this machine only. `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is
+    what the user can do where that is too little. `progress` is called with a line when the start begins and every 10 s
+    while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -82,6 +84,7 @@ class VllmServer:
     seed: int = 0
     chat_template: str | None = None
     weights_root: Path | None = None
+    memory: Path | None = None
     served_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
     progress: Callable[[str], None] | None = None
@@ -198,6 +201,7 @@ class VllmServer:
             env["HF_HUB_OFFLINE"] = "1"
         if self.weights_root is not None:
             env["HONE_WEIGHTS_ROOT"] = str(self.weights_root.resolve())
+            env |= {"HONE_SHARED_MEMORY": str(self.memory.resolve())} if self.memory else {}
         if self.api_key is not None:
             env["VLLM_API_KEY"] = self.api_key
         if self.device.startswith("cuda:"):

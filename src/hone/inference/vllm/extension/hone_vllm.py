@@ -18,7 +18,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
-"""Weights are taken from under this folder only; without it, not at all."""
+"""Weights are taken from under this folder, and MEMORY, if that is there; without it, not at all."""
+MEMORY = os.environ.get("HONE_SHARED_MEMORY")
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
@@ -149,11 +150,15 @@ def weights_folder(path: str) -> Path:
     assert ROOT is not None
     root = Path(ROOT).resolve()
     folder = (root / path).resolve()
-    if not folder.is_relative_to(root):
+    if not _is_below_a_root(folder):
         raise ValueError(f"{path} is not under the weights root {root}: save the weights there")
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
     return folder
+
+
+def _is_below_a_root(path: Path) -> bool:
+    return any(path.is_relative_to(Path(root).resolve()) for root in (ROOT, MEMORY) if root)
 
 
 def check_weights(folder: Path, config: Any) -> None:
@@ -162,7 +167,7 @@ def check_weights(folder: Path, config: Any) -> None:
 
     there: dict[str, list[int]] = {}
     for file in sorted(folder.iterdir()):  # vLLM reads others too
-        if not file.is_dir() and not (file.is_file() and file.resolve().is_relative_to(Path(ROOT or "/").resolve())):
+        if not file.is_dir() and not (file.is_file() and _is_below_a_root(file.resolve())):
             raise ValueError(f"{file} is no file under the weights root: save the weights there")
     for file in sorted(folder.glob("*.safetensors")):
         try:

@@ -1,0 +1,58 @@
+"""Element-wise steps as one kernel each, written by torch.compile: for runs that ask for it (`model.compile`).
+
+Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are,
+and all layers share what is compiled. A function is compiled at its first call, for each type and device, and once more
+when the number of tokens first changes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+from torch.utils._triton import has_triton
+
+from hone.errors import UserError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")
+"""One of these is needed."""
+_on = False
+
+
+def compiles() -> bool:
+    """Return True if the functions marked `fused` are compiled."""
+    return _on
+
+
+def set_compiled(on: bool) -> None:
+    """Have the functions marked `fused` compiled in this process from now on, or not.
+
+    Raises UserError where torch.compile lacks what it needs: a C++ compiler, and Triton for a GPU.
+    """
+    global _on
+    if on and not any(map(shutil.which, COMPILERS)):
+        raise UserError("model.compile needs a C++ compiler: install g++, or leave model.compile out")
+    if on and torch.cuda.is_available() and not has_triton():
+        raise UserError("model.compile needs Triton for a GPU: pip install triton, or leave model.compile out")
+    _on = on
+
+
+def fused(function: Function) -> Function:
+    """Mark a function of tensors, without side effects, that may be compiled to one kernel."""
+    compiled: Callable[..., Any] | None = None
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        nonlocal compiled
+        if not _on:
+            return function(*args)
+        if compiled is None:
+            compiled = torch.compile(function)
+        return compiled(*args)
+
+    return call  # pyright: ignore[reportReturnType]

@@ -1,0 +1,86 @@
+"""A folder in memory, for weights on their way to a server of the same machine: this user's alone, gone with its run.
+
+Standard library only, as the launcher that makes it.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from hone.orchestrator.placement import ram
+
+ROOT = Path("/dev/shm")
+VARIABLE = "HONE_SHARED_MEMORY"
+"""Names the folder to the roles of a run; the trainer is told by the orchestrator."""
+NO_ROOM = "there is no room left in memory"
+
+
+@contextmanager
+def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Path | None]:
+    """Yield a fresh folder in memory that only this user can enter, and remove it afterwards; None if none can be made.
+
+    Whoever makes one holds a lock on it for as long as the process lives. Those of killed processes are removed first.
+    """
+    prefix = f"hone-{os.geteuid()}-"
+    for left in root.glob(f"{prefix}*"):
+        with suppress(OSError):  # its process lives, or it is not ours
+            lock = _locked(left)
+            shutil.rmtree(left, ignore_errors=True)
+            os.close(lock)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))  # mode 0700, at a name that nobody has taken
+        lock = _locked(folder)
+    except OSError as error:
+        say(by_disk(f"{root} can't be used ({error.strerror})"))
+        yield None
+        return
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def given_folder() -> Path | None:
+    """Return the folder that the launcher of this process has made; None if it has none."""
+    return Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
+
+
+def by_disk(why: str) -> str:
+    """Return the sentence that says why weights don't go through memory."""
+    return f"Weights travel by disk: {why}"
+
+
+def shortage(folder: Path, version: int) -> str | None:
+    """Return why two versions of a model, of `version` bytes each, have no room in `folder`; None if they have."""
+    stats = os.statvfs(folder)
+    free = min(stats.f_bavail * stats.f_frsize, ram()[1])
+    if free >= 2 * version:
+        return None
+    return by_disk(f"{folder.parent} has {_size(free)} free, two versions of the model need {_size(2 * version)}")
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
+
+
+def _locked(folder: Path) -> int:
+    """Open and lock a folder; OSError if it is not one that only this user can enter, or if it is locked."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        found = os.fstat(opened)
+        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
+            raise PermissionError(errno.EPERM, "it is not this user's alone", str(folder))
+        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(opened)
+        raise
+    return opened

@@ -1,0 +1,110 @@
+"""Decode with graphs on the fake GPU and on the CPU; print as JSON what was sampled, and what each step launched."""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks there
+
+sys.path.append(str(Path(__file__).parents[1] / "inference"))
+from engines import peaked, updated
+from many_jobs import jobs as drawn_jobs
+
+from hone.inference import graphs
+from hone.inference.engine import Engine
+from hone.inference.types import Job, SamplingParams, Token
+
+WAYS = {
+    "free": SamplingParams(ignore_eos=True),
+    "greedy": SamplingParams(temperature=0, ignore_eos=True),
+    "warm": SamplingParams(temperature=0.7, ignore_eos=True),
+    "top_k": SamplingParams(top_k=5, ignore_eos=True),
+    "top_p": SamplingParams(top_p=0.8, ignore_eos=True),
+    "min_p": SamplingParams(min_p=0.1, ignore_eos=True),
+    "top_logprobs": SamplingParams(top_logprobs=3, ignore_eos=True),
+}
+PROMPTS = [job.prompt for job in drawn_jobs(8, seed=4)]
+STOPS = tuple(range(0, 250, 7))
+
+
+def alike(params: SamplingParams, new: int = 12) -> list[Job]:
+    return [Job(prompt, 50 + i, new, params) for i, prompt in enumerate(PROMPTS)]
+
+
+CASES: dict[str, list[Job]] = {
+    **{name: alike(params) for name, params in WAYS.items()},
+    "mixed": [replace(job, params=way) for job, way in zip(alike(WAYS["free"]), WAYS.values(), strict=False)],
+    "stops": alike(replace(WAYS["free"], stop=STOPS), new=40),
+}
+"""Jobs that begin together."""
+LATER = [replace(job, max_tokens=9) for job in drawn_jobs(4, seed=6)]
+
+
+def sampled(engine: Engine, first: list[Job], later: bool, gpu: FakeCuda | None = None) -> dict[str, Any]:
+    """Return the tokens of each job, and of each step what it waited for and launched. `later`: before step 4 more jobs
+    come, before step 6 one is cancelled, and before step 8 weights change.
+    """
+    keys, got = {engine.add(job): i for i, job in enumerate(first)}, [[] for _ in first]
+    steps: list[dict[str, Any]] = []
+    while engine.busy:
+        if later and len(steps) == 4:
+            keys |= {engine.add(job): len(got) + i for i, job in enumerate(LATER)}
+            got += [[] for _ in LATER]
+        if later and len(steps) == 6:
+            engine.cancel(2)
+        if later and len(steps) == 8:
+            updated(engine.model, 1)
+            engine.weights_changed(1)
+        before = counted(gpu)
+        for event in engine.step():
+            assert isinstance(event, Token)
+            got[keys[event.ticket]].append((event.id, event.logprob, event.version, event.stop_reason))
+        steps.append({name: now - before[name] for name, now in counted(gpu).items()})
+    return {"tokens": got, "steps": steps}
+
+
+def counted(gpu: FakeCuda | None) -> dict[str, Any]:
+    if gpu is None:
+        return {}
+    waits = Counter(kind for kind, _ in gpu.waits.elements())
+    return {"waits": waits, "launched": gpu.launched, "recorded": gpu.recorded, "operations": gpu.operations.copy()}
+
+
+def many_shapes(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
+    """Sample batches of 1 to 7 rows at six temperatures, when a state may have five graphs."""
+    engine = Engine(model, cuda_graphs=gpu is not None)
+    tokens, most = [], 0
+    for rows in range(1, 8):
+        for temperature in range(1, 7):
+            params = SamplingParams(temperature=temperature / 4, max_tokens=3, ignore_eos=True)
+            tokens.append([c.token_ids for c in engine.run([Job(p, 9, 3) for p in PROMPTS[:rows]], params)])
+            if gpu is not None:
+                most = max(most, *(len(state.graphs) for state in engine.runner.states))
+    return {"tokens": tokens, "most": most, "recorded": gpu.recorded if gpu else 0}
+
+
+def main() -> None:
+    model = peaked("fp32")
+    graphs.MAX_GRAPHS = 5
+    cases = CASES | {"joined": CASES["warm"], "joined and mixed": CASES["mixed"]}
+    cpu = {name: sampled(Engine(copy.deepcopy(model)), jobs, "joined" in name) for name, jobs in cases.items()}
+    shapes = {"cpu": many_shapes(model, None)}
+    gpu = {}
+    with FakeCuda().there() as fake:
+        for name, jobs in cases.items():
+            engine = Engine(copy.deepcopy(model).to("cuda"), cuda_graphs=True)
+            gpu[name] = sampled(engine, jobs, "joined" in name, fake)
+        fake.recorded = 0
+        shapes["gpu"] = many_shapes(model.to("cuda"), fake)
+    cpu = {name: result["tokens"] for name, result in cpu.items()}
+    json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

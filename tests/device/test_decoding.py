@@ -1,0 +1,59 @@
+"""Decoding with graphs on the fake GPU: a step is one graph that samples too, launched before the host has read the
+tokens of the one before, and what it gives are the CPU's tokens.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from .conftest import report
+
+pytestmark = pytest.mark.device
+INSIDE = ("free", "greedy", "warm", "top_k", "top_p", "min_p")
+CASES = (*INSIDE, "top_logprobs", "mixed", "stops", "joined", "joined and mixed")
+
+
+@pytest.fixture(scope="module")
+def found() -> dict[str, Any]:
+    return report("decoding.py")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_samples_are_those_of_the_cpu(found: dict, case: str) -> None:
+    """Ids, versions and stop reasons; in the joined cases one job is cancelled, and weights change under way."""
+    cpu, gpu = found["cpu"][case], found["gpu"][case]["tokens"]
+    assert sum(map(len, cpu)) > 50
+    for expected, tokens in zip(cpu, gpu, strict=True):
+        assert [[id, *rest] for id, _, *rest in tokens] == [[id, *rest] for id, _, *rest in expected]
+        np.testing.assert_allclose([p for _, p, *_ in tokens], [p for _, p, *_ in expected], atol=6e-6, rtol=0)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_host_waits_once_a_token_while_the_gpu_goes_on(found: dict, case: str) -> None:
+    """A step is launched before the host waits for the tokens of the last one, unless all rows are at their limit."""
+    *steps, last = found["gpu"][case]["steps"]
+    assert [step["waits"] for step in steps] == [{"event": 1}] * len(steps)
+    if case == "stops":
+        assert last["waits"] == {"event": 1} and last["launched"] == 1, "who is to stop is not known before"
+    else:
+        assert last["waits"] == {"last event": 1} and last["launched"] == 0
+
+
+@pytest.mark.parametrize("case", INSIDE)
+def test_a_step_is_one_launch_and_one_copy_to_the_host(found: dict, case: str) -> None:
+    """But where a graph is recorded, or rows begin. What was drawn is copied once more, for several batches at once."""
+    _, *steps, _ = found["gpu"][case]["steps"]
+    steady = [step for step in steps if not step["recorded"]]
+    assert len(steady) >= 8
+    for step in steady:
+        assert step["launched"] == 1 and step["operations"] == {"aten.cat.default": 1, "aten._to_copy.default": 1}
+
+
+def test_graphs_of_many_shapes_stay_few(found: dict) -> None:
+    """Dropped ones are recorded again: 42 batches in several shapes each."""
+    cpu, gpu = found["shapes"]["cpu"], found["shapes"]["gpu"]
+    assert gpu["tokens"] == cpu["tokens"]
+    assert gpu["most"] == 5 and gpu["recorded"] >= 42

@@ -1,0 +1,82 @@
+"""torch.compile's kernels of the element-wise steps: the same numbers up to rounding, few kernels, only if asked."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from hone.errors import UserError
+from hone.inference.engine import Engine
+from hone.inference.types import SamplingParams
+from hone.model import fusion
+from hone.model.config import DecoderConfig
+from hone.model.presets import random_decoder
+from hone.trainer.logprobs import token_logprobs
+from hone.trainer.packing import Sequence, pack
+
+CONFIG = DecoderConfig(
+    family="qwen3",
+    vocab_size=50,
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=4,
+    num_kv_heads=2,
+    head_dim=8,
+    qk_norm=True,
+    max_position_embeddings=128,
+)
+
+
+@pytest.fixture
+def compiled():
+    """Return a switch that is off again after the test."""
+    torch._dynamo.reset()
+    counters.clear()
+    yield fusion.set_compiled
+    fusion.set_compiled(False)
+
+
+def gradients(model, lengths):
+    """Return logprobs, and gradients by name, of sequences of these lengths."""
+    rng = np.random.default_rng(0)
+    sequences = [Sequence(rng.integers(0, 50, n), np.arange(n) > 0) for n in lengths]
+    batch = pack(sequences)
+    model.zero_grad()
+    logprobs, entropies = token_logprobs(model, batch, batch.loss_indices)
+    (logprobs.sum() + entropies.sum()).backward()
+    return logprobs.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}
+
+
+def test_compiled_steps_train_and_sample_as_eager_ones(compiled):
+    model, bound = random_decoder(CONFIG, seed=1), 2e-6
+    lengths = ([9, 5], [12, 7, 3], [30])
+    prompts, params = [[1, 2, 3], [4, 5]], SamplingParams(max_tokens=12, ignore_eos=True)
+    eager = [gradients(model, some) for some in lengths], Engine(model).generate(prompts, params)
+    compiled(True)
+    got = [gradients(model, some) for some in lengths], Engine(model).generate(prompts, params)
+    for (logprobs, grads), (wanted, wanted_grads) in zip(got[0], eager[0], strict=True):
+        assert (logprobs - wanted).abs().max() <= bound
+        for name, grad in grads.items():
+            assert (grad - wanted_grads[name]).norm() <= 10 * bound * wanted_grads[name].norm(), name
+    for (one,), (other,) in zip(got[1], eager[1], strict=True):
+        assert one.token_ids == other.token_ids
+        np.testing.assert_allclose(one.logprobs, other.logprobs, atol=bound)
+    # Eight functions, for one number of tokens and then for any; no layer, shape or step has kernels of its own.
+    assert 8 <= counters["stats"]["unique_graphs"] <= 20
+    assert not counters["graph_break"] and not counters["recompile_limit"]
+
+
+def test_nothing_is_compiled_unless_asked(compiled):
+    compiled(False)
+    gradients(random_decoder(CONFIG, seed=1), [5, 4])
+    assert not counters["stats"]
+
+
+def test_a_missing_compiler_is_said_before_anything_starts(compiled, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(UserError, match=r"model\.compile needs a C\+\+ compiler: install g\+\+"):
+        compiled(True)
+    assert not fusion.compiles()

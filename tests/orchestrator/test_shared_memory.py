@@ -1,0 +1,102 @@
+"""The folder in memory: this user's alone, gone with its process or after it, and left out where there is no room."""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from hone.orchestrator import shared_memory
+from hone.orchestrator.shared_memory import shared_folder, shortage
+
+HOLDER = """
+import sys, time
+from pathlib import Path
+from hone.orchestrator.shared_memory import shared_folder
+with shared_folder(print, Path(sys.argv[1])) as folder:
+    (folder / "weights").write_bytes(b"x")
+    print(folder, flush=True)
+    time.sleep(600)
+"""
+
+
+def never(text: str) -> None:
+    raise AssertionError(text)
+
+
+def test_only_this_user_can_enter_and_it_is_gone_at_the_end_and_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), shared_folder(never, tmp_path) as folder:
+        assert folder is not None and folder.parent == tmp_path
+        found = folder.lstat()
+        assert (stat.S_IMODE(found.st_mode), found.st_uid) == (0o700, os.geteuid()) and stat.S_ISDIR(found.st_mode)
+        (folder / "step_1").mkdir()
+        raise KeyError
+    assert os.listdir(tmp_path) == []
+
+
+def test_what_a_killed_process_left_is_removed_and_not_that_of_a_living_one(tmp_path: Path) -> None:
+    killed, lives = (
+        subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    )
+    assert killed.stdout is not None and lives.stdout is not None
+    left, held = Path(killed.stdout.readline().strip()), Path(lives.stdout.readline().strip())
+    try:
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        assert (left / "weights").exists(), "nobody was there to remove it"
+        with shared_folder(never, tmp_path) as folder:
+            assert folder is not None and set(tmp_path.iterdir()) == {held, folder}
+            assert (held / "weights").read_bytes() == b"x"
+    finally:
+        lives.kill()
+        lives.wait()
+
+
+def test_what_others_have_put_at_such_names_is_neither_taken_nor_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, victim = tmp_path / "root", tmp_path / "victim"
+    prefix = f"hone-{os.geteuid()}-"
+    for folder in (root, victim, root / f"{prefix}open"):
+        folder.mkdir()
+    (root / f"{prefix}open").chmod(0o755)  # not made here
+    victim.chmod(0o700)
+    (victim / "mine").write_text("mine")
+    (root / f"{prefix}planted").symlink_to(victim)
+    monkeypatch.setattr("tempfile._get_candidate_names", lambda: iter(["planted", "open", "free"]))
+    with shared_folder(never, root) as folder:
+        assert folder == root / f"{prefix}free"
+    assert sorted(os.listdir(root)) == [f"{prefix}open", f"{prefix}planted"]
+    assert (victim / "mine").read_text() == "mine"
+
+
+def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
+    heard: list[str] = []
+    with shared_folder(heard.append, tmp_path / "shm") as folder:
+        assert folder is None
+    assert heard == [f"Weights travel by disk: {tmp_path / 'shm'} can't be used (No such file or directory)"]
+
+
+@pytest.mark.parametrize(
+    ("file_system", "memory", "found"),
+    [
+        (2.4e9, 9e9, None),
+        (64e6, 9e9, "has 64 MB free, two versions of the model need 2.4 GB"),
+        (9e9, 2.3e9, "has 2.3 GB free, two versions of the model need 2.4 GB"),
+    ],
+)
+def test_two_versions_must_have_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_system: float, memory: float, found: str | None
+) -> None:
+    stats = SimpleNamespace(f_bavail=int(file_system / 1000), f_frsize=1000)
+    monkeypatch.setattr("os.statvfs", lambda folder: stats)
+    monkeypatch.setattr(shared_memory, "ram", lambda: (int(9e9), int(memory)))
+    sentence = shortage(tmp_path / "hone-1", int(1.2e9))
+    assert sentence == (found and f"Weights travel by disk: {tmp_path} {found}")
