@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench
+.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -30,6 +30,7 @@ help:
 	@echo "make docs         build the site of the documentation into outputs/site"
 	@echo "make faults       seed faults into a copy of the code; the tests catch each one"
 	@echo "make bench        time one RL step against TRL's trainer"
+	@echo "make gpu-wheels   fetch what benchmarks/gpu/run.py needs on a machine with PyTorch alone and no network"
 
 install: $(STAMP)
 
@@ -142,3 +143,13 @@ faults: dev
 bench: install
 	@$(PIP) --quiet --editable ".[dev,bench]"
 	$(BIN)/python benchmarks/rl_step.py
+
+# For a machine with another Python: GPU_PYTHON=3.11.
+GPU_PYTHON := 3.12
+GPU_WHEELS := benchmarks/gpu/wheels
+gpu-wheels: install
+	@rm -rf $(GPU_WHEELS)
+	@$(BIN)/python -m pip download --disable-pip-version-check --quiet --no-deps --only-binary=:all: \
+		--implementation cp --python-version $(GPU_PYTHON) --platform manylinux_2_17_x86_64 --platform manylinux2014_x86_64 \
+		--constraint constraints.txt --requirement benchmarks/gpu/wheels.txt --dest $(GPU_WHEELS)
+	@du -sh $(GPU_WHEELS)

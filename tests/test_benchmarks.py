@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import runpy
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import gap_depth
 import grading
@@ -17,10 +20,12 @@ import serving
 import tasks
 import torch
 import viewer
-from gpu import sampling as gpu_sampling
+from gpu import measures
+from gpu import run as gpu_run
 from limits import sampling_limits
 
 from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 
 TOY = DecoderConfig(
     family="llama",
@@ -124,21 +129,53 @@ def test_viewer(run, tmp_path: Path) -> None:
     assert 0 < result["peak_memory_bytes"]["start"] <= result["peak_memory_bytes"]["end"]
 
 
-def test_sampling_on_a_gpu_on_the_cpu(run) -> None:
-    result = run(gpu_sampling.main, "--quick", "--batches", "2", "3", "--rounds", "1")
-    assert set(result["batches"]) == {"2", "3"}
-    for batch in result["batches"].values():
-        assert set(batch["decoded_tokens_per_second"]) == {"hone_graphs", "hone", "transformers"}
-    gaps = result["logprob_gap"]
-    assert all(gap["tokens"] == 16 * 5 for gap in gaps.values())
-    assert gaps["fp32"]["max"] <= 1e-5 and gaps["bf16"]["max"] <= 5e-2 and gaps["bf16_linear"]["max"] <= 5e-2
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU to measure")
 def test_without_a_gpu_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    gpu_sampling.main(["--out", str(tmp_path / "out.json")])
-    assert capsys.readouterr().out == "Nothing is measured: torch finds no CUDA device here.\n"
+    assert gpu_run.main(["--out", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.endswith("Nothing is measured: torch finds no device cuda here.\n")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stage_that_is_ended_is_recorded(tmp_path: Path) -> None:
+    """Here before it has begun; the stages on a fake GPU are in tests/device."""
+    args = SimpleNamespace(out=tmp_path / "out", device="cpu", tiny=True)
+    assert gpu_run.Runner(cast(Any, args), tmp_path).run("parity", seconds=0)
+    record = json.loads((tmp_path / "out" / "gpu.json").read_text())
+    assert record["stages"]["parity"]["status"] == "out of time"
+
+
+def test_flops_of_a_train_step_and_bytes_of_a_decode_step() -> None:
+    """Two segments of 5 and 3 tokens, of which 4 and 2 carry loss; a batch of 3 rows with 7 tokens each."""
+    matrices = LAYERS - 2 * 2 * 10  # without norms
+    assert measures.step_flops(TOY, [5, 3]) == 6 * (matrices * 8 + HEAD * 6 + 2 * 8 * (25 + 9))
+    for precision, low, high in (("fp32", 4, 4), ("bf16_linear", 2, 4), ("bf16", 2, 2)):
+        step = matrices * low + HEAD * high + 3 * 7 * 2 * 2 * 4 * high
+        assert measures.bandwidth_limit(Decoder(TOY, precision), 3, 7, 0.5) == pytest.approx(3 / (step / 0.5e9))
+
+
+def test_the_table_of_gpus() -> None:
+    """A stage without figures leaves its rows; of the engine's variants the fastest one's figure counts."""
+    table = runpy.run_path(str(Path(gpu_run.ROOT) / "scripts" / "gpu_table.py"))
+    variants = {"plain": (100, 0.1), "graphs": (4000, 0.6), "compiled": (0, 0)}
+    batch = {name: {"tokens_per_second": rate, "share_of_limit": share} for name, (rate, share) in variants.items()}
+    batch["compiled"] = {"error": "RuntimeError"}
+    theirs = {"default": {"tokens_per_second": 400}}
+    stages = {
+        "sampling qwen3-0.6b": {"figures": {"batches": {"128": batch}}},
+        "transformers qwen3-0.6b": {"figures": {"batches": {"128": theirs}}},
+        "rl qwen3-0.6b": {"figures": {"steps": {"bf16": {"error": "RuntimeError"}}}, "peak_memory_bytes": 3 * 2**30},
+        "resume": {"status": "failed", "figures": {"error": "AssertionError"}},
+    }
+    cells = [line.split(" | ")[-1] for line in table["rows"]([{"gpu": "NVIDIA X", "stages": stages}])]
+    named = dict(zip([row[0] for row in table["ROWS"]], cells[2:], strict=True))
+    found = {name: cell for name, cell in named.items() if cell != "not measured |"}
+    assert found == {
+        "sampling, 0.6B, batch 128": "4,000 tokens/s |",
+        "… share of the bandwidth limit at 128": "60 % |",
+        "… against transformers' `generate` at 128": "10.0 × |",
+        "peak memory, RL of 0.6B": "3 GiB |",
+    }
+    assert cells[0] == "NVIDIA X |"
 
 
 @pytest.mark.parametrize(

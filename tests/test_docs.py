@@ -283,6 +283,11 @@ def test_the_table_of_what_fits_is_what_its_script_prints():
     assert "\n".join(rows) in PLAN.read_text() and any("8bit" in row for row in rows)
 
 
+def test_the_table_of_gpus_is_what_its_script_prints():
+    script = runpy.run_path(str(ROOT / "scripts" / "gpu_table.py"))
+    assert "\n".join(script["rows"](script["recorded"]())) in TRAINING.read_text()
+
+
 def table(page: Path, start: str) -> list[list[str]]:
     """The cells of the rows that begin with `start`, without code marks."""
     lines = page.read_text().splitlines()

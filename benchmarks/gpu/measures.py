@@ -5,9 +5,9 @@ They import torch, numpy, safetensors, tokenizers and transformers only.
 
 from __future__ import annotations
 
-import gc
 import math
 from collections.abc import Sequence as SequenceABC
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -23,6 +23,7 @@ from hone.algorithms.gap import Gap, Verdict, band_of
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
+from hone.model import fusion
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder
@@ -31,17 +32,20 @@ from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack, split_micro_batches
 from hone.trainer.step import Trainer
 
-ENGINES: dict[str, dict[str, Any]] = {
-    "graphs": {"cuda_graphs": True},
-    "plain": {"cuda_graphs": False},
+ENGINES: dict[str, tuple[bool, dict[str, Any]]] = {
+    "graphs": (False, {"cuda_graphs": True}),
+    "plain": (False, {"cuda_graphs": False}),
+    "graphs, compiled": (True, {"cuda_graphs": True}),
 }
-"""Variants of the engine: what `Engine` is told. Those that compile come last, for it takes time."""
-TRAINERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "bf16": ("bf16", {}),
-    "bf16_linear": ("bf16_linear", {}),
-    "bf16, softmax kept": ("bf16", {"head_cache_bytes": 8 * 2**30}),
+"""Variants of the engine: with `model.compile` or not, and what `Engine` is told. Compiling takes time: it is last."""
+TRAINERS: dict[str, tuple[str, bool, dict[str, Any]]] = {
+    "bf16": ("bf16", False, {}),
+    "bf16_linear": ("bf16_linear", False, {}),
+    "bf16, softmax kept": ("bf16", False, {"head_cache_bytes": 8 * 2**30}),
+    "bf16, compiled": ("bf16", True, {}),
+    "bf16_linear, compiled": ("bf16_linear", True, {}),
 }
-"""Variants of the trainer: precision, and what `Trainer` is told."""
+"""Variants of the trainer: precision, with `model.compile` or not, and what `Trainer` is told."""
 
 PROMPT_TOKENS, NEW_TOKENS, BATCHES = 64, 128, (16, 128, 512)
 CHECKPOINTING = ("none", "selective", "layer")
@@ -61,12 +65,11 @@ def parity(bench: Bench) -> None:
     """Compare logits with transformers', and the engine's logprobs with the trainer's, by precision and variant."""
     for family, of_config in FAMILIES.items():
         bench.part(("logits", family), partial(_logits_apart, bench, bench.work / family, *of_config))
-    for title, layers in (("4 layers", 4), ("28 layers", 28)):
-        config = bench.shape("qwen3-0.6b")
-        config = DecoderConfig(**{**vars(config), "num_layers": 2 if bench.tiny else layers})
-        for precision in PRECISIONS:
-            for variant, options in ENGINES.items():
-                bench.part(("gap", title, precision, variant), partial(_gap, bench, config, precision, options))
+    for layers in (2,) if bench.tiny else (4, 28):
+        title, config = f"{layers} layers", replace(bench.shape("qwen3-0.6b"), num_layers=layers)
+        for variant in ENGINES:
+            for precision in PRECISIONS:
+                bench.part(("gap", title, precision, variant), partial(_gap, bench, config, precision, variant))
 
 
 def _logits_apart(bench: Bench, folder: Path, name: str, more: dict[str, Any], found: dict[str, Any]) -> None:
@@ -77,13 +80,12 @@ def _logits_apart(bench: Bench, folder: Path, name: str, more: dict[str, Any], f
     sizes |= {"num_hidden_layers": 4, "vocab_size": 1024}
     config = getattr(transformers, name)(**sizes, initializer_range=0.1, tie_word_embeddings=False, **more)
     torch.manual_seed(0)
-    reference = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
-    reference.save_pretrained(folder)
+    transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).save_pretrained(folder)
     rows = [rng.stream(0, "bench", i).integers(3, 1024, length) for i, length in enumerate((5, 64, 113))]
     batch = pack([Sequence(row, np.arange(len(row)) > 0) for row in rows], device=bench.device)
     logits: dict[str, torch.Tensor] = {}
     for dtype in (torch.float32, torch.bfloat16):
-        theirs = reference.to(device=bench.device, dtype=dtype)
+        theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).to(bench.device)
         ours = load_model(folder, dtype=dtype, device=bench.device)
         label = {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype]
         with torch.no_grad():
@@ -101,8 +103,10 @@ def _logits_apart(bench: Bench, folder: Path, name: str, more: dict[str, Any], f
     found["largest logit"] = float(logits["transformers fp32"].abs().max())
 
 
-def _gap(bench: Bench, config: DecoderConfig, precision: str, options: dict[str, Any], found: dict[str, Any]) -> None:
+def _gap(bench: Bench, config: DecoderConfig, precision: str, variant: str, found: dict[str, Any]) -> None:
     """Mean and largest |Δ| between the engine's logprobs of its samples and the trainer's, in nats; and the bounds."""
+    compiled, options = ENGINES[variant]
+    fusion.set_compiled(compiled)
     model = bench.random_model(config, precision)
     with torch.no_grad():
         model.embed.mul_(4)  # peaked, as a trained model is: different tokens have clearly different logprobs
@@ -133,16 +137,17 @@ def sampling(bench: Bench, shape: str) -> None:
     prompt, new, batches = (8, 5, (2, 3)) if bench.tiny else (PROMPT_TOKENS, NEW_TOKENS, BATCHES)
     figures["workload"] = {"prompt_tokens": prompt, "new_tokens": new}
     figures["copy_gigabytes_per_second"] = gigabytes = bench.copy_gigabytes()
-    for variant, options in ENGINES.items():
+    for variant, (compiled, options) in ENGINES.items():
         for precision in ("bf16",) if variant == "plain" else ("bf16", "bf16_linear"):
             model = bench.random_model(config, precision)
             engine = Engine(model, kv_bytes=_kv_bytes(bench), **options)
             for batch in batches:
                 limit = bandwidth_limit(model, batch, prompt + new / 2, gigabytes)
-                measure = partial(_rate, bench, engine, batch, prompt, new, limit, 8 if variant == "plain" else new)
+                warm = 8 if variant == "plain" else new
+                measure = partial(_rate, bench, engine, compiled, batch, prompt, new, limit, warm)
                 bench.part(("batches", str(batch), f"{precision}, {variant}"), measure)
             del model, engine, measure
-            gc.collect()
+            bench.release()
 
 
 def bandwidth_limit(model: Decoder, batch: int, context: float, gigabytes: float) -> float:
@@ -161,12 +166,21 @@ def _kv_bytes(bench: Bench) -> int:
 
 
 def _rate(
-    bench: Bench, engine: Engine, batch: int, prompt: int, new: int, limit: float, warm: int, found: dict[str, Any]
+    bench: Bench,
+    engine: Engine,
+    compiled: bool,
+    batch: int,
+    prompt: int,
+    new: int,
+    limit: float,
+    warm: int,
+    found: dict[str, Any],
 ) -> None:
     """Tokens/s of whole calls, and of decoding alone: the time until the first token is left out.
 
     A first call, of `warm` tokens, does not count: there graphs are recorded, and kernels chosen or compiled.
     """
+    fusion.set_compiled(compiled)
     turn = iter(range(10**6))
     config = engine.model.config
 
@@ -197,8 +211,6 @@ def transformers(bench: Bench, shape: str, compiled: bool = False) -> None:
     model = AutoModelForCausalLM.from_pretrained(bench.model_folder(shape), dtype=torch.bfloat16).to(bench.device)
     model.generation_config = GenerationConfig(pad_token_id=0)
     more: dict[str, Any] = {"cache_implementation": "static"} if compiled else {}
-    if compiled and bench.tiny:
-        torch.compiler.set_stance("force_eager")  # a toy's kernels need no compiler
 
     def measure(batch: int, found: dict[str, Any]) -> None:
         turn = iter(range(10**6))
@@ -238,22 +250,23 @@ def training(bench: Bench, shape: str) -> None:
     measured, sheet = bench.gemm_flops(), bench.peak_flops()
     figures["gemm_tflops"], figures["peak_tflops"] = measured / 1e12, (sheet or measured) / 1e12
     segments = {"1 x 64": [64], "4 x 16": [16] * 4} if bench.tiny else SEGMENTS
-    for name, (precision, options) in TRAINERS.items():
+    for name in TRAINERS:
         for title, lengths in segments.items():
-            measure = partial(_train_rate, bench, config, precision, options, lengths, sheet or measured)
+            measure = partial(_train_rate, bench, config, name, lengths, sheet or measured)
             bench.part(("segments", title, name), measure)
 
 
 def _train_rate(
     bench: Bench,
     config: DecoderConfig,
-    precision: str,
-    options: dict[str, Any],
+    variant: str,
     lengths: SequenceABC[int],
     peak: float,
     found: dict[str, Any],
 ) -> None:
     """Rates of steps, with the first kind of checkpointing that fits the memory."""
+    precision, compiled, options = TRAINERS[variant]
+    fusion.set_compiled(compiled)
     sequences = []
     for i, length in enumerate(lengths):
         ids = rng.stream(0, "bench", i).integers(3, config.vocab_size, length)
@@ -272,7 +285,7 @@ def _train_rate(
         return times
 
     for checkpointing in CHECKPOINTING:
-        gc.collect()
+        bench.release()
         bench.reset_peak()
         try:
             times = seconds(checkpointing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,11 @@ from gpu.bench import Bench
 
 import hone
 
-PRECISIONS: dict[str, dict[str, Any]] = {"bf16_linear": {}, "bf16": {"precision": "bf16"}}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "bf16_linear": {},
+    "bf16": {"precision": "bf16"},
+    "bf16, compiled": {"precision": "bf16", "model.compile": True},
+}
 MODES: dict[str, dict[str, Any]] = {
     "default": {},
     "deterministic": {"deterministic": True},
@@ -38,7 +43,7 @@ RECIPES = Path("examples/reverse_text")
 
 
 def rl(bench: Bench, shape: str, prompts: int, rollouts: int, new_tokens: int) -> None:
-    """Time whole steps, with hone's defaults, and in bf16."""
+    """Time whole steps: with hone's defaults, and in bf16."""
     _time_variants(bench, PRECISIONS, shape, prompts, rollouts, new_tokens)
 
 
@@ -59,7 +64,7 @@ def _time_variants(
     model = bench.model_folder(shape)
     for name, settings in variants.items():
         measure = partial(_time_steps, bench, model, settings, prompts, rollouts, new_tokens)
-        bench.part(("steps", name), measure, needs=10)
+        bench.part(("steps", name), measure, needs=15)
 
 
 def _time_steps(
@@ -105,7 +110,8 @@ def _time_steps(
             if bench.left < 2 * times[-1] and not bench.tiny:
                 break
     assert not any(skipped), "steps made no update"
-    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()][1:steps]
+    timings = [json.loads(line) for line in (out / "timings.jsonl").read_text().splitlines()]
+    timings = timings[min(1, len(times) - 1) : len(times)]
     names = [name for name in timings[0] if name.startswith("time/") and name != "time/total"]
     found["phases"] = {name: median(row.get(name, 0.0) for row in timings) for name in names}
 
@@ -177,7 +183,12 @@ def _quickstart(bench: Bench, found: dict[str, Any]) -> None:
         shutil.copytree(Path(hone.__file__).parents[2] / RECIPES, here / RECIPES)
         for recipe in ("tiny_sft.toml", "tiny.toml"):
             file = here / RECIPES / recipe
-            file.write_text(file.read_text().replace("max_steps = 900", "max_steps = 2").replace("= 150", "= 2"))
+            text = re.sub(r"= (900|150|256|128|32)$", "= 8", file.read_text(), flags=re.MULTILINE)
+            args = "env.args]\nnum_train_examples = 99\n"
+            text = text.replace("env.args]\n", args).replace(
+                "[orchestrator.adv", f"[orchestrator.{args}[orchestrator.adv"
+            )
+            file.write_text(text)
     with _device_memory(bench):
         number = "8" if bench.tiny else "256"
         code = _start(bench, ["quickstart", "--output-dir", "q", "--num-examples", number], here).wait()

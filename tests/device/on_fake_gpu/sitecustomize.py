@@ -1,4 +1,7 @@
-"""With this folder in PYTHONPATH, a process that imports torch has the fake GPU, and so have those that it starts."""
+"""With this folder in PYTHONPATH, a process that imports torch has the fake GPU, and so have those that it starts.
+
+Triton seems to be there, but nothing can be compiled: that takes `torch.compiler.set_stance("force_eager")`.
+"""
 
 import atexit
 import sys
@@ -21,6 +24,9 @@ class _WithGpu(Loader):
         from fake_cuda import FakeCuda
 
         sys.path.pop()
+        import torch.utils._triton
+
+        torch.utils._triton.has_triton = lambda: True
         there = FakeCuda().there()
         there.__enter__()
         atexit.register(there.__exit__, None, None, None)
