@@ -23,6 +23,18 @@ def figures(record: Record, stage: str) -> Any:
     return record["stages"][stage]["figures"]
 
 
+def parity(record: Record) -> str:
+    logits = figures(record, "parity")["logits"].values()
+    return f"{max(family['hone fp32 - transformers fp32'] for family in logits):.0e}"
+
+
+def within(record: Record) -> str:
+    """Count the gaps of the engine that are within their bounds, of all precisions and variants."""
+    depths = figures(record, "parity")["gap"].values()
+    gaps = [gap for depth in depths for variants in depth.values() for gap in variants.values() if "within" in gap]
+    return f"{sum(gap['within'] for gap in gaps)} of {len(gaps)}"
+
+
 def fastest(record: Record, shape: str, batch: int) -> tuple[str, Any]:
     """Return the variant of the engine that samples the most tokens/s at this batch, and its figures."""
     variants = figures(record, f"sampling {shape}")["batches"][str(batch)]
@@ -85,6 +97,8 @@ def peak(stage: str) -> Callable[[Record], str]:
 
 
 ROWS: list[tuple[str, str, Callable[[Record], str]]] = [
+    ("logits against transformers, fp32, largest difference", "", parity),
+    ("gaps of engine and trainer within their bounds", "all", within),
     *((f"sampling, 0.6B, batch {batch}", "", sampled(SMALL, batch)) for batch in (16, 128, 512)),
     ("… share of the bandwidth limit at 128", "≥ 50 %", share(SMALL, 128)),
     ("… against transformers' `generate` at 128", "≥ 8 ×", ahead("default")),
