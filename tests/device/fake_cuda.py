@@ -286,6 +286,8 @@ def _run(func: Any, args: tuple, kwargs: dict) -> Any:
     if not any_gpu and not _is_cuda(device):
         return func(*args, **kwargs)
     _check_devices(func, args, tensors)
+    if func is aten.cumsum.default and args[0].is_floating_point() and torch.are_deterministic_algorithms_enabled():
+        raise RuntimeError(f"cumsum_cuda_kernel does not have a deterministic implementation, at {_place()}")
     _count_waits(func, args, kwargs)
     labelled = _is_cuda(device) or (any_gpu and device is None)
     if func is aten.copy_.default:

@@ -11,6 +11,8 @@ import torch
 from fake_cuda import FakeCuda
 from torch.nn.attention.varlen import varlen_attn
 
+from hone.inference.sampler import sample_tokens
+from hone.inference.types import SamplingParams
 from hone.model.device import upload
 
 CUDA = "cuda"
@@ -93,6 +95,29 @@ def attention_apart() -> list[float]:
     return [float((ours.detach().cpu().float() - theirs.detach()).abs().max()) for ours, theirs in pairs]
 
 
+def pinned(call: Callable[[], Any]) -> Any:
+    """Call with deterministic kernels only."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        return call()
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def draws_apart() -> list[int]:
+    """Return how many of 64 tokens differ from the CPU's, drawn with deterministic kernels: small and large
+    vocabularies, and a cut one.
+    """
+    found = []
+    for size, params in ((50, SamplingParams()), (3000, SamplingParams()), (300, SamplingParams(top_p=0.8, top_k=40))):
+        generator = torch.Generator().manual_seed(size)
+        logits = 3 * torch.randn(64, size, generator=generator)
+        uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
+        mine, _ = pinned(lambda: sample_tokens(logits.to(CUDA), uniforms.to(CUDA), params))  # noqa: B023
+        found.append(int((mine.cpu() != sample_tokens(logits, uniforms, params)[0]).sum()))
+    return found
+
+
 def main() -> None:
     with FakeCuda().there() as gpu:
         here, there = torch.arange(4.0), torch.arange(4.0).to(CUDA)
@@ -120,6 +145,7 @@ def main() -> None:
             "up": lambda: here.to(CUDA),
             "upload": lambda: upload(here.numpy(), CUDA),
             "event": lambda: [event := torch.cuda.Event(), event.record(), event.synchronize()],
+            "pinned cumsum": lambda: pinned(lambda: there.cumsum(0)),
             "captured": lambda: captured(lambda: there + 1),
             "captured item": lambda: captured(lambda: there[0].item()),
             "captured up": lambda: captured(lambda: here.to(CUDA)),
@@ -128,7 +154,7 @@ def main() -> None:
         parameter = torch.ones(2, device=CUDA, requires_grad=True)
         (parameter * there[:2]).sum().backward()
         found |= {"gradient": parameter.grad.tolist(), "replayed": replayed(), "attention": attention_apart()}
-        found["copied"] = copied()
+        found |= {"copied": copied(), "draws": draws_apart()}
     json.dump(found, sys.stdout)
 
 

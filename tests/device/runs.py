@@ -133,6 +133,7 @@ def compared(make: Callable[..., Any], folder: Path, precision: str) -> dict[str
         with waits.counted():
             found["gpu"] = trained(lambda **more: make(precision, "cuda", **more), folder / "gpu")
         found |= {name: getattr(waits, name) for name in ("train", "decode", "offloads", "places")}
+        found["graphs"] = gpu.recorded
         trained(lambda **more: make(precision, "cuda", **more), folder / "parts", steps=2)
         found["resumed"] = trained(lambda **more: make(precision, "cuda", **more), folder / "parts", resume=True)
     files = {name: load_file(found[name].pop("weights")) for name in ("cpu", "gpu", "resumed")}
@@ -187,14 +188,16 @@ def main(folder: Path, precision: str) -> None:
         "rl": compared(rl, folder / "rl", precision),
     }
     model = folder / "rl" / "cpu" / "weights" / "step_4"
-    flags = ("--cuda-graphs",)
     found["eval"] = {"cpu": evaluated(model, precision)}
     found["inference"] = {"cpu": served(model, precision)}
-    with FakeCuda().there():
+    with FakeCuda().there() as gpu:
         found["eval"]["gpu"] = evaluated(model, precision)
+        graphs = [gpu.recorded]
         found["inference"]["gpu"] = served(model, precision)
-        found["inference"]["graphs"] = served(model, precision, *flags)
-    json.dump(found, sys.stdout)
+        graphs.append(gpu.recorded)
+        found["inference"]["without graphs"] = served(model, precision, "--no-cuda-graphs")
+        graphs.append(gpu.recorded)
+    json.dump(found | {"graphs": graphs}, sys.stdout)
 
 
 if __name__ == "__main__":

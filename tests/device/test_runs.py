@@ -65,10 +65,17 @@ def test_an_evaluation_and_a_server_answer_as_on_the_cpu(precision: str, found: 
     cpu, gpu = found["eval"]["cpu"], found["eval"]["gpu"]
     assert len(gpu) == 6 and [row["completion_tokens"] for row in gpu] == [row["completion_tokens"] for row in cpu]
     answers = found["inference"]
-    assert [answers[name]["pinned"] for name in ("cpu", "gpu", "graphs")] == [True, False, False]
+    assert [answers[name]["pinned"] for name in ("cpu", "gpu", "without graphs")] == [True, False, False]
     assert len(answers["gpu"]["logprobs"]) == len(answers["cpu"]["logprobs"]) > 8
     if precision == "fp32":
         assert gpu == cpu
-        for name in ("gpu", "graphs"):
+        for name in ("gpu", "without graphs"):
             assert answers[name]["choices"] == answers["cpu"]["choices"]
             np.testing.assert_allclose(answers[name]["logprobs"], answers["cpu"]["logprobs"], atol=2e-6, rtol=0)
+
+
+def test_graphs_are_the_default(found: dict) -> None:
+    """Of `rl`, `hone eval` and the server, one after the other; none are recorded with --no-cuda-graphs."""
+    assert found["rl"]["graphs"] > 0 and found["sft"]["graphs"] == 0
+    evaluated, served, without = found["graphs"]
+    assert 0 < evaluated < served == without

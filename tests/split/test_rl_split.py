@@ -99,6 +99,37 @@ def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin
     assert (run.out / "logs" / "inference.log").read_text().count("Serving ") == 2
 
 
+def shared_folder_of(run: Run) -> Path:
+    """The folder in memory that the launcher has named to the server."""
+    (pid,) = run.pids("inference")
+    (name,) = re.findall(rb"HONE_SHARED_MEMORY=([^\0]+)", Path(f"/proc/{pid}/environ").read_bytes())
+    return Path(name.decode())
+
+
+def test_weights_pass_through_memory_that_the_next_run_frees_if_this_one_is_killed(begin, small):
+    run = begin(*small)
+    run.hold()
+    run.at_step(3)
+    memory = shared_folder_of(run)
+    assert (memory.parent, memory.stat().st_mode & 0o777) == (Path("/dev/shm"), 0o700)
+    there = {path.relative_to(memory).parts[1] for path in memory.glob("*/*/model.safetensors")}
+    assert "step_3" in there and not list((run.out / ".transport/weights").glob("*/step_*"))
+    (server,) = run.pids("inference")
+    assert f"{memory}/" in Path(f"/proc/{server}/maps").read_text(), "sampled from where the trainer wrote it"
+    os.kill(run.process.pid, signal.SIGKILL)
+    until(lambda: not alive(run.mark))
+    assert memory.exists()
+    run.let_go()
+    again = begin("@", "out/config.toml", "--resume")
+    again.hold()
+    memory_of_again = shared_folder_of(again)
+    assert not memory.exists() and memory_of_again != memory
+    again.let_go()
+    assert again.ended() == 0, again.output
+    consumed_once(again.out)
+    assert not memory_of_again.exists()
+
+
 def test_a_rank_that_is_killed_takes_the_run_back_to_the_last_checkpoint(begin, small):
     run = begin(*small, "--trainer.ranks", 2)
     run.hold()

@@ -136,7 +136,8 @@ class RLGradingConfig(GradingConfig):
     """How reward functions are run."""
 
     overlap: bool | None = None
-    """Grade what has ended while other completions are sampled (default: where cores are left)."""
+    """Grade each completion when it has ended, while others are sampled; by default in one process on a CPU, if at
+    least half of the cores are left over."""
 
 
 class OrchestratorConfig(BaseConfig):

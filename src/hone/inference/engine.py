@@ -190,7 +190,7 @@ class Engine:
         self._admit()
         self.runner.join(self._batches, self._budget)
         drawn = read([batch.draw() for batch in self._batches])
-        if self.runner.ahead:  # of the tokens that the host is about to read; no row has another once all are at 1
+        if self.runner.ahead:  # a batch whose rows all end with this token has no other
             self.runner.decode([batch for batch in self._batches if batch.room > 1])
         emitted: list[Token | Failure] = []
         for batch, columns in zip(self._batches, drawn(), strict=True):

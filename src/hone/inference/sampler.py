@@ -37,19 +37,35 @@ def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Ten
     """
     size = weights_BV.shape[1]
     if size <= WHOLE:
-        cumulative_BV = weights_BV.cumsum(-1, dtype=torch.float64)
+        cumulative_BV = _running_sum(weights_BV)
         thresholds_B1 = uniforms_B[:, None] * cumulative_BV[:, -1:]
         return torch.searchsorted(cumulative_BV, thresholds_B1, right=True).squeeze(1).clamp_(max=size - 1)
     if size % BLOCK:
         weights_BV = torch.nn.functional.pad(weights_BV, (0, BLOCK - size % BLOCK))
     blocks_BNK = weights_BV.unflatten(1, (-1, BLOCK))
-    cumulative_BN = blocks_BNK.sum(-1).cumsum(-1, dtype=torch.float64)
+    cumulative_BN = _running_sum(blocks_BNK.sum(-1))
     thresholds_B1 = uniforms_B[:, None] * cumulative_BN[:, -1:]
     block_B1 = _first_above(cumulative_BN, thresholds_B1)
     before_B1 = torch.where(block_B1 > 0, cumulative_BN.gather(1, (block_B1 - 1).clamp_(min=0)), 0.0)
     chosen_BK = blocks_BNK[torch.arange(len(blocks_BNK), device=weights_BV.device), block_B1.squeeze(1)]
-    within_B1 = _first_above(chosen_BK.cumsum(-1, dtype=torch.float64), thresholds_B1 - before_B1)
+    within_B1 = _first_above(_running_sum(chosen_BK), thresholds_B1 - before_B1)
     return (block_B1 * BLOCK + within_B1).squeeze(1).clamp_(max=size - 1)
+
+
+def _running_sum(x_BN: torch.Tensor) -> torch.Tensor:
+    """Return the sums `[B, N]` float64 of each row up to each place.
+
+    CUDA has no deterministic kernel for that: where one is asked for, matrix products stand in, of `BLOCK` places at a
+    time.
+    """
+    if not (x_BN.is_cuda and torch.are_deterministic_algorithms_enabled()):
+        return x_BN.cumsum(-1, dtype=torch.float64)
+    size = x_BN.shape[1]
+    blocks_BNK = torch.nn.functional.pad(x_BN.double(), (0, -size % BLOCK)).unflatten(1, (-1, BLOCK))
+    within_BNK = blocks_BNK @ x_BN.new_ones(BLOCK, BLOCK, dtype=torch.float64).triu()
+    totals_BN, count = within_BNK[..., -1], within_BNK.shape[1]
+    before_BN = totals_BN @ x_BN.new_ones(count, count, dtype=torch.float64).triu(1)
+    return (within_BNK + before_BN[..., None]).flatten(1)[:, :size]
 
 
 def _first_above(cumulative_BN: torch.Tensor, thresholds_B1: torch.Tensor) -> torch.Tensor:
@@ -80,7 +96,7 @@ def _truncate(logprobs_BV: torch.Tensor, params: SamplingParams) -> torch.Tensor
             keep_BV = sorted_BV >= sorted_BV[:, params.top_k - 1 : params.top_k]
         if params.top_p < 1:
             probs_BV = (sorted_BV.exp() * keep_BV).double()
-            before_BV = probs_BV.cumsum(-1) - probs_BV
+            before_BV = _running_sum(probs_BV) - probs_BV
             keep_BV = keep_BV & (before_BV < params.top_p * probs_BV.sum(-1, keepdim=True))
         kept_BV = torch.zeros_like(keep_BV).scatter(1, order_BV, keep_BV)
         logprobs_BV = logprobs_BV.masked_fill(~kept_BV, float("-inf"))

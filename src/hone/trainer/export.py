@@ -87,8 +87,7 @@ class Spool:
         for old in self._versions[:-1]:
             if reserved and not fresh.exists():
                 old.rename(fresh)  # to be written over
-            else:
-                shutil.rmtree(old)
+            shutil.rmtree(old, ignore_errors=True)
         if reserved:
             reserve_files(self.model, fresh)
         save_model(self.model, fresh, reserved=reserved)
