@@ -44,7 +44,8 @@ class Limits:
     """The number of processes, and the limits of a sample.
 
     `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
-    much by the clock; else time of the clock. `hash_seed` is PYTHONHASHSEED, which decides the order of sets.
+    much by the clock; else time of the clock, which counts no waiting for a core. `hash_seed` is PYTHONHASHSEED, which
+    decides the order of sets.
     """
 
     workers: int | None = None
