@@ -31,7 +31,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 ROOT = Path(__file__).resolve().parents[1]
 PROMPTS, ROLLOUTS, MAX_TOKENS = 8, 8, 40
 MILLISECONDS = {"cheap": 0, "burns": 20, "waits": 50}
-SETTINGS = {"2 cores, 1 thread": (2, 1), "1 core, 1 thread": (1, 1), "2 cores, 2 threads": (2, 2)}
+SETTINGS = {"2 cores, 1 thread": (2, 1), "1 core, 1 thread": (1, 1)}
 
 
 def similarity(completion: Any, answer: str, parser: Any, grader: str) -> float:
