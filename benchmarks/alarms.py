@@ -30,7 +30,7 @@ EXAMPLES = ROOT / "examples" / "reverse_text"
 SICK = Path(__file__).resolve().parent / "sick_runs"
 ONSET, END = 40, 100
 SEEDS = 21
-LR, NORMALIZE = "--trainer.optim.lr", "--orchestrator.advantage.normalize_std"
+LR, NORMALIZE = "--trainer.optim.lr", "--orchestrator.advantage.scale"
 
 
 def sick(kind: str) -> list[str]:
@@ -45,7 +45,7 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "every answer is right": (sick("anything"), ["solved_pool", "zero_std"]),
     "every token pays": (sick("long"), ["truncation"]),
     "every new character pays": (sick("variety"), ["entropy_blowup"]),
-    "the reward counts three hundredfold": ([*sick("scale"), NORMALIZE, "false"], ["grad_spike"]),
+    "the reward counts three hundredfold": ([*sick("scale"), NORMALIZE, "none"], ["grad_spike"]),
     "the grader raises on some texts": ([*sick("fails"), "--orchestrator.grading.max_failed", "1"], ["grader"]),
     "the parser finds short answers only": (sick("narrow"), ["unparsable"]),
     "a learning rate of 1e-2": ([LR, "1e-2"], ["wrong"]),

@@ -71,11 +71,11 @@ class HoneStep:
     def __call__(self, step: int) -> dict[str, float]:
         import numpy as np
 
-        from hone.algorithms.advantages import group_advantages
+        from hone.algorithms.advantages import advantages as step_advantages
+        from hone.config.rl import RLConfig
         from hone.inference.types import SamplingParams
         from hone.model.fusion import set_compiled
         from hone.orchestrator.groups import trainable
-        from hone.trainer.packing import split_micro_batches
         from hone.types import Example, Group, Outcome, Score
 
         set_compiled(self.compiled)
@@ -89,9 +89,9 @@ class HoneStep:
             members = trajectories[i * ROLLOUTS : (i + 1) * ROLLOUTS]
             scores = [Score(reward(t.completion_text), {}, {}, Outcome.WRONG) for t in members]
             rewards = np.array([score.reward for score in scores])
-            advantages = group_advantages(rewards, np.ones(ROLLOUTS, dtype=bool))
+            advantages = step_advantages(rewards[None], np.ones((1, ROLLOUTS), dtype=bool))[0]
             groups.append(Group(example, i, members, scores, advantages))
-        self.trainer.step(split_micro_batches(trainable(groups, "keep"), None, share_prompts=True))
+        self.trainer.step(self.trainer.deal(trainable(groups, RLConfig()), None, share_prompts=True))
         end = time.perf_counter()
         assert all(t.num_sampled == NEW_TOKENS for t in trajectories)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}

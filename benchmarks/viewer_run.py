@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from hone import rng
-from hone.algorithms.advantages import group_advantages
+from hone.algorithms.advantages import advantages as step_advantages
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.environments import load_environment
@@ -131,7 +131,7 @@ class Fabric:
             scores = [score for _, score in members]
             valid = np.array([not score.outcome.is_failure for score in scores])
             rewards = np.array([score.reward for score in scores])
-            advantages = group_advantages(rewards, valid, normalize_std=True)
+            advantages = step_advantages(rewards[None], valid[None], scale="group_std")[0]
             made.append(Group(problem.example, number, [trajectory for trajectory, _ in members], scores, advantages))
         return made
 

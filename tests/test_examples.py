@@ -76,7 +76,7 @@ RL_NUMBERS = {
     "orchestrator.sampling.max_tokens": 64,
     "orchestrator.sampling.temperature": 1.0,
     "orchestrator.env.id": "reverse-text",
-    "orchestrator.advantage.normalize_std": False,
+    "orchestrator.advantage.scale": "none",
     "orchestrator.eval.interval": 10,
     "trainer.loss.kl_coef": 0.0,
 }
@@ -138,7 +138,7 @@ def test_tiny_rl_goes_on_from_tiny_sft() -> None:
         "orchestrator.rollouts_per_example": 8,
         "orchestrator.sampling.max_tokens": 19,
         "orchestrator.sampling.temperature": 1.0,
-        "orchestrator.advantage.normalize_std": True,
+        "orchestrator.advantage.scale": "group_std",
         "orchestrator.env.id": "reverse-text",
         "trainer.optim.lr": 3e-4,
         "trainer.scheduler.type": "constant",

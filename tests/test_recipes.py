@@ -33,7 +33,7 @@ GSM8K = {
     "orchestrator.batch_size": 16,
     "orchestrator.rollouts_per_example": 4,
     "orchestrator.sampling.max_tokens": 512,
-    "orchestrator.advantage.normalize_std": False,
+    "orchestrator.advantage.scale": "none",
     "orchestrator.max_examples": 5000,
 }
 COUNTDOWN = {
@@ -70,7 +70,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "orchestrator.rollouts_per_example": 8,
         "orchestrator.sampling.max_tokens": 3072,
         "orchestrator.sampling.temperature": 0.6,
-        "orchestrator.advantage.normalize_std": True,
+        "orchestrator.advantage.scale": "group_std",
     },
     "scramble/rl.toml": {
         "model.name": "Qwen/Qwen2.5-1.5B-Instruct",

@@ -17,11 +17,13 @@ from hone.cli import prepare_process
 from hone.runs.reader import Run
 
 if TYPE_CHECKING:
+    from hone.algorithms.losses import TokenLoss
     from hone.composition.training import Training
     from hone.config.rl import RLConfig
     from hone.config.sft import SFTConfig
     from hone.environments.rubric import RewardFunc
     from hone.evaluation.result import EvalResult
+    from hone.orchestrator.groups import Advantages
 
 prepare_process()
 
@@ -34,13 +36,16 @@ def rl(
     reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
+    loss: TokenLoss | str | None = None,
+    advantages: Advantages | str | None = None,
     **settings: Any,
 ) -> Run:
     """Train by reinforcement learning, in this process, as `hone rl` does; returns the run.
 
     `config` is a TOML file, an `RLConfig` or nothing, `settings` are keys of it. The task is the config's, or
     `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; an audit that fails only
-    warns. Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
+    warns. `loss` and `advantages` are functions in place of the algorithm's (docs/algorithms.md).
+    Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
     from hone.config.parse import from_settings
@@ -48,7 +53,7 @@ def rl(
 
     found = from_settings(RLConfig, config, settings)
     task = {"dataset": dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
-    task |= {"reward_weights": reward_weights, "correct": correct}
+    task |= {"reward_weights": reward_weights, "correct": correct, "loss": loss, "advantages": advantages}
     return _ended(train_rl(found, refuses=False, **task))
 
 

@@ -192,6 +192,15 @@ class Group:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """How much of a step something is: loss tokens, completions, prompts."""
+
+    tokens: int = 0
+    sequences: int = 0
+    prompts: int = 0
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """Sequences laid end to end, with everything the train step needs. Tensors lie where the model does, tuples on the
     host: what the host decides by must not make it wait for a GPU.
@@ -203,10 +212,12 @@ class PackedBatch:
 
     `[N]`: `token_ids`; `positions`, which count within the sequence, so a segment goes on where its parent ends;
     `previous`, the index of the token that precedes a token in its sequence, -1 for a first token; all int64.
-    `sampling_logprobs`, `advantages` float32. `old_logprobs` / `ref_logprobs` or None (old: the sampler's are used;
+    `sampling_logprobs`, `advantages`, `weights` float32: the step's loss is the sum of the tokens' losses times their
+    weights, over all micro-batches and ranks. `old_logprobs` / `ref_logprobs` or None (old: the sampler's are used;
     ref: no KL term). The logprob of token i is that of predicting it from the tokens before it in its sequence.
-    `loss_indices` `[M]` int64 are the tokens whose prediction is trained, ascending. `num_loss_tokens` is the global
-    denominator: the loss tokens of the whole step, over all micro-batches and ranks.
+    `loss_indices` `[M]` int64 are the tokens whose prediction is trained, ascending; `sequence_lengths` int64, how many
+    of them each completion has, those without left out. `num_loss_tokens` are the loss tokens of the whole step, over
+    all micro-batches and ranks, which statistics are divided by. `minibatch`: the update of the step that it is for.
     """
 
     token_ids: torch.Tensor
@@ -214,19 +225,22 @@ class PackedBatch:
     previous: torch.Tensor
     sampling_logprobs: torch.Tensor
     advantages: torch.Tensor
+    weights: torch.Tensor
     loss_indices: torch.Tensor
+    sequence_lengths: torch.Tensor
     lengths: tuple[int, ...]
     loss_lengths: tuple[int, ...]
     groups: tuple[int, ...]
     samples: tuple[int, ...]
     num_loss_tokens: int
+    minibatch: int = 0
     parents: tuple[int, ...] | None = None
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         n = sum(self.lengths)
-        for name in ("token_ids", "positions", "previous", "sampling_logprobs", "advantages"):
+        for name in ("token_ids", "positions", "previous", "sampling_logprobs", "advantages", "weights"):
             assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape, n)
         assert self.loss_indices.shape == (sum(self.loss_lengths),) and len(self.loss_indices) <= self.num_loss_tokens
         assert len(self.lengths) == len(self.loss_lengths) == len(self.groups) == len(self.samples)

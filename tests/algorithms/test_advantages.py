@@ -2,33 +2,64 @@ import numpy as np
 import pytest
 import torch
 
-from hone.algorithms.advantages import group_advantages, has_signal
+from hone.algorithms.advantages import advantages, has_signal, normalized_components, overlong_penalty
 from hone.config.rl import AdvantageConfig
 
-ALL = np.ones(4, dtype=bool)
+REWARDS = np.array([[1.0, 0.0, 0.0, 0.5], [0.2, 0.2, 0.8, 0.4]])
+ALL = np.ones((2, 4), dtype=bool)
+TENSOR = torch.tensor(REWARDS)
+STD = TENSOR.std(1, keepdim=True)
 
 
-def test_advantage_is_reward_minus_group_mean():
-    advantages = group_advantages(np.array([1.0, 0.0, 0.0, 0.5]), ALL)
-    assert advantages.dtype == np.float32
-    assert advantages == pytest.approx([0.625, -0.375, -0.375, 0.125])
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({}, TENSOR - TENSOR.mean(1, keepdim=True)),
+        ({"scale": "group_std"}, (TENSOR - TENSOR.mean(1, keepdim=True)) / (STD + 1e-4)),
+        ({"scale": "batch_std"}, (TENSOR - TENSOR.mean(1, keepdim=True)) / (TENSOR.std() + 1e-4)),
+        ({"scale": "group_mean"}, TENSOR / TENSOR.mean(1, keepdim=True) - 1),
+        ({"baseline": "batch", "scale": "batch_std"}, (TENSOR - TENSOR.mean()) / (TENSOR.std() + 1e-4)),
+        (
+            {"scale": "group_std", "std_ddof": 0, "std_eps": 1e-6},
+            (TENSOR - TENSOR.mean(1, keepdim=True)) / (TENSOR.std(1, correction=0, keepdim=True) + 1e-6),
+        ),
+    ],
+)
+def test_each_baseline_and_scale_is_its_formula(keys, expected):
+    found = advantages(REWARDS, ALL, **keys)
+    assert found.dtype == np.float32
+    assert found == pytest.approx(expected.numpy(), abs=1e-6)
 
 
-def test_std_normalised_advantage_has_unit_population_std():
-    rewards = np.array([1.0, 0.0, 0.0, 0.5])
-    advantages = group_advantages(rewards, ALL, normalize_std=True)
-    assert advantages == pytest.approx((rewards - 0.375) / (np.sqrt(0.171875) + 1e-6), abs=1e-6)
+def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():
+    found = advantages(REWARDS, ALL, baseline="leave_one_out")
+    by_hand = [[r - (sum(group) - r) / 3 for r in group] for group in REWARDS.tolist()]
+    assert found == pytest.approx(np.array(by_hand), abs=1e-6)
 
 
-def test_failed_samples_leave_mean_and_std_and_get_zero():
-    advantages = group_advantages(np.array([1.0, np.nan, 0.0, np.nan]), np.array([True, False, True, False]))
-    assert advantages.tolist() == [0.5, 0.0, -0.5, 0.0]
+def test_maxrl_leaves_out_groups_whose_mean_is_not_above_zero():
+    found = advantages(np.array([[1.0, -1.0], [-1.0, -0.5], [1.0, 0.5]]), np.ones((3, 2), dtype=bool), scale="group_mean")
+    assert found.tolist() == [[0.0, 0.0], [0.0, 0.0], pytest.approx([1 / 3, -1 / 3])]
 
 
-@pytest.mark.parametrize("normalize_std", [False, True])
-def test_group_without_signal_gets_zeros_not_amplified_rounding(normalize_std):
-    rewards = np.array([0.5, 0.5 + 5e-7, 0.5, 0.5])
-    assert group_advantages(rewards, ALL, normalize_std).tolist() == [0.0] * 4
+@pytest.mark.parametrize("keys", [{}, {"scale": "group_std"}, {"baseline": "batch", "scale": "batch_std"}])
+def test_failed_samples_leave_mean_and_std_and_get_zero(keys):
+    rewards, valid = np.array([[1.0, np.nan, 0.0, np.nan]]), np.array([[True, False, True, False]])
+    found = advantages(rewards, valid, **keys)
+    assert found[0, [0, 2]].tolist() == advantages(rewards[:, [0, 2]], valid[:, [0, 2]], **keys)[0].tolist()
+    assert found[0, [1, 3]].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("scale", ["none", "group_std", "batch_std", "group_mean"])
+def test_group_without_signal_gets_zeros_not_amplified_rounding(scale):
+    rewards = np.array([[0.5, 0.5 + 5e-7, 0.5, 0.5], [1.0, 0.0, 1.0, 0.0]])
+    found = advantages(rewards, ALL, scale=scale)
+    assert found[0].tolist() == [0.0] * 4 and found[1].all()
+
+
+def test_a_group_of_equal_rewards_has_a_signal_against_the_batch():
+    found = advantages(np.array([[1.0, 1.0], [0.0, 0.0]]), np.ones((2, 2), dtype=bool), baseline="batch")
+    assert found.tolist() == [[0.5, 0.5], [-0.5, -0.5]]
 
 
 def test_signal_is_max_minus_min_over_1e6():
@@ -38,13 +69,24 @@ def test_signal_is_max_minus_min_over_1e6():
     assert not has_signal(np.array([]))
 
 
-def test_ddof_and_eps_are_settings_and_trls_values_give_trls_advantages():
-    rewards = np.array([1.0, 0.0, 0.0, 0.5])
-    config = AdvantageConfig(normalize_std=True, std_ddof=1, std_eps=1e-4)
-    tensor = torch.tensor(rewards)
-    expected = (tensor - tensor.mean()) / (tensor.std() + 1e-4)  # as TRL writes it; torch's std has ddof 1
-    assert group_advantages(rewards, ALL, **config.model_dump()) == pytest.approx(expected.numpy(), abs=1e-7)
+def test_components_normalised_before_the_sum_count_by_their_weight():
+    """GDPO by hand; an abstained component counts 0."""
+    values = torch.tensor([[[1.0, 0.0], [0.0, 0.0], [1.0, 10.0]], [[0.0, 4.0], [1.0, 8.0], [1.0, float("nan")]]]).double()
+    weights = torch.tensor([1.0, 0.5]).double()
+    mean = values.nanmean(1, keepdim=True)
+    std = (values - mean).square().nansum(1, keepdim=True)
+    std = (std / ((~values.isnan()).sum(1, keepdim=True) - 1)).sqrt()
+    summed = torch.nan_to_num((values - mean) / (std + 1e-4)).mul(weights).sum(-1)
+    expected = (summed - summed.mean()) / (summed.std() + 1e-4)
+    found = normalized_components(values.numpy(), weights.numpy(), np.ones((2, 3), dtype=bool))
+    assert found == pytest.approx(expected.numpy(), abs=1e-6)
 
 
-def test_the_default_divides_by_the_groups_size():
-    assert AdvantageConfig().model_dump() == {"normalize_std": False, "std_ddof": 0, "std_eps": 1e-6}
+def test_the_overlong_penalty_grows_over_the_buffer():
+    assert overlong_penalty(np.array([70, 80, 90, 100, 120]), 100, 20).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
+    assert overlong_penalty(np.array([99, 100]), 100, 0, 0.5).tolist() == [0.0, 0.5]
+
+
+def test_the_default_is_the_groups_mean_and_a_std_is_that_of_trl():
+    settings = AdvantageConfig()
+    assert (settings.baseline, settings.scale, settings.std_ddof, settings.std_eps) == ("group", "none", 1, 1e-4)

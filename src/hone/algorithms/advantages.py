@@ -1,4 +1,8 @@
-"""Group-relative advantages: the other completions of the same prompt are the baseline."""
+"""Advantages: how much better a completion was than what the policy does on average, from the rewards of a step.
+
+Shapes: P prompts, G completions of each, K components of the reward. All functions take numpy arrays in float64;
+`valid_PG` is False where grading failed: such a completion leaves every mean and deviation, and gets advantage 0.
+"""
 
 from __future__ import annotations
 
@@ -14,27 +18,76 @@ def has_signal(rewards_G: np.ndarray) -> bool:
     return len(rewards_G) >= 2 and float(np.max(rewards_G) - np.min(rewards_G)) > ZERO_VARIANCE
 
 
-def group_advantages(
-    rewards_G: np.ndarray,
-    valid_G: np.ndarray,
-    normalize_std: bool = False,
-    std_ddof: int = 0,
-    std_eps: float = 1e-6,
+def advantages(
+    rewards_PG: np.ndarray,
+    valid_PG: np.ndarray,
+    baseline: str = "group",
+    scale: str = "none",
+    std_ddof: int = 1,
+    std_eps: float = 1e-4,
 ) -> np.ndarray:
-    """Compute the advantages `[G]` float32 of one group.
+    """Compute the advantages `[P, G]` float32: A = (r - baseline) / scale.
 
-    A_i = r_i - mean(r)                           Dr. GRPO (arXiv:2503.20783)
-    A_i = (r_i - mean(r)) / (std(r) + std_eps)    GRPO (arXiv:2402.03300), with `normalize_std`
+    baseline  "group"          mean of the prompt's rewards, r̄ (GRPO, arXiv:2402.03300)
+              "leave_one_out"  mean of the prompt's other rewards: G/(G-1) (r - r̄) (RLOO, arXiv:2402.14740)
+              "batch"          mean of all rewards of the step (REINFORCE++, arXiv:2501.03262)
+    scale     "none"           1 (Dr. GRPO, arXiv:2503.20783)
+              "group_std"      std of the prompt's rewards + std_eps (GRPO)
+              "batch_std"      std of all rewards of the step + std_eps (REINFORCE++; Lite PPO, arXiv:2508.08221)
+              "group_mean"     r̄; where it is not above 0 the advantages are 0 (MaxRL, arXiv:2602.02710)
 
-    std divides the sum of squares by G - `std_ddof`; TRL has `std_ddof` 1 and `std_eps` 1e-4.
-
-    `valid_G` is False where grading failed: those leave mean and std, and get advantage 0. A group without signal gets
-    0s.
+    A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has advantages 0
+    unless the baseline is the batch's: then what counts is whether the step's rewards differ.
     """
-    rewards_G = np.asarray(rewards_G, dtype=np.float64)
-    valid_rewards = rewards_G[valid_G]
-    if not has_signal(valid_rewards):
-        return np.zeros(len(rewards_G), dtype=np.float32)
-    scale = valid_rewards.std(ddof=std_ddof) + std_eps if normalize_std else 1.0
-    advantages_G = np.where(valid_G, rewards_G - valid_rewards.mean(), 0.0) / scale
-    return advantages_G.astype(np.float32)
+    rewards_PG = np.where(valid_PG, np.asarray(rewards_PG, dtype=np.float64), np.nan)
+    own = baseline != "batch"
+    groups = list(rewards_PG) if own else [rewards_PG.reshape(-1)]
+    everything = rewards_PG[valid_PG]
+    batch_std = everything.std(ddof=std_ddof) if len(everything) > std_ddof else 0.0
+    rows = []
+    for rewards in groups:
+        known = rewards[~np.isnan(rewards)]
+        if not has_signal(known) or (scale == "group_mean" and known.mean() <= 0):
+            rows.append(np.zeros(len(rewards)))
+            continue
+        deviations = np.nan_to_num(rewards - known.mean())
+        if baseline == "leave_one_out":
+            deviations = deviations * len(known) / (len(known) - 1)
+        divisor = {
+            "none": 1.0,
+            "group_std": known.std(ddof=std_ddof) + std_eps,
+            "batch_std": batch_std + std_eps,
+            "group_mean": known.mean(),
+        }[scale]
+        rows.append(deviations / divisor)
+    return np.stack(rows).reshape(rewards_PG.shape).astype(np.float32)
+
+
+def normalized_components(
+    values_PGK: np.ndarray, weights_K: np.ndarray, valid_PG: np.ndarray, std_ddof: int = 1, std_eps: float = 1e-4
+) -> np.ndarray:
+    """Compute the advantages `[P, G]` float32 of a reward whose components are normalised before they are summed.
+
+    GDPO (arXiv:2601.05242): each component minus its group's mean, divided by its group's std + std_eps; the weighted
+    sum of those, minus its mean over the step, divided by its std over the step + std_eps. So a component counts by
+    its weight, not by how much it happens to vary. NaN is a component that abstained: it counts 0.
+    """
+    values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
+    sums_PG = np.zeros(valid_PG.shape)
+    for values_PG, weight in zip(np.moveaxis(values_PGK, -1, 0), weights_K, strict=True):
+        known_PG = ~np.isnan(values_PG)
+        normed = advantages(np.nan_to_num(values_PG), known_PG, "group", "group_std", std_ddof, std_eps)
+        sums_PG += weight * normed.astype(np.float64)
+    return advantages(sums_PG, valid_PG, "batch", "batch_std", std_ddof, std_eps)
+
+
+def overlong_penalty(lengths: np.ndarray, limit: int, buffer: int, penalty: float = 1.0) -> np.ndarray:
+    """Compute what is taken off the rewards of completions near the `limit` in tokens (DAPO, arXiv:2503.14476).
+
+    0 up to limit - buffer tokens, then growing linearly to `penalty` at the limit. With `buffer` 0, only completions of
+    `limit` tokens and more are penalised.
+    """
+    over = np.asarray(lengths, dtype=np.float64) - (limit - buffer)
+    if buffer == 0:
+        return penalty * (over >= 0)
+    return penalty * np.clip(over / buffer, 0.0, 1.0)

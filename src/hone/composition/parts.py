@@ -5,19 +5,22 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.algorithms.losses import policy_objective, sft_objective
+from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
-from hone.config.rl import OnlineEvalConfig, RLConfig
+from hone.config.rl import LossConfig, OnlineEvalConfig, RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
 from hone.environments.loading import configured
+from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
 from hone.evaluation.result import EvalResult
@@ -33,6 +36,8 @@ from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Policy
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.packing import Batch
+from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.step import Trainer
 
@@ -70,21 +75,31 @@ def load_policy(config: RunConfig, source: str | None = None, device: str | None
     )
 
 
-def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_tokens: bool = True) -> Trainer:
-    """Make the trainer of RL; with a KL term also the frozen initial policy, loaded a second time from `model.name`.
+def make_trainer(
+    config: RLConfig,
+    model: Decoder,
+    ranks: Ranks = ALONE,
+    record_tokens: bool = True,
+    own_loss: TokenLoss | None = None,
+) -> Trainer:
+    """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`.
 
-    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that.
+    `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `own_loss` is
+    what `loss.function` names, if a program gave it.
     """
-    reference = None
-    if config.trainer.loss.kl_coef > 0:
+    reference, loss = None, config.trainer.loss
+    if loss.kl_coef > 0:
         reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
+    stale = config.orchestrator.max_async_level > 0
+    if loss.function is not None and own_loss is None:
+        own_loss = find_function(loss.function)[0]
     trainer = Trainer(
         model,
         config.trainer.optim,
         config.trainer.scheduler,
         config.max_steps,
-        policy_objective(config.trainer.loss, stale=config.orchestrator.max_async_level > 0),
+        policy_objective(loss, config.trainer.correction, stale, own_loss),
         temperature=config.orchestrator.sampling.temperature,
         reference=reference,
         ranks=ranks,
@@ -92,7 +107,21 @@ def make_trainer(config: RLConfig, model: Decoder, ranks: Ranks = ALONE, record_
         checkpointing=config.trainer.checkpointing or "none",
     )
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
+    trainer.weigh = partial(weighed, loss)
+    trainer.updates_per_batch, trainer.minibatches = config.trainer.updates_per_batch, config.trainer.minibatches
+    trainer.keeps_old = config.trainer.correction.type != "none"
+    trainer.kl_in_reward = loss.kl_coef if loss.kl_in == "reward" else 0.0
+    trainer.reference_interval = loss.reference_interval
     return trainer
+
+
+def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
+    """Return the sequences of a batch with the weights of their tokens, by `loss.aggregation`."""
+    tokens = [sequence.num_loss_tokens for sequence in batch.sequences]
+    groups = [sequence.group for sequence in batch.sequences]
+    filtered = batch.filtered if loss.count_filtered else None
+    weights = aggregation_weights(loss.aggregation, tokens, groups, batch.longest, filtered)
+    return [replace(sequence, weight=float(w)) for sequence, w in zip(batch.sequences, weights, strict=True)]
 
 
 def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) -> Trainer:

@@ -22,8 +22,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.algorithms.losses import TokenLoss
 from hone.composition import parts
 from hone.composition.machine import configure, device_of, resolved
+from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import OnlineEvalConfig, RLConfig
@@ -37,7 +39,7 @@ from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, close_draws, step_metrics, trainable
+from hone.orchestrator.groups import Advantages, GroupSampler, close_draws, step_metrics, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
@@ -133,7 +135,7 @@ class Steps:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
         step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
         metrics = step_metrics(groups, step, orch.max_async_level)
-        self.trainer.put(step, trainable(groups, orch.truncated))
+        self.trainer.put(step, trainable(groups, self.config))
         close_draws(self.ledger, self.curriculum, groups, step)
         totals = {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
         self._sent.append(Sent(step, groups, metrics, totals))
@@ -181,7 +183,8 @@ class RL(Training):
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
     task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
-    and `given_task` there. Raises UserError if a setting, the task, its data or the model is bad. Used as a
+    and `given_task` there. `loss` and `advantages` are functions in place of the algorithm's, see
+    `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad. Used as a
     context, it opens the run directory, sets threads and deterministic kernels, and on leaving saves the final version
     and sets them back.
     """
@@ -198,10 +201,13 @@ class RL(Training):
         reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
         reward_weights: Sequence[float] | None = None,
         correct: RewardFunc | str | None = None,
+        loss: TokenLoss | str | None = None,
+        advantages: Advantages | str | None = None,
         observers: Sequence[Observer] = (),
         **settings: Any,
     ) -> None:
         parsed = from_settings(RLConfig, config, settings)
+        parsed, self.own = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
         parsed = parsed.model_copy(update={"mode": parsed.mode or "colocated"})
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct
         self.config, self.given = parts.with_given_task(parsed, *task)
@@ -277,7 +283,7 @@ class RL(Training):
         run = self._open_run(stack, digests, parameters=dict(model.named_parameters()))
         if run.nothing_left:
             return
-        trainer = parts.make_trainer(config, model)
+        trainer = parts.make_trainer(config, model, own_loss=self.own.functions.get("loss"))
         state = None
         if run.restored is not None:
             tensors, state = run.restored
@@ -289,7 +295,8 @@ class RL(Training):
             from hone.composition.sampling import sampling
 
             self.policy = stack.enter_context(sampling(config, server, run, trainer, renderer))
-        sampler = GroupSampler(config, self.env, renderer, self.policy, self.curriculum)
+        own_advantages = self.own.functions.get("advantages")
+        sampler = GroupSampler(config, self.env, renderer, self.policy, self.curriculum, own_advantages)
 
         def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
             export_weights(folder, model, renderer, parts.card(config, step), parameters)
@@ -312,8 +319,8 @@ class RL(Training):
     def _open_run(self, stack: ExitStack, digests: dict[str, str], **more: Any) -> Any:
         """Open the run directory and, if anything is left to do, start what grades."""
         config, env, given = self.config, self.env, self.given
-        kept = given.files if given else {}
-        digests = digests | parts.task_digests(config, env) | (given.digests if given else {})
+        kept = (given.files if given else {}) | self.own.files
+        digests = digests | parts.task_digests(config, env) | (given.digests if given else {}) | self.own.digests
         reads = parts.local_sources([config.model.name, config.model.chat_template], config.orchestrator.env.args)
         reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
         run = self._start(stack, reads, digests, keep=kept, **more)

@@ -39,6 +39,7 @@ from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
 from hone.trainer.export import add_tokenizer, export_weights
 from hone.trainer.optim import check_state
+from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
 from hone.trainer.ranked import RankedTrainer
@@ -121,7 +122,7 @@ class SFTSteps:
         with self.log.phase("data"):
             sequences, position = next_batch(self.source, step, progress.position, self.config.data)
         with self.log.phase("train"):
-            metrics |= self.trainer.step(sequences)
+            metrics |= self.trainer.step(Batch(sequences))
         tokens = sum(len(sequence) for sequence in sequences)
         progress.position = position
         progress.examples += len(sequences)

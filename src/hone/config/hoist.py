@@ -1,4 +1,4 @@
-"""Keys that stand for others: `reward` and `data` for the task, and shared keys that sections accept too.
+"""Keys that stand for others: `reward` and `data` for the task, `algorithm` for many, and keys that sections share.
 
 Shared keys (`model`, `max_steps`, `ckpt`, …) live at the top of the RL config. So each role's file stands alone, and
 the three together still mean one thing: what the sections say moves to the top, and files that disagree are an error. A
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hone.config.algorithms import ALGORITHMS
 from hone.config.base import Path, Setting, Settings, dotted, flag
 from hone.errors import UserError
 
@@ -45,6 +46,7 @@ def hoist(settings: Settings) -> Settings:
     Raises UserError if two places give one key different values.
     """
     name_task(settings)
+    name_algorithm(settings)
     flagged = [
         path for path, setting in settings.items() if path[0] in SHARED and setting.is_flag and setting.value != {}
     ]
@@ -66,6 +68,21 @@ def hoist(settings: Settings) -> Settings:
                 )
         hoisted.put(key, setting)
     return hoisted
+
+
+def name_algorithm(settings: Settings) -> None:
+    """Set the keys of the `algorithm` that is named: under those that stand beside it, in files or flags.
+
+    A flag that names one goes before what files say of its keys.
+    """
+    named = settings.get(("algorithm",))
+    if named is None or named.is_off:
+        return
+    for key, value in ALGORITHMS.get(str(named.value), {}).items():
+        path = tuple(key.split("."))
+        known = settings.get(path)
+        if known is None or (named.is_flag and not known.is_flag):
+            settings.put(path, Setting(value, named.source))
 
 
 def name_task(settings: Settings) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hone.config import hoist
+from hone.config.algorithms import Algorithm
 from hone.config.base import BaseConfig, Settings
 from hone.config.shared import (
     TRANSPORT,
@@ -29,17 +30,92 @@ GREEDY_BELOW = 1e-5
 """That of `hone.types`, which loads numpy; parsing does without."""
 
 
-class LossConfig(BaseConfig):
-    """Token-level clipped policy-gradient loss."""
+LossType = Literal["clip", "gspo", "cispo", "sapo", "dppo", "reinforce"]
+CLIPS = {"clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.0, 5.0), "dppo": (0.2, 0.2)}
+"""`eps_low` and `eps_high` by the type of the loss, where it has them."""
 
-    eps_low: float = Field(default=0.2, ge=0, lt=1)
-    """The importance ratio is clipped below at 1 - eps_low."""
-    eps_high: float = Field(default=0.28, ge=0)
-    """The importance ratio is clipped above at 1 + eps_high (clip-higher, DAPO)."""
+
+class LossConfig(BaseConfig):
+    """Policy-gradient loss."""
+
+    bare = "type"
+
+    type: LossType = "clip"
+    """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
+    function: str | None = None
+    """A loss of your own, `MODULE:FUNCTION`, in place of `type`."""
+    eps_low: float | None = Field(default=None, ge=0, lt=1)
+    """The ratio is clipped below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: a fall in probability."""
+    eps_high: float | None = Field(default=None, ge=0)
+    """The ratio is clipped above at 1 + eps_high (0.28, gspo: 4e-4); cispo: at eps_high (5); dppo: a rise (0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
     """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else not."""
+    tau_positive: float = Field(default=1.0, gt=0)
+    """Temperature of sapo's gate where the advantage is positive."""
+    tau_negative: float = Field(default=1.05, gt=0)
+    """Temperature of sapo's gate elsewhere."""
+    ratio_penalty: float = Field(default=1e-3, ge=0)
+    """Weight of the squared log ratio in dppo."""
+    aggregation: Literal["token", "sequence", "prompt", "constant"] = "token"
+    """What counts the same in the step's loss: each token, completion or prompt; or divide by the longest completion
+    possible (`constant`)."""
+    count_filtered: bool = False
+    """Count groups whose rewards are all equal, too, in the tokens, completions or prompts that are divided by."""
     kl_coef: float = Field(default=0.0, ge=0)
-    """Weight of the k3 KL estimate to the initial policy; 0 keeps no reference model."""
+    """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Add the divergence to the loss, or take a completion's sum off its reward (less its group's mean)."""
+    reference_interval: int | None = Field(default=None, ge=1)
+    """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus, which keeps the policy from narrowing."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """eps_low and eps_high, by default those of the type."""
+        low, high = CLIPS.get(self.type, (0.0, 0.0))
+        return low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> LossConfig:
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise UserError(
+                'the gradient of k1 in the loss is 0 on average: take kl_estimator "k2" or "k3", or kl_in "reward"'
+            )
+        if self.reference_interval and not self.kl_coef:
+            raise UserError("reference_interval is for the policy that the KL divergence refers to: set kl_coef, too")
+        return self
+
+
+class CorrectionConfig(BaseConfig):
+    """Off-policy correction by ρ, the trainer's probability of a token before the update over the sampler's."""
+
+    bare = "type"
+
+    type: Literal["none", "token", "sequence", "band", "geometric"] = "none"
+    """Weigh by ρ up to `cap`, of a token or of a completion (truncated importance sampling); by ρ between `low` and
+    `high`, else 0 (IcePop); or leave out completions whose geometric mean of ρ is not between them."""
+    cap: float = Field(default=2.0, gt=0)
+    """The most that ρ weighs a token."""
+    low: float | None = Field(default=None, ge=0)
+    """Least ρ (band: 0.5, geometric: 0.99)."""
+    high: float | None = Field(default=None, gt=0)
+    """Largest ρ (band: 5, geometric: 1.01)."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """low and high, by default those of the type."""
+        low, high = {"band": (0.5, 5.0), "geometric": (0.99, 1.01)}.get(self.type, (0.0, 1.0))
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+    @model_validator(mode="after")
+    def _check_range(self) -> CorrectionConfig:
+        low, high = self.range
+        if low >= high:
+            raise UserError(f"correction.low = {low:g} must be less than correction.high = {high:g}")
+        return self
 
 
 class TrainerConfig(MemoryConfig):
@@ -53,6 +129,12 @@ class TrainerConfig(MemoryConfig):
     """Learning rate schedule."""
     loss: LossConfig = LossConfig()
     """Policy-gradient loss."""
+    correction: CorrectionConfig = CorrectionConfig()
+    """Off-policy correction."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Passes over a step's batch, each with updates of its own (PPO's epochs)."""
+    minibatches: int = Field(default=1, ge=1)
+    """Parts of a batch, by prompts, each of which gets an update in a pass."""
     micro_batch_tokens: int | None = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
     ranks: int = Field(default=1, ge=1)
@@ -62,14 +144,21 @@ class TrainerConfig(MemoryConfig):
 
 
 class AdvantageConfig(BaseConfig):
-    """Advantage of a completion: its reward minus the mean of its group."""
+    """Advantage of a completion: its reward minus a baseline, divided by a scale."""
 
-    normalize_std: bool = False
-    """Divide by the group's standard deviation (GRPO); off is Dr. GRPO's unbiased form."""
-    std_ddof: int = Field(default=0, ge=0, le=1)
-    """Divisor of the variance: 0 is the group's size G, 1 is G - 1, as in TRL and most papers' code."""
-    std_eps: float = Field(default=1e-6, ge=0)
-    """Added to the standard deviation; 1e-4 in TRL."""
+    function: str | None = None
+    """Advantages of your own, `MODULE:FUNCTION`, in place of the keys below."""
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
+    scale: Literal["none", "group_std", "batch_std", "group_mean"] = "none"
+    """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL)."""
+    std_ddof: int = Field(default=1, ge=0, le=1)
+    """Divisor of the variance: 0 is the number of rewards n, 1 is n - 1, as in TRL and most papers' code."""
+    std_eps: float = Field(default=1e-4, ge=0)
+    """Added to the standard deviation."""
+    components: Literal["sum", "normalize"] = "sum"
+    """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
+    (GDPO), in place of `baseline` and `scale`."""
 
 
 class PoolConfig(BaseConfig):
@@ -153,8 +242,13 @@ class OrchestratorConfig(BaseConfig):
     """Use only the first this many training examples."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which prompt comes when."""
-    truncated: Literal["keep", "mask"] = "keep"
-    """A completion stopped by length: `keep` trains on it with its reward; `mask` leaves it out of the loss only."""
+    truncated: Literal["keep", "mask", "penalize"] = "keep"
+    """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or take
+    `overlong_penalty` off its reward."""
+    overlong_buffer: int = Field(default=0, ge=0)
+    """With `penalize`: tokens before the length limit from which the penalty grows, linearly (DAPO)."""
+    overlong_penalty: float = Field(default=1.0, gt=0)
+    """With `penalize`: what is taken off at the limit."""
     sampling: SamplingConfig = SamplingConfig()
     """How rollouts are sampled."""
     env: EnvConfig = EnvConfig()
@@ -227,8 +321,9 @@ class RLConfig(RunConfig):
         "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd mode",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
-        "Training": """trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type trainer.scheduler.warmup_steps
-            trainer.loss.eps_high trainer.loss.kl_coef orchestrator.advantage.normalize_std""",
+        "Training": """algorithm trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
+            trainer.scheduler.warmup_steps trainer.loss.type trainer.loss.aggregation trainer.loss.kl_coef
+            trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
         "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
         "Watching": "wandb.project wandb.name alarms.action predict display",
         "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
@@ -236,6 +331,8 @@ class RLConfig(RunConfig):
 
     reward: list[str] | None = None
     """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
+    algorithm: Algorithm | None = None
+    """Sets the keys of a published algorithm; any of them can be set beside it. `hone.config.algorithms` has them."""
     data: str | None = None
     """Its examples: a JSONL or Parquet file, a folder of them, or a hub id."""
     seq_len: int = Field(default=2048, ge=2)

@@ -244,12 +244,12 @@ def given_task(
     A data set is a path, a hub id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
     """
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
-    objects = [_checked(func) for func in funcs if not isinstance(func, str)]
-    placed = [(func if isinstance(func, str) else _place(func), func) for func in funcs]
+    objects = [checked_function(func) for func in funcs if not isinstance(func, str)]
+    placed = [(func if isinstance(func, str) else place_of(func), func) for func in funcs]
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
     text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
-    found = [(p, Source(_checked(func), None, digest) if p is None else _source(p)) for p, func in placed]
+    found = [(p, Source(checked_function(func), None, digest) if p is None else _source(p)) for p, func in placed]
     if not found:
         raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
     here = [component_name(source.func) for place, source in found if place is None]
@@ -275,7 +275,7 @@ def given_task(
     return Given(named, files, here, not_kept if here else "", load)
 
 
-def _place(func: RewardFunc) -> str | None:
+def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker process finds the function; None if it is in a notebook, a script or another function."""
     place = f"{func.__module__}:{component_name(func)}"
     if func.__module__ != "__main__":
@@ -285,10 +285,10 @@ def _place(func: RewardFunc) -> str | None:
     return None
 
 
-def _checked(func: Any) -> RewardFunc:
+def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
     """Return the function, if it is one with a name. Raises UserError if not."""
     if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
-        raise UserError(f"{func!r} in reward_funcs is not a named function: define one with `def`")
+        raise UserError(f"{func!r} in {where} is not a named function: define one with `def`")
     return func
 
 

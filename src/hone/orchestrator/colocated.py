@@ -16,8 +16,7 @@ from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.types import Finished, Request, Update
-from hone.trainer.packing import Sequence as Packed
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import Batch
 from hone.trainer.step import Trainer
 from hone.types import Trajectory
 
@@ -119,11 +118,10 @@ class LocalTrainer:
     def version(self) -> int:
         return self.trainer.version - (self._update is not None)
 
-    def put(self, step: int, sequences: Sequence[Packed]) -> None:
-        weights, device = self.trainer.fingerprint(), self.trainer.model.device
+    def put(self, step: int, batch: Batch) -> None:
+        weights = self.trainer.fingerprint()
         with self._phase("train"):
-            batch = split_micro_batches(list(sequences), self.micro_batch_tokens, device, True) if sequences else []
-            metrics = self.trainer.step(batch)
+            metrics = self.trainer.step(self.trainer.deal(batch, self.micro_batch_tokens, share_prompts=True))
         self._update = Update(metrics, weights, token_stats=self.trainer.token_stats())
 
     def take(self) -> Update:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from hone.algorithms.advantages import group_advantages, has_signal
-from hone.config.rl import AdvantageConfig, RLConfig
+from hone.algorithms.advantages import advantages, has_signal, normalized_components, overlong_penalty
+from hone.config.rl import RLConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.environment import EarlyGrading, Split
+from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
@@ -21,8 +22,12 @@ from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, Ledger, State
 from hone.orchestrator.types import Policy
+from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
+
+Advantages = Callable[[np.ndarray, np.ndarray], Any]
+"""(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`."""
 
 
 class GroupSampler:
@@ -32,10 +37,17 @@ class GroupSampler:
     """
 
     def __init__(
-        self, config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, curriculum: Curriculum
+        self,
+        config: RLConfig,
+        env: Environment,
+        renderer: ChatRenderer,
+        policy: Policy,
+        curriculum: Curriculum,
+        own_advantages: Advantages | None = None,
     ) -> None:
         orch = config.orchestrator
         self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
+        self.own_advantages = own_advantages
         self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
         self.sampling = SamplingParams(temperature=orch.sampling.temperature)
@@ -75,8 +87,7 @@ class GroupSampler:
         early: EarlyGrading | None = None,
     ) -> list[Group]:
         """Return the completions with their scores and advantages."""
-        advantage, seed = self.config.orchestrator.advantage, self.config.seed
-        return grade_groups(self.env, examples, draws, trajectories, advantage, seed, early)
+        return grade_groups(self.env, examples, draws, trajectories, self.config, early, self.own_advantages)
 
 
 def grade_groups(
@@ -84,26 +95,82 @@ def grade_groups(
     examples: Sequence[Example],
     draws: Sequence[int],
     trajectories: Sequence[Trajectory],
-    advantage: AdvantageConfig,
-    seed: int = 0,
+    config: RLConfig,
     early: EarlyGrading | None = None,
+    own_advantages: Advantages | None = None,
 ) -> list[Group]:
-    """Score the trajectories, given group by group, and compute the advantages of each group.
+    """Score the trajectories, given group by group, and compute their advantages.
 
-    The random numbers of a reward function derive from `seed`. `early` has graded the trajectories meanwhile.
+    The random numbers of a reward function derive from the config's seed. `early` has graded the trajectories
+    meanwhile.
     """
-    size, groups = len(trajectories) // len(examples), []
+    size = len(trajectories) // len(examples)
     if early is None:
-        all_scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), seed)
+        scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), config.seed)
     else:
         early_scores = early.scores()
-        all_scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
-    for index, (example, draw) in enumerate(zip(examples, draws, strict=True)):
-        members = slice(index * size, (index + 1) * size)
-        scores = all_scores[members]
-        advantages_G = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
-        groups.append(Group(example, draw, list(trajectories[members]), scores, advantages_G))
-    return groups
+        scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
+    members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
+    found = step_advantages([scores[m] for m in members], [trajectories[m] for m in members], config, own_advantages)
+    return [
+        Group(example, draw, list(trajectories[m]), scores[m], advantages_G)
+        for example, draw, m, advantages_G in zip(examples, draws, members, found, strict=True)
+    ]
+
+
+def step_advantages(
+    scores: Sequence[Sequence[Score]],
+    trajectories: Sequence[Sequence[Trajectory]],
+    config: RLConfig,
+    own: Advantages | None = None,
+) -> list[np.ndarray]:
+    """Compute the advantages of a step's groups, `[G]` float32 each, by `orchestrator.advantage`.
+
+    `own` is the function that it names, if a program gave it; its advantages must be finite, and 0 for failed samples.
+    With `truncated` = "penalize" completions near their limit have less reward here; scores keep what was graded.
+    """
+    orch, settings = config.orchestrator, config.orchestrator.advantage
+    valid_PG = np.stack([valid(group) for group in scores])
+    rewards_PG = np.stack([rewards(group) for group in scores])
+    if orch.truncated == "penalize":
+        rewards_PG = rewards_PG - np.stack([_penalties(group, config) for group in trajectories])
+    deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
+    if settings.function is not None:
+        own = own or find_function(settings.function)[0]
+        found_PG = _checked(own(rewards_PG.copy(), valid_PG.copy()), valid_PG, settings.function)
+    elif settings.components == "normalize":
+        weights = {name: weight for group in scores for score in group for name, weight in score.weights.items()}
+        values_PGK = np.array(
+            [[[score.components.get(name, np.nan) for name in weights] for score in group] for group in scores]
+        )
+        found_PG = normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation)
+    else:
+        found_PG = advantages(rewards_PG, valid_PG, settings.baseline, settings.scale, **deviation)
+    return list(found_PG)
+
+
+def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
+    """Return advantages of the user's own as float32, 0 for failed samples. Raises UserError if they are none."""
+    found_PG = np.asarray(found, dtype=np.float32)
+    if found_PG.shape != valid_PG.shape or not np.isfinite(found_PG[valid_PG]).all():
+        raise UserError(
+            f"{name} must return a finite advantage for each reward, {valid_PG.shape}; it gave {found_PG.shape}"
+            + ("" if found_PG.shape != valid_PG.shape else " with values that are not finite")
+        )
+    return np.where(valid_PG, found_PG, np.float32(0))
+
+
+def _penalties(group: Sequence[Trajectory], config: RLConfig) -> np.ndarray:
+    """Return what is taken off the rewards of a group's completions for their length, `[G]` float64.
+
+    The limit is the length that the completion could have had: that of the config, or what was left of `seq_len`.
+    """
+    orch = config.orchestrator
+    room = [config.seq_len - trajectory.prompt_length for trajectory in group]
+    limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
+    lengths = np.array([len(trajectory.token_ids) - trajectory.prompt_length for trajectory in group])
+    lengths = np.where([trajectory.truncated for trajectory in group], limits, np.minimum(lengths, limits - 1))
+    return overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 
 
 def check_prompts(
@@ -142,33 +209,48 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without variance."""
-    mask_G = valid(group.scores)
-    if mask_G.sum() < 2:
+    """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
+
+    All are 0 where all rewards are equal, unless the baseline is the batch's.
+    """
+    if valid(group.scores).sum() < 2:
         return "failed"
-    return "trained" if has_signal(rewards(group.scores)[mask_G]) else "filtered"
+    return "trained" if np.any(group.advantages) else "filtered"
 
 
-def trainable(groups: Sequence[Group], truncated: str) -> list[Packed]:
-    """Return the completions that a step is trained on, in the order of the groups.
+def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
+    """Return the completions that a step is trained on, in the order of the groups, and the counts of filtered groups.
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
     completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
     """
-    return [
-        Packed(
-            token_ids=trajectory.token_ids,
-            loss_mask=trajectory.sampled_mask,
-            logprobs=trajectory.logprobs,
-            advantage=float(group.advantages[index]),
-            group=group.draw,
-            sample=index,
-        )
-        for group in groups
-        if group_state(group) == "trained"
-        for index, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
-        if not score.outcome.is_failure and not (truncated == "mask" and trajectory.truncated)
-    ]
+    orch = config.orchestrator
+    sequences, filtered = list[Packed](), Counts()
+    for group in groups:
+        kept = [
+            (index, trajectory)
+            for index, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
+            if not score.outcome.is_failure and not (orch.truncated == "mask" and trajectory.truncated)
+        ]
+        state = group_state(group)
+        if state == "filtered" and kept:
+            tokens = sum(trajectory.num_sampled for _, trajectory in kept)
+            filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
+        if state == "trained":
+            sequences += [_packed(group, *member) for member in kept]
+    longest = min(orch.sampling.max_tokens or config.seq_len, config.seq_len)
+    return Batch(sequences, filtered, longest)
+
+
+def _packed(group: Group, index: int, trajectory: Trajectory) -> Packed:
+    return Packed(
+        token_ids=trajectory.token_ids,
+        loss_mask=trajectory.sampled_mask,
+        logprobs=trajectory.logprobs,
+        advantage=float(group.advantages[index]),
+        group=group.draw,
+        sample=index,
+    )
 
 
 def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
@@ -209,7 +291,10 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
         metrics["reward/mean"] = float(graded.mean())
         metrics["reward/std"] = float(graded.std())
         metrics |= component_means([score.components for score in scores if not score.outcome.is_failure])
-    metrics["frac_reward_zero_std"] = states.count("filtered") / len(groups)
+    same = [not has_signal(rewards(group.scores)[valid(group.scores)]) for group in groups]
+    metrics["frac_reward_zero_std"] = float(
+        np.mean([zero and s != "failed" for zero, s in zip(same, states, strict=True)])
+    )
     metrics |= outcome_shares([score.outcome for score in scores])
     metrics["completion/length/mean"] = float(np.array([t.num_sampled for t in trajectories]).mean())
     metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))

@@ -26,7 +26,7 @@ from hone.orchestrator.types import Update
 from hone.runs.saving import Saver
 from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
-from hone.trainer.packing import Sequence as Packed
+from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
 from hone.trainer.wire import to_arrays
 from hone.transport import FileTransport, Order, Result, Session
@@ -98,14 +98,14 @@ class RemoteTrainer:
         """Begin to publish what the trainer makes."""
         self._thread.start()
 
-    def put(self, step: int, sequences: Sequence[Packed]) -> None:
+    def put(self, step: int, batch: Batch) -> None:
         """Hand over the batch of a step, as soon as there is room for it."""
         with self.run.phase("put"):
             self._put = step + 1
             saves = self.saver.wants_checkpoint(step + 1) and step + 1 < self.max_steps
             folder = self._part(step + 1) if saves else None
-            tokens = sum(len(sequence) for sequence in sequences)
-            self._waits.append(self.transport.put(Order(step, "batch", to_arrays(sequences), folder, tokens)))
+            tokens = sum(len(sequence) for sequence in batch.sequences)
+            self._waits.append(self.transport.put(Order(step, "batch", to_arrays(batch), folder, tokens)))
 
     @property
     def ready(self) -> bool:

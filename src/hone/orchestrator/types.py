@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hone.inference.types import SamplingParams
-from hone.trainer.packing import Sequence as Packed
+from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
 from hone.types import Message, Trajectory
 
@@ -81,7 +81,7 @@ class Updates(Protocol):
     @property
     def ready(self) -> bool: ...
 
-    def put(self, step: int, sequences: Sequence[Packed]) -> None:
+    def put(self, step: int, batch: Batch) -> None:
         """Hand over the batch of a step."""
         ...
 

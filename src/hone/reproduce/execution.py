@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hone.algorithms.advantages import group_advantages
+from hone.composition.own_functions import OwnFunctions
 from hone.composition.parts import make_evaluate, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
 from hone.composition.rl import Steps
 from hone.composition.sft import Progress, SFTSteps, load_data
-from hone.config.rl import AdvantageConfig, RLConfig
+from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.errors import UserError
@@ -25,7 +25,7 @@ from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, group_state, rewards, valid
+from hone.orchestrator.groups import GroupSampler, group_state, step_advantages
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
@@ -190,6 +190,7 @@ class RebuiltRL(Rebuilt):
             raise UserError(
                 f"the KL term of this run needs its initial model, but {self.missing_model}: say where it is by --model"
             )
+        self.sources |= OwnFunctions.of(config).digests
         self.trainer = make_trainer(config, model, record_tokens=False)
         self.sampler: GroupSampler | None = None
         self.evaluate: Evaluate | None = None
@@ -276,7 +277,7 @@ class RebuiltRL(Rebuilt):
                 f"{self.records.run.path} has no {rollouts_file(step)}, without which the steps after it can't be "
                 "reached: restore it from another copy of the run"
             )
-        return groups_from_rows(rows, self.config.orchestrator.advantage, self.trainer.model.config.vocab_size)
+        return groups_from_rows(rows, self.config, self.trainer.model.config.vocab_size)
 
     def _update(self, step: int, groups: list[Group]) -> StepRecord:
         metrics = self.steps.update(groups)
@@ -347,7 +348,7 @@ def _finite(metrics: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value if math.isfinite(value) else None for name, value in plain.items()}
 
 
-def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size: int) -> list[Group]:
+def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> list[Group]:
     """Rebuild the groups of a step from its recorded completions.
 
     Advantages are computed anew from the recorded rewards; everything else is as recorded. Raises UserError if no step
@@ -359,13 +360,13 @@ def groups_from_rows(rows: Sequence[Row], advantage: AdvantageConfig, vocab_size
             raise ValueError("a token id is not in the vocabulary")
         if not all(np.any(row["sampled_mask"]) for row in rows):
             raise ValueError("a sample has no token that was sampled")
-        groups = []
-        for draw, members in groupby(rows, key=lambda row: row["draw"]):
-            mine = list(members)
-            scores = [score_of(row) for row in mine]
-            advantages = group_advantages(rewards(scores), valid(scores), **advantage.model_dump())
-            groups.append(Group(example_of(mine[0]), draw, [_trajectory(row) for row in mine], scores, advantages))
-        return groups
+        members = {draw: list(mine) for draw, mine in groupby(rows, key=lambda row: row["draw"])}
+        scores = [[score_of(row) for row in mine] for mine in members.values()]
+        trajectories = [[_trajectory(row) for row in mine] for mine in members.values()]
+        columns = zip(
+            members, members.values(), trajectories, scores, step_advantages(scores, trajectories, config), strict=True
+        )
+        return [Group(example_of(mine[0]), draw, made, graded, found) for draw, mine, made, graded, found in columns]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(

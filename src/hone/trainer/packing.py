@@ -1,6 +1,6 @@
 """Packing: sequences laid end to end in flat batches, without padding. SFT and RL pack alike.
 
-A micro-batch is what one forward and backward pass sees; all micro-batches of a step share one denominator, so
+A micro-batch is what one forward and backward pass sees; a token's weight in the loss is that of the whole step, so
 splitting a step changes its gradient only by rounding. A row is a budget of tokens, not a shape: sequences never
 straddle two rows, and attention never crosses from one sequence to the next.
 
@@ -11,8 +11,8 @@ that theirs continue, in each micro-batch that holds some of them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 
 import numpy as np
 import torch
@@ -20,15 +20,16 @@ import torch
 from hone.model.device import upload
 from hone.trainer import MICRO_BATCH_TOKENS
 from hone.trainer.parallel import ALONE, Ranks
-from hone.types import PackedBatch
+from hone.types import Counts, PackedBatch
 
 
 @dataclass(frozen=True)
 class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
-    `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` weighs the whole
-    sequence; `group` and `sample` number its prompt and completion.
+    `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
+    sequence; `group` and `sample` number its prompt and completion. `weight` is what each of its tokens counts in the
+    step's loss; None: 1 / the step's loss tokens.
     """
 
     token_ids: np.ndarray
@@ -37,6 +38,7 @@ class Sequence:
     advantage: float = 0.0
     group: int = 0
     sample: int = 0
+    weight: float | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -55,6 +57,17 @@ class Sequence:
     def prompt_length(self) -> int:
         """Tokens before the first that carries loss (0 if none does)."""
         return int(self.loss_mask.argmax())
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sequences that a step is trained on; how much of the step was `filtered`, for it has no signal; and the most
+    tokens that a completion may have.
+    """
+
+    sequences: list[Sequence]
+    filtered: Counts = field(default_factory=Counts)
+    longest: int = 1
 
 
 @dataclass(frozen=True)
@@ -100,10 +113,11 @@ def pack(
     num_loss_tokens: int | None = None,
     device: torch.device | str = "cpu",
     share_prompts: bool = False,
+    minibatch: int = 0,
 ) -> PackedBatch:
     """Lay sequences end to end in the order given, on `device`; with `share_prompts`, a group's prompt only once.
 
-    `num_loss_tokens` is the denominator of the whole step; by default these sequences are the whole step.
+    `num_loss_tokens` are those of the whole step; by default these sequences are the whole step.
     """
     assert sequences, "nothing to pack"
     segments = _segments(prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences])
@@ -120,18 +134,24 @@ def pack(
     shares = any(segment.shared for segment in segments)
     if num_loss_tokens is None:
         num_loss_tokens = sum(sequence.num_loss_tokens for sequence in sequences)
+    even = 1 / max(1, num_loss_tokens)
+    weights_S = np.array([even if (w := s.sequence.weight) is None else w for s in segments], dtype=np.float32)
+    loss_lengths_S = np.add.reduceat(loss_mask_N, starts_S, dtype=np.int64)
     return PackedBatch(
         token_ids=upload(cut(lambda s: s.token_ids, np.int64), device),
         positions=upload(np.concatenate([np.arange(s.start, s.stop) for s in segments]), device),
         previous=upload(previous_N, device),
         sampling_logprobs=upload(cut(lambda s: _or_zeros(s.logprobs, len(s)), np.float32), device),
         advantages=upload(np.repeat(advantages_S, lengths_S), device),
+        weights=upload(np.repeat(weights_S, lengths_S), device),
         loss_indices=upload(np.flatnonzero(loss_mask_N), device),
+        sequence_lengths=upload(loss_lengths_S[loss_lengths_S > 0], device),
         lengths=tuple(lengths_S.tolist()),
-        loss_lengths=tuple(np.add.reduceat(loss_mask_N, starts_S, dtype=np.int64).tolist()),
+        loss_lengths=tuple(loss_lengths_S.tolist()),
         groups=tuple(segment.sequence.group for segment in segments),
         samples=tuple(-1 if segment.shared else segment.sequence.sample for segment in segments),
         num_loss_tokens=num_loss_tokens,
+        minibatch=minibatch,
         parents=tuple(segment.parent for segment in segments) if shares else None,
     )
 
@@ -145,14 +165,15 @@ def split_micro_batches(
     max_tokens: int | None,
     device: torch.device | str = "cpu",
     share_prompts: bool = False,
+    minibatches: int = 1,
 ) -> list[PackedBatch]:
     """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens (None: what suits `device`).
 
     A sequence longer than that is a micro-batch of its own (a sequence is never cut). Those that share a prompt, which
-    counts once, stay together if they fit. Every micro-batch carries the step's `num_loss_tokens`, so the sum of their
-    losses is the mean over the step.
+    counts once, stay together if they fit. With `minibatches`, each of which gets an update of its own, a micro-batch
+    has sequences of one.
     """
-    return deal(sequences, max_tokens, device, share_prompts, ALONE)
+    return deal(sequences, max_tokens, device, share_prompts, minibatches, ALONE)
 
 
 def deal(
@@ -160,6 +181,7 @@ def deal(
     max_tokens: int | None,
     device: torch.device | str,
     share_prompts: bool,
+    minibatches: int,
     ranks: Ranks,
 ) -> list[PackedBatch]:
     """Deal this rank's micro-batches of a step whose `sequences` all ranks know; alone, those of `split_micro_batches`.
@@ -169,12 +191,36 @@ def deal(
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
-    batches = cut_evenly(sequences, max_tokens, share_prompts, ranks.world)
-    own = [pack(batch, total, device, share_prompts) for batch in batches[ranks.rank :: ranks.world]]
-    if len(own) < -(-len(batches) // ranks.world):
-        first = sequences[0]
-        own.append(pack([Sequence(first.token_ids[:1], np.zeros(1, dtype=np.bool_))], total, device))
-    return own
+    dealt = []
+    for number, members in enumerate(split_minibatches(sequences, minibatches)):
+        batches = cut_evenly(members, max_tokens, share_prompts, ranks.world)
+        own = [pack(batch, total, device, share_prompts, number) for batch in batches[ranks.rank :: ranks.world]]
+        if len(own) < -(-len(batches) // ranks.world):
+            nothing = Sequence(members[0].token_ids[:1], np.zeros(1, dtype=np.bool_))
+            own.append(pack([nothing], total, device, minibatch=number))
+        dealt += own
+    return dealt
+
+
+def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequence]]:
+    """Split a step's sequences, in order, into `count` minibatches of about as many prompts each, none of them empty.
+
+    Each gets an update, so its tokens weigh `count` times as much as in an update on all.
+    """
+    groups = [list(members) for _, members in groupby(sequences, lambda sequence: sequence.group)]
+    if count == 1 or len(groups) < 2:
+        return [sequences] if sequences else []
+    count = min(count, len(groups))
+    total = sum(sequence.num_loss_tokens for sequence in sequences)
+    cuts = [len(groups) * number // count for number in range(count + 1)]
+    return [
+        [
+            replace(s, weight=count * (1 / total if s.weight is None else s.weight))
+            for group in groups[a:b]
+            for s in group
+        ]
+        for a, b in pairwise(cuts)
+    ]
 
 
 def _runs(sequences: list[Sequence], share_prompts: bool) -> list[list[Sequence]]:

@@ -19,7 +19,7 @@ from hone.errors import RankLost, UserError
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.trainer.export import save_policy
 from hone.trainer.logprobs import sequence_logprobs
-from hone.trainer.packing import Sequence, deal
+from hone.trainer.packing import Batch, Sequence
 from hone.trainer.parallel import Ranks
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
@@ -99,9 +99,9 @@ class RankedTrainer:
         self._trainer = self.make(*arguments)
 
     @on_all_ranks
-    def step(self, sequences: list[Sequence]) -> dict[str, float]:
-        """Take one update on the sequences of a step; see `Trainer.step`."""
-        return self.trainer.step(self._dealt(sequences))
+    def step(self, batch: Batch) -> dict[str, float]:
+        """Take one update on the batch of a step; see `Trainer.step`."""
+        return self.trainer.step(self._dealt(batch))
 
     @on_all_ranks
     def token_stats(self) -> TokenStats | None:
@@ -111,7 +111,7 @@ class RankedTrainer:
     @on_all_ranks
     def evaluate(self, sequences: list[Sequence]) -> float:
         """Compute the mean objective per loss token, without an update."""
-        return self.trainer.evaluate(self._dealt(sequences))
+        return self.trainer.evaluate(self._dealt(Batch(sequences)))
 
     @on_all_ranks
     def fingerprint(self) -> str:
@@ -146,9 +146,8 @@ class RankedTrainer:
 
         load_part(folder, self.trainer, version)
 
-    def _dealt(self, sequences: list[Sequence]) -> list[PackedBatch]:
-        device = self.trainer.model.device
-        return deal(sequences, self.micro_batch_tokens, device, self.share_prompts, self.ranks)
+    def _dealt(self, batch: Batch) -> list[PackedBatch]:
+        return self.trainer.deal(batch, self.micro_batch_tokens, self.share_prompts)
 
     def abandonable(self, stop: StopRequest) -> AbstractContextManager[None]:
         """Enter `stop.abandonable`; do nothing on several ranks, which may part between micro-batches only."""

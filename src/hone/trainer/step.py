@@ -1,23 +1,28 @@
-"""The train step: forward and backward over micro-batches, one optimiser update.
+"""The train step: forward and backward over micro-batches, an optimiser update.
 
-Every micro-batch's loss is divided by the step's global token count, so splitting a batch never changes its gradient,
-among micro-batches or among ranks.
+A token's weight in the loss is that of the whole step, so splitting a batch never changes its gradient, among
+micro-batches or among ranks. A batch may be used for several updates: `updates_per_batch` passes over it, each of
+`minibatches` updates on a part of it. The old policy of the ratio stays the one from before the first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import torch
 
-from hone.algorithms.losses import Objective
+from hone.algorithms.losses.objective import Objective
+from hone.algorithms.losses.ratio import log_ratio, sequence_sums, spread
 from hone.model.decoder import Decoder
 from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
+from hone.trainer.packing import Batch, deal
+from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, drop_gradients, reduce_gradients, release, share_of
 from hone.trainer.schedule import lr_at
 from hone.trainer.token_stats import TokenStats
@@ -28,12 +33,15 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Owns the optimiser of `model` and the step counter (= the policy version: updates so far, skipped ones included).
+    """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
-    `reference`, if given, is the frozen model of the KL term. `temperature` is the sampler's: the ratio compares the
-    distributions that the tokens were really drawn from. `interrupt` is called before each micro-batch; what it raises
-    ends the step (or evaluation) there, with weights, optimiser and counter as they were before it. With
-    `record_tokens`, `token_stats` has what the last step computed of each token.
+    `reference`, if given, is the model of the KL term, set to the policy every `reference_interval` steps; with
+    `kl_in_reward` the divergence is taken off the advantages, times this coefficient. `temperature` is the sampler's:
+    the ratio compares the distributions that the tokens were really drawn from. `weigh` gives the tokens of a batch
+    their weights; without it each counts the same. With `keeps_old` the logprobs before a step's first update are those
+    of the old policy. `interrupt` is called before each micro-batch of a step's first update; what it raises ends the
+    step (or evaluation) there, with weights, optimiser and counter as they were before it. With `record_tokens`,
+    `token_stats` has what the last step computed of each token, before its first update of it.
 
     On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
     `step`, `evaluate`, `fingerprint` and `load_tensors` together, each with its own micro-batches (equally many, see
@@ -42,6 +50,12 @@ class Trainer:
 
     interrupt: Callable[[], None]
     record_tokens = False
+    weigh: Callable[[Batch], list[Packed]] | None = None
+    updates_per_batch = 1
+    minibatches = 1
+    keeps_old = False
+    kl_in_reward = 0.0
+    reference_interval: int | None = None
 
     def __init__(
         self,
@@ -68,45 +82,67 @@ class Trainer:
         self.head_cache_bytes = head_cache_bytes
         self.interrupt = lambda: None
         self.version = 0
+        self._recording = False
         self._tokens: list[tuple[PackedBatch, torch.Tensor, torch.Tensor]] = []
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next update."""
+        """Learning rate of the next step."""
         return lr_at(self.version, self.optimizer.config.lr, self.scheduler, self.max_steps)
 
+    def deal(self, batch: Batch, micro_batch_tokens: int | None, share_prompts: bool) -> list[PackedBatch]:
+        """Return this rank's micro-batches of a step's batch, which all ranks have; see `packing.deal`."""
+        sequences = self.weigh(batch) if self.weigh is not None else batch.sequences
+        device = self.model.device
+        return deal(sequences, micro_batch_tokens, device, share_prompts, self.minibatches, self.ranks)
+
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
-        """Take one update on the micro-batches of one step (all carry the same `num_loss_tokens`, the step's
-        denominator).
+        """Take one step on its micro-batches: an update for each of their minibatches, in each pass.
 
         Returns loss, entropy (nats), grad_norm (before clipping), lr and the objective's statistics, as means over loss
-        tokens. Without micro-batches or loss tokens, or with a gradient that is not finite, the weights stay as they
-        are, the counter and the schedule go on, and `optimizer/skipped` is 1.
+        tokens, and over updates. Without micro-batches or loss tokens, or with a gradient that is not finite, the
+        weights stay as they are, the counter and the schedule go on, and `optimizer/skipped` is 1 (of several updates:
+        their share).
         """
         self._tokens.clear()
+        metrics, sums, norms = {"lr": self.lr}, dict[str, float](), list[float]()
         try:
-            parts = []
-            for batch in self._uninterrupted(micro_batches):
-                reduce_gradients(self.model, last=batch is micro_batches[-1])
-                parts.append(self._accumulate(batch))
-            sums = _summed(_read(parts))
+            micro_batches = self._prepared(micro_batches)
+            for number in range(self.updates_per_batch):
+                self._recording = self.record_tokens and number == 0
+                for _, members in groupby(micro_batches, lambda batch: batch.minibatch):
+                    update_sums, norm = self._update(list(members), interruptible=not norms)
+                    sums = _summed([sums, update_sums])
+                    norms += [norm] if update_sums else []
         except BaseException:
             drop_gradients(self.model)
             self.optimizer.clear()
             raise
-        sums = _summed(self.ranks.collect(sums))
-        metrics = {"lr": self.lr}
-        if sums:
-            metrics["grad_norm"] = self.optimizer.step(self.lr)
-            self.model.refresh()
-            count = micro_batches[0].num_loss_tokens
+        if norms:
+            count = micro_batches[0].num_loss_tokens * self.updates_per_batch
+            metrics["grad_norm"] = sum(norms) / len(norms)
             metrics |= {name: v if name.endswith("/max") else v / count for name, v in sums.items()}
-        else:
-            self.optimizer.clear()
-        finite = metrics.get("grad_norm", float("nan")) < float("inf")
-        metrics["optimizer/skipped"] = 0.0 if finite else 1.0
+            metrics["loss"] = sums["loss"] / len(norms)  # its tokens are weighed already
+        finite = [norm < float("inf") for norm in norms] or [False]
+        metrics["optimizer/skipped"] = 1 - sum(finite) / len(finite)
         self.version += 1
+        if self.reference is not None and self.reference_interval and self.version % self.reference_interval == 0:
+            self._follow()
         return metrics
+
+    def _update(self, micro_batches: Sequence[PackedBatch], interruptible: bool) -> tuple[dict[str, float], float]:
+        """Take one update; returns summed statistics of all ranks, {} without loss tokens, and the gradient's norm."""
+        parts = []
+        for batch in self._uninterrupted(micro_batches) if interruptible else micro_batches:
+            reduce_gradients(self.model, last=batch is micro_batches[-1])
+            parts.append(self._accumulate(batch))
+        sums = _summed(self.ranks.collect(_summed(_read(parts))))
+        if not sums:
+            self.optimizer.clear()
+            return {}, 0.0
+        norm = self.optimizer.step(self.lr)
+        self.model.refresh()
+        return sums, norm
 
     def _uninterrupted(self, micro_batches: Iterable[PackedBatch]) -> Iterable[PackedBatch]:
         """Yield the micro-batches, until `interrupt` raises."""
@@ -126,17 +162,70 @@ class Trainer:
         indices_M = batch.loss_indices
         if self.ranks.alone and not len(indices_M):
             return {}
-        batch = self._with_reference(batch, indices_M)
         logprobs_M, entropies_M = token_logprobs(self.model, batch, indices_M, self.temperature, self.head_cache_bytes)
-        entropies_M = entropies_M.detach()
         if not len(indices_M):
             logprobs_M.sum().backward()  # a gradient of zeros: the other ranks wait for this one's
             return {}
-        loss, sums = self.objective(logprobs_M, batch, indices_M)
-        (loss / batch.num_loss_tokens).backward()
-        if self.record_tokens:
+        loss, sums = self.objective(logprobs_M, entropies_M, batch, indices_M)
+        loss.backward()
+        entropies_M = entropies_M.detach()
+        if self._recording:
             self._tokens.append((batch, entropies_M, logprobs_M.detach()))
         return {"loss": loss.detach(), "entropy": entropies_M.sum(), **sums}
+
+    def _prepared(self, micro_batches: Sequence[PackedBatch]) -> list[PackedBatch]:
+        """Add what is fixed before the first update: old logprobs, the reference's, the KL in the reward."""
+        prepared = list(micro_batches)
+        if self.keeps_old and self.updates_per_batch * self.minibatches > 1:
+            prepared = [replace(batch, old_logprobs=self._logprobs_by(self.model, batch)) for batch in prepared]
+        if self.reference is not None:
+            prepared = [replace(batch, ref_logprobs=self._logprobs_by(self.reference, batch)) for batch in prepared]
+            if self.kl_in_reward:
+                prepared = self._with_kl_in_reward(prepared)
+        return prepared
+
+    @torch.no_grad()
+    def _logprobs_by(self, model: Decoder, batch: PackedBatch) -> torch.Tensor:
+        """Compute the logprobs `[N]` of a batch's loss tokens, 0 elsewhere."""
+        logprobs_N = torch.zeros_like(batch.sampling_logprobs)
+        logprobs_N[batch.loss_indices] = token_logprobs(model, batch, batch.loss_indices, self.temperature)[0]
+        release(model)
+        return logprobs_N
+
+    @torch.no_grad()
+    def _with_kl_in_reward(self, batches: list[PackedBatch]) -> list[PackedBatch]:
+        """Take each completion's divergence from the reference, less its group's mean, off its advantage.
+
+        A completion's is the sum of its tokens' log pi_old - log pi_ref (k1), as in RLOO (arXiv:2402.14740).
+        """
+        sums, own = [], []
+        for batch in batches:
+            indices_M = batch.loss_indices
+            old = batch.sampling_logprobs if batch.old_logprobs is None else batch.old_logprobs
+            assert batch.ref_logprobs is not None
+            kl_M = torch.nan_to_num(log_ratio(old[indices_M], batch.ref_logprobs[indices_M]))
+            own.append([group for group, length in zip(batch.groups, batch.loss_lengths, strict=True) if length])
+            sums.append(sequence_sums(kl_M, batch.sequence_lengths).double())
+        mine = [list(zip(groups, kl_S.tolist(), strict=True)) for groups, kl_S in zip(own, sums, strict=True)]
+        of_group: dict[int, list[float]] = {}
+        for group, value in (pair for part in self.ranks.collect(mine) for pairs in part for pair in pairs):
+            of_group.setdefault(group, []).append(value)
+        means = {group: sum(values) / len(values) for group, values in of_group.items()}
+        adjusted = []
+        for batch, groups, kl_S in zip(batches, own, sums, strict=True):
+            mean_S = torch.tensor([means[group] for group in groups], dtype=torch.float64, device=kl_S.device)
+            off_M = spread((kl_S - mean_S).float(), batch.sequence_lengths, len(batch.loss_indices))
+            advantages = batch.advantages.index_add(0, batch.loss_indices, -self.kl_in_reward * off_M)
+            adjusted.append(replace(batch, advantages=advantages))
+        return adjusted
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Set the reference to the current policy."""
+        assert self.reference is not None
+        for own, current in zip(self.reference.parameters(), self.model.parameters(), strict=True):
+            own.copy_(current)
+        self.reference.refresh()
 
     def token_stats(self) -> TokenStats | None:
         """Return what the last step computed of its tokens, micro-batch by micro-batch; None without `record_tokens`.
@@ -149,25 +238,15 @@ class Trainer:
         return None if parts is None else TokenStats.joined(parts)
 
     @torch.no_grad()
-    def _with_reference(self, batch: PackedBatch, indices_M: torch.Tensor) -> PackedBatch:
-        if self.reference is None:
-            return batch
-        ref_logprobs = torch.zeros_like(batch.sampling_logprobs)
-        ref_logprobs[indices_M] = token_logprobs(self.reference, batch, indices_M, self.temperature)[0]
-        release(self.reference)
-        return replace(batch, ref_logprobs=ref_logprobs)
-
-    @torch.no_grad()
     def evaluate(self, micro_batches: Sequence[PackedBatch]) -> float:
         """Compute the mean objective per loss token, without an update (validation loss)."""
         losses = []
         for batch in self._uninterrupted(micro_batches):
-            logprobs_M, _ = token_logprobs(self.model, batch, batch.loss_indices, self.temperature)
+            found = token_logprobs(self.model, batch, batch.loss_indices, self.temperature)
             if len(batch.loss_indices):
-                losses.append({"loss": self.objective(logprobs_M, batch, batch.loss_indices)[0]})
+                losses.append({"loss": self.objective(*found, batch, batch.loss_indices)[0]})
         release(self.model)
-        total = _summed(_read(losses)).get("loss", 0.0)
-        return sum(self.ranks.collect(total)) / micro_batches[0].num_loss_tokens
+        return sum(self.ranks.collect(_summed(_read(losses)).get("loss", 0.0)))
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that tell this version of the policy from any other."""
@@ -175,18 +254,27 @@ class Trainer:
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return everything an exact resume needs, as named tensors: model and optimiser; in shards, if they are."""
-        model = {name: p.detach() for name, p in self.model.named_parameters()}
-        return {"model": model, "optimizer": self.optimizer.state()}
+        tensors = {"model": _weights(self.model), "optimizer": self.optimizer.state()}
+        if self.reference is not None and self.reference_interval:
+            tensors["reference"] = _weights(self.reference)
+        return tensors
 
     @torch.no_grad()
     def load_tensors(self, tensors: dict[str, dict[str, torch.Tensor]], version: int) -> None:
         """Restore what `tensors` returned at `version`, bit for bit, on any number of ranks."""
         self.optimizer.clear()
-        for name, param in self.model.named_parameters():
-            param.copy_(share_of(tensors["model"][name], param))
-        self.model.refresh()
+        models = {"model": self.model} | ({"reference": self.reference} if "reference" in tensors else {})
+        for kind, model in models.items():
+            assert model is not None, "a reference that follows the policy is in the checkpoint"
+            for name, param in model.named_parameters():
+                param.copy_(share_of(tensors[kind][name], param))
+            model.refresh()
         self.optimizer.load_state(tensors["optimizer"])
         self.version = version
+
+
+def _weights(model: Decoder) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceABC
+from dataclasses import astuple
 
 import numpy as np
 
-from hone.trainer.packing import Sequence
+from hone.trainer.packing import Batch, Sequence
+from hone.types import Counts
 
 
-def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
-    """Lay S sequences of N tokens in all end to end.
+def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
+    """Lay a batch's S sequences of N tokens in all end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
-    `logprobs` float32, each `[N]`. The last is left out if the sequences have none.
+    `logprobs` float32, each `[N]`. The last is left out if the sequences have none. `counts` int64
+    `[4]`: what was filtered, and the most tokens of a completion.
     """
+    sequences = batch.sequences
 
     def flat(parts: list[np.ndarray], dtype: type) -> np.ndarray:
         joined = np.concatenate([np.zeros(0, dtype), *parts])
@@ -26,6 +29,7 @@ def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
         return np.array(values, dtype=dtype)
 
     arrays = {
+        "counts": np.array([*astuple(batch.filtered), batch.longest], dtype=np.int64),
         "lengths": each([len(s) for s in sequences], np.int64),
         "groups": each([s.group for s in sequences], np.int64),
         "samples": each([s.sample for s in sequences], np.int64),
@@ -40,15 +44,16 @@ def to_arrays(sequences: SequenceABC[Sequence]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def from_arrays(arrays: dict[str, np.ndarray]) -> list[Sequence]:
-    """Return the sequences that `to_arrays` was given; their token ids are int64."""
+def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
+    """Return the batch that `to_arrays` was given; its token ids are int64."""
+    *filtered, longest = arrays["counts"].tolist()
     cuts = np.cumsum(arrays["lengths"])[:-1]
 
     def split(name: str) -> list[np.ndarray] | list[None]:
         return np.split(arrays[name], cuts) if name in arrays else [None] * len(arrays["lengths"])
 
     if not len(arrays["lengths"]):
-        return []
+        return Batch([], Counts(*filtered), longest)
     columns = zip(
         np.split(arrays["token_ids"].astype(np.int64), cuts),
         np.split(arrays["loss_mask"], cuts),
@@ -58,4 +63,4 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> list[Sequence]:
         arrays["samples"].tolist(),
         strict=True,
     )
-    return [Sequence(*column) for column in columns]
+    return Batch([Sequence(*column) for column in columns], Counts(*filtered), longest)

@@ -1,0 +1,32 @@
+"""Losses of tokens `[M]`, M the loss tokens of a micro-batch: one file each, with its formula and its source.
+
+All take the logprobs of the policy, those before the update and the advantages, each `[M]`; what is about a whole
+completion takes `lengths_S` too, the loss tokens of each, for they lie one completion after the other. `objective` puts
+them together as a config says, `aggregation` weighs the tokens.
+"""
+
+from hone.algorithms.losses.aggregation import aggregation_weights
+from hone.algorithms.losses.cispo import cispo
+from hone.algorithms.losses.clip import clip
+from hone.algorithms.losses.dppo import dppo
+from hone.algorithms.losses.gspo import gspo
+from hone.algorithms.losses.kl import kl_estimate
+from hone.algorithms.losses.objective import Objective, Sums, TokenLoss, policy_objective, sft_objective
+from hone.algorithms.losses.reinforce import reinforce
+from hone.algorithms.losses.sapo import sapo
+
+__all__ = [
+    "Objective",
+    "Sums",
+    "TokenLoss",
+    "aggregation_weights",
+    "cispo",
+    "clip",
+    "dppo",
+    "gspo",
+    "kl_estimate",
+    "policy_objective",
+    "reinforce",
+    "sapo",
+    "sft_objective",
+]

@@ -1,0 +1,33 @@
+"""prime-rl's loss: a token leaves where its probability has moved too far, by difference, not by ratio."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from hone.algorithms.losses.ratio import log_ratio
+
+
+def dppo(
+    logprobs_M: Tensor,
+    old_logprobs_M: Tensor,
+    advantages_M: Tensor,
+    eps_low: float = 0.2,
+    eps_high: float = 0.2,
+    penalty: float = 1e-3,
+) -> tuple[Tensor, Tensor]:
+    """Compute the surrogate masked by the difference of probabilities (DPPO, arXiv:2602.04879; prime-rl's default).
+
+    loss_t = -kept_t A_t r_t + penalty (log r_t)²
+    kept_t = 0 where A_t > 0 and pi - pi_old > eps_high, or A_t <= 0 and pi - pi_old < -eps_low; else 1
+
+    A ratio says little of a rare token: from 1e-6 to 1e-5 is tenfold and changes nothing. The difference bounds the
+    total variation between the policies instead.
+
+    Returns the loss `[M]` and a bool `[M]` that is True where a token is masked: only the penalty moves it.
+    """
+    log_ratio_M = log_ratio(logprobs_M, old_logprobs_M)
+    moved_M = logprobs_M.detach().exp() - old_logprobs_M.exp()
+    masked_M = torch.where(advantages_M > 0, moved_M > eps_high, moved_M < -eps_low)
+    surrogate_M = torch.where(masked_M, 0.0, log_ratio_M.exp()) * advantages_M
+    return penalty * log_ratio_M.square() - surrogate_M, masked_M

@@ -1,0 +1,123 @@
+"""What one micro-batch contributes to a step's loss and statistics: the losses, put together as a config says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from hone.algorithms import corrections
+from hone.algorithms.losses.cispo import cispo
+from hone.algorithms.losses.clip import clip
+from hone.algorithms.losses.dppo import dppo
+from hone.algorithms.losses.gspo import gspo
+from hone.algorithms.losses.kl import kl_estimate
+from hone.algorithms.losses.ratio import MAX_LOG_RATIO
+from hone.algorithms.losses.reinforce import reinforce
+from hone.algorithms.losses.sapo import sapo
+from hone.types import PackedBatch
+
+if TYPE_CHECKING:
+    from hone.config.rl import CorrectionConfig, LossConfig
+
+STALE_DUAL_CLIP = 3.0
+"""The bound on the ratio of a stale token with a negative advantage, unless the config has one."""
+Sums = dict[str, Tensor]
+Objective = Callable[[Tensor, Tensor, PackedBatch, Tensor], tuple[Tensor, Sums]]
+"""(logprobs `[M]`, entropies `[M]`, batch, indices `[M]` of the loss tokens) -> (loss, statistics).
+
+The loss is the micro-batch's part of the step's: the tokens' losses times their weights in the batch, summed.
+Statistics are sums over the M tokens, which the trainer divides by the step's token count; one named `…/max` is a
+maximum instead.
+"""
+TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
+"""(logprobs `[M]`, old logprobs `[M]`, advantages `[M]`, lengths `[S]`) -> loss `[M]`, or (loss, clipped bool `[M]`)."""
+
+
+def sft_objective(
+    logprobs_M: Tensor, entropies_M: Tensor, batch: PackedBatch, indices_M: Tensor
+) -> tuple[Tensor, Sums]:
+    """Compute the cross-entropy of the completion tokens: -log pi(o_t)."""
+    return -(batch.weights[indices_M] * logprobs_M).sum(), {}
+
+
+def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
+    """Return the loss that `config.type` names, with its settings."""
+    low, high = config.range
+    dual_clip = config.dual_clip or (STALE_DUAL_CLIP if stale else None)
+    return {
+        "clip": lambda new, old, adv, lengths: clip(new, old, adv, low, high, dual_clip),
+        "gspo": lambda new, old, adv, lengths: gspo(new, old, adv, lengths, low, high, dual_clip),
+        "cispo": lambda new, old, adv, lengths: cispo(new, old, adv, high),
+        "sapo": lambda new, old, adv, lengths: sapo(new, old, adv, config.tau_positive, config.tau_negative),
+        "dppo": lambda new, old, adv, lengths: dppo(new, old, adv, low, high, config.ratio_penalty),
+        "reinforce": lambda new, old, adv, lengths: reinforce(new, adv),
+    }[config.type]
+
+
+def correction(config: CorrectionConfig) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
+    """Return what weighs tokens by (old logprobs `[M]`, the sampler's `[M]`, lengths `[S]`); None if nothing does."""
+    low, high = config.range
+    return {
+        "none": None,
+        "token": lambda old, sampled, lengths: corrections.token_truncated(old, sampled, config.cap),
+        "sequence": lambda old, sampled, lengths: corrections.sequence_truncated(old, sampled, lengths, config.cap),
+        "band": lambda old, sampled, lengths: corrections.band(old, sampled, low, high),
+        "geometric": lambda old, sampled, lengths: corrections.geometric_rejection(old, sampled, lengths, low, high),
+    }[config.type]
+
+
+def policy_objective(
+    config: LossConfig,
+    correct: CorrectionConfig | None = None,
+    stale: bool = False,
+    custom: TokenLoss | None = None,
+) -> Objective:
+    """Compute a policy gradient: the loss that `config` names, or `custom`, and what is added to it.
+
+    The old policy of the ratio is that in the batch (`old_logprobs`). Without it, it is the sampler's: so the ratio
+    corrects for tokens of older versions (`stale`) and for a sampler that computes otherwise. With a correction, which
+    does that by itself, it is the policy before the update.
+
+    A token whose logprob by the sampler is not finite has no loss.
+    """
+    loss_of = custom or token_loss(config, stale)
+    weigh = correction(correct) if correct is not None else None
+
+    def objective(
+        logprobs_M: Tensor, entropies_M: Tensor, batch: PackedBatch, indices_M: Tensor
+    ) -> tuple[Tensor, Sums]:
+        now_M, lengths_S = logprobs_M.detach(), batch.sequence_lengths
+        sampling_M = batch.sampling_logprobs[indices_M]
+        finite_M = sampling_M.isfinite()
+        sampling_M = torch.where(finite_M, sampling_M, now_M)
+        old_M = sampling_M if weigh is None else now_M
+        if batch.old_logprobs is not None:
+            old_M = batch.old_logprobs[indices_M]
+
+        found = loss_of(logprobs_M, old_M, batch.advantages[indices_M], lengths_S)
+        loss_M, clipped_M = found if isinstance(found, tuple) else (found, None)
+        gap_M = (now_M - sampling_M).abs()
+        sums = {"logprob_gap/mean": gap_M.sum(), "logprob_gap/max": gap_M.max()}
+        if clipped_M is not None:
+            sums["clipped"] = clipped_M.sum()
+        sums["dropped"] = (~finite_M).sum()
+        sums["ratio_clamped"] = ((now_M - old_M).abs() > MAX_LOG_RATIO).sum()
+        if weigh is not None:
+            weights_M = weigh(old_M, sampling_M, lengths_S)
+            loss_M = loss_M * weights_M
+            sums["correction/mean"] = weights_M.sum()
+            sums["correction/rejected"] = (weights_M == 0).sum()
+        if batch.ref_logprobs is not None:
+            kl_M = kl_estimate(logprobs_M, batch.ref_logprobs[indices_M], config.kl_estimator)
+            sums["kl"] = kl_M.detach().sum()
+            if config.kl_in == "loss":
+                loss_M = loss_M + config.kl_coef * kl_M
+        if config.entropy_coef:
+            loss_M = loss_M - config.entropy_coef * entropies_M
+        weighted_M = torch.where(finite_M, loss_M, 0.0) * batch.weights[indices_M]
+        return weighted_M.sum(), sums
+
+    return objective

@@ -1,0 +1,14 @@
+"""REINFORCE: the policy gradient itself."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def reinforce(logprobs_M: Tensor, advantages_M: Tensor) -> Tensor:
+    """Compute loss_t = -A_t log pi(o_t) `[M]` (Williams 1992; for language models arXiv:2402.14740).
+
+    No ratio: unbiased for the first update on tokens of the same policy. With stale tokens, or several updates a batch,
+    add an off-policy correction (`trainer.correction`).
+    """
+    return -advantages_M * logprobs_M

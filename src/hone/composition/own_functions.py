@@ -1,0 +1,62 @@
+"""Losses and advantages of the user's own: `MODULE:FUNCTION` in a config, or a function that a program gives.
+
+One that a program gives is written into the run, as `algorithm.py` with what it uses, so that the run can be resumed
+and verified without the program; where that can't be done, only the program can go on with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hone.config.rl import RLConfig
+from hone.digests import text_sha256
+from hone.environments.functions import checked_function, place_of
+from hone.environments.kept_source import kept_source
+from hone.environments.task_files import find_function, source_digest
+
+FILE = "algorithm.py"
+KEYS = {"loss": ("trainer", "loss"), "advantages": ("orchestrator", "advantage")}
+
+
+@dataclass
+class OwnFunctions:
+    """The functions of a run by what they are (`loss`, `advantages`), with digests, and the file that keeps them."""
+
+    functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, config: RLConfig) -> OwnFunctions:
+        """Import those that the config names. Raises UserError if one is missing."""
+        own = cls()
+        for name, (section, key) in KEYS.items():
+            place = getattr(getattr(config, section), key).function
+            if place is not None:
+                own.functions[name], file = find_function(place)
+                own.digests |= {} if file is None else {name: source_digest(file)}
+        return own
+
+    @classmethod
+    def given(cls, config: RLConfig, **functions: Callable[..., Any] | str | None) -> tuple[RLConfig, OwnFunctions]:
+        """Return the config with these functions in place of its own, and all of them. Raises UserError for others."""
+        objects = {
+            name: checked_function(f, name) for name, f in functions.items() if f is not None and not isinstance(f, str)
+        }
+        places = {name: f if isinstance(f, str) else place_of(f) for name, f in functions.items() if f is not None}
+        here = {name: objects[name] for name, place in places.items() if place is None}
+        text = kept_source(list(here.values()))[0] if here else ""
+        for name in here:
+            places[name] = f"{config.output_dir / FILE}:{objects[name].__name__}"
+        for name, place in places.items():
+            section, key = KEYS[name]
+            part = getattr(config, section)
+            changed = getattr(part, key).model_copy(update={"function": place})
+            config = config.model_copy(update={section: part.model_copy(update={key: changed})})
+        own = cls.of(config) if not here else cls()
+        own.functions |= here
+        own.digests |= dict.fromkeys(here, text_sha256(text))
+        own.files |= {FILE: text} if here else {}
+        return config, own

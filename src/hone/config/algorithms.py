@@ -1,0 +1,47 @@
+"""The published algorithms, as the keys in which each differs from hone's defaults. `docs/algorithms.md` compares them.
+
+hone's own defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same;
+groups without a signal count nothing; no KL.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+Algorithm = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "maxrl", "reinforce++", "prime"]
+
+_GROUP_STD = {"orchestrator.advantage.baseline": "group", "orchestrator.advantage.scale": "group_std"}
+_GROUP_MEAN = {"orchestrator.advantage.baseline": "group", "orchestrator.advantage.scale": "none"}
+
+
+def _loss(kind: str, aggregation: str, counts_filtered: bool, **more: Any) -> dict[str, Any]:
+    keys = {"type": kind, "aggregation": aggregation, "count_filtered": counts_filtered, **more}
+    return {f"trainer.loss.{name}": value for name, value in keys.items()}
+
+
+ALGORITHMS: dict[str, dict[str, Any]] = {
+    # arXiv:2402.03300, as TRL's loss_type "grpo"; the paper adds a KL term of 0.04, here trainer.loss.kl_coef
+    "grpo": _GROUP_STD | _loss("clip", "sequence", True, eps_low=0.2, eps_high=0.2),
+    # arXiv:2503.20783
+    "dr_grpo": _GROUP_MEAN | _loss("clip", "constant", True, eps_low=0.2, eps_high=0.2),
+    # arXiv:2503.14476, as TRL's "dapo"
+    "dapo": _GROUP_STD
+    | _loss("clip", "token", True, eps_low=0.2, eps_high=0.28)
+    | {"orchestrator.truncated": "penalize"},
+    # arXiv:2507.18071
+    "gspo": _GROUP_STD | _loss("gspo", "sequence", True, eps_low=3e-4, eps_high=4e-4),
+    # arXiv:2506.13585
+    "cispo": _GROUP_STD | _loss("cispo", "token", True, eps_high=5.0),
+    # arXiv:2402.14740
+    "rloo": {"orchestrator.advantage.baseline": "leave_one_out", "orchestrator.advantage.scale": "none"}
+    | _loss("reinforce", "constant", True),
+    # arXiv:2602.02710
+    "maxrl": {"orchestrator.advantage.baseline": "group", "orchestrator.advantage.scale": "group_mean"}
+    | _loss("clip", "token", False, eps_low=0.2, eps_high=0.28),
+    # arXiv:2501.03262
+    "reinforce++": {"orchestrator.advantage.baseline": "batch", "orchestrator.advantage.scale": "batch_std"}
+    | _loss("clip", "token", True, eps_low=0.2, eps_high=0.2, kl_estimator="k1", kl_in="reward"),
+    # prime-rl's default
+    "prime": _GROUP_MEAN | _loss("dppo", "token", False, eps_low=0.2, eps_high=0.2, ratio_penalty=1e-3),
+}
+assert tuple(ALGORITHMS) == get_args(Algorithm)
