@@ -7,6 +7,8 @@ of `hone.model` save them.
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import get_args
 
 from hone.config.rl import RLConfig, TrainerConfig
@@ -54,6 +56,13 @@ def training_bytes(
         "activations": kept,
         "logits or a layer": max(of_head, of_layer),  # whichever the backward pass takes more for
     }
+
+
+@functools.cache
+def multiplies_bf16() -> bool:
+    """Whether this machine's CPU multiplies in bf16 (`hone.model.packed.multiplies_bf16_fast`); else it does in fp32."""
+    cpuinfo = Path("/proc/cpuinfo")
+    return not cpuinfo.exists() or {"avx512bw", "avx512vl", "avx512dq"} <= set(cpuinfo.read_text().split())
 
 
 def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
@@ -133,6 +142,8 @@ def activation_bytes(
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
+    by_fp32 = device == "cpu" and low == 2 and not multiplies_bf16()  # products, of operands that are cast for each
+    result = 4 if by_fp32 else low
     norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
     # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
     shared = slots == tokens and (precision == "fp32" or device == "cuda")
@@ -149,14 +160,15 @@ def activation_bytes(
     # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
     # residual stream; or those of q, k and v.
     of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
+    of_mlp += 4 * (2 * inner + hidden) * by_fp32
     passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
     kept = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
     if checkpointing == "selective":
         attended = slots * (wide * q + 4 * model.num_heads)
-        kept += rows * low * (q + 2 * kv + 2 * inner + 2 * hidden) + attended  # and what products and attention gave
-        layer -= rows * low * 2 * inner + attended
+        kept += rows * result * (q + 2 * kv + 2 * inner + 2 * hidden) + attended  # and what products and attention gave
+        layer -= rows * result * 2 * inner + attended
     return model.num_layers * kept, layer + passing
 
 
