@@ -78,10 +78,10 @@ def test_a_step_that_outlasts_the_grace_period_is_given_up_and_taken_again(
 ):
     sample = GroupSampler.sample
 
-    def endless(self, examples, draws, step):
+    def endless(self, examples, draws, step, early):
         if step == 2:
             wait_for_the_alarm()
-        return sample(self, examples, draws, step)
+        return sample(self, examples, draws, step, early)
 
     monkeypatch.setattr(GroupSampler, "sample", endless)
     assert main(command("--grace-seconds", "1.2")) == 143

@@ -7,6 +7,8 @@ of `hone.model` save them.
 
 from __future__ import annotations
 
+import functools
+from pathlib import Path
 from typing import get_args
 
 from hone.config.rl import RLConfig, TrainerConfig
@@ -54,6 +56,14 @@ def training_bytes(
         "activations": kept,
         "logits or a layer": max(of_head, of_layer),  # whichever the backward pass takes more for
     }
+
+
+@functools.cache
+def takes_products_in_fp32(device: str) -> bool:
+    """Return True for a CPU that is slow in bf16, so that `hone.model.packed` multiplies in fp32."""
+    cpuinfo = Path("/proc/cpuinfo")
+    has_kernels = {"avx512bw", "avx512vl", "avx512dq"}
+    return device == "cpu" and cpuinfo.exists() and not has_kernels <= set(cpuinfo.read_text().split())
 
 
 def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
@@ -133,6 +143,8 @@ def activation_bytes(
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
+    by_fp32 = low == 2 and takes_products_in_fp32(device)
+    result = 4 if by_fp32 else low
     norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
     # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
     shared = slots == tokens and (precision == "fp32" or device == "cuda")
@@ -149,14 +161,15 @@ def activation_bytes(
     # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
     # residual stream; or those of q, k and v.
     of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
+    of_mlp += 4 * (2 * inner + hidden) * (by_fp32 and precision == "bf16_linear")  # the operands of a product
     passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
     kept = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
     if checkpointing == "selective":
         attended = slots * (wide * q + 4 * model.num_heads)
-        kept += rows * low * (q + 2 * kv + 2 * inner + 2 * hidden) + attended  # and what products and attention gave
-        layer -= rows * low * 2 * inner + attended
+        kept += rows * result * (q + 2 * kv + 2 * inner + 2 * hidden) + attended  # and what products and attention gave
+        layer -= rows * result * 2 * inner + attended
     return model.num_layers * kept, layer + passing
 
 
@@ -171,9 +184,10 @@ def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cac
 
     # Logits and their exponentials.
     forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 4 * model.embedding
+    casts = precision != "fp32" and not (precision == "bf16_linear" and takes_products_in_fp32(device))
     if softmax > cache_bytes:
-        softmax, backward = 0, backward + (4 + max(made, low % 4)) * chunk(LOGITS["cuda"])
-    if precision != "fp32":  # a part of the product that is added to the gradient, and the cast of the weight
+        softmax, backward = 0, backward + (4 + max(made, 2 * casts)) * chunk(LOGITS["cuda"])
+    if casts:  # a part of the product that is added to the gradient, and the cast of the weight
         backward += min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
         backward += 2 * model.embedding * (precision == "bf16_linear")
     return softmax + max(forward, backward)
