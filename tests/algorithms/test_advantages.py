@@ -38,7 +38,9 @@ def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():
 
 
 def test_maxrl_leaves_out_groups_whose_mean_is_not_above_zero():
-    found = advantages(np.array([[1.0, -1.0], [-1.0, -0.5], [1.0, 0.5]]), np.ones((3, 2), dtype=bool), scale="group_mean")
+    found = advantages(
+        np.array([[1.0, -1.0], [-1.0, -0.5], [1.0, 0.5]]), np.ones((3, 2), dtype=bool), scale="group_mean"
+    )
     assert found.tolist() == [[0.0, 0.0], [0.0, 0.0], pytest.approx([1 / 3, -1 / 3])]
 
 
@@ -71,7 +73,9 @@ def test_signal_is_max_minus_min_over_1e6():
 
 def test_components_normalised_before_the_sum_count_by_their_weight():
     """GDPO by hand; an abstained component counts 0."""
-    values = torch.tensor([[[1.0, 0.0], [0.0, 0.0], [1.0, 10.0]], [[0.0, 4.0], [1.0, 8.0], [1.0, float("nan")]]]).double()
+    values = torch.tensor(
+        [[[1.0, 0.0], [0.0, 0.0], [1.0, 10.0]], [[0.0, 4.0], [1.0, 8.0], [1.0, float("nan")]]]
+    ).double()
     weights = torch.tensor([1.0, 0.5]).double()
     mean = values.nanmean(1, keepdim=True)
     std = (values - mean).square().nansum(1, keepdim=True)

@@ -12,7 +12,7 @@ import numpy as np
 
 from hone.cli import call
 from hone.config.parse import parse
-from hone.config.rl import AdvantageConfig, TrainerRole
+from hone.config.rl import RLConfig, TrainerRole
 from hone.orchestrator.groups import trainable
 from hone.reproduce.execution import groups_from_rows
 from hone.reproduce.records import Records
@@ -51,7 +51,7 @@ class Orchestrator:
 
     def put(self, step: int, save: Path | None = None, unlikely: float = 0.0) -> None:
         """The recorded batch; all its tokens were less likely by so many nats when they were sampled."""
-        groups = groups_from_rows(self.records.rows(step), AdvantageConfig(), 10**6)
+        groups = groups_from_rows(self.records.rows(step), RLConfig(), 10**6)
         sequences = trainable(groups, self.config.orchestrator.truncated)
         if unlikely:
             sequences = [replace(s, logprobs=s.logprobs - np.float32(unlikely) * s.loss_mask) for s in sequences]

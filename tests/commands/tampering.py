@@ -10,7 +10,7 @@ from typing import Any
 
 from run_folders import snapshot as snapshot
 
-from hone.config.rl import AdvantageConfig
+from hone.config.rl import RLConfig
 from hone.orchestrator.groups import group_state, step_metrics
 from hone.reproduce.execution import groups_from_rows
 from hone.reproduce.records import Records
@@ -49,7 +49,7 @@ def fit_advantages_and_metrics(run: Path, step: int) -> None:
         for row, (advantage, state) in zip(rows, made, strict=True):
             row.update(advantage=advantage, state=state)
 
-    groups = groups_from_rows(Records(Run(run)).rows(step) or [], AdvantageConfig(), 10**6)
+    groups = groups_from_rows(Records(Run(run)).rows(step) or [], RLConfig(), 10**6)
     made = [(float(advantage), group_state(group)) for group in groups for advantage in group.advantages]
     edit_rollouts(run, step, fit, fit_hashes=True)
     recorded = Records(Run(run)).metrics[step]

@@ -37,7 +37,7 @@ def test_round_trip_through_a_file(cls: type[BaseConfig], argv: list[str], tmp_p
 def test_defaults_are_written_and_nulls_are_left_out() -> None:
     tree = tomllib.loads(to_toml(RLConfig(ckpt={}, threads=None)))
     assert tree["ckpt"] == {"background": True} and "resume" not in tree and "threads" not in tree
-    assert tree["trainer"]["loss"] == {"eps_low": 0.2, "eps_high": 0.28, "kl_coef": 0.0}
+    assert tree["trainer"]["correction"] == {"type": "none", "cap": 2.0}
     assert tree["trainer"]["optim"]["lr"] == 1e-6
     assert "max_steps" not in tree["trainer"] and tree["max_steps"] == 100
     assert tree["output_dir"] == "outputs" and "mode" not in tree

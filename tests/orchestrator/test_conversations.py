@@ -12,7 +12,7 @@ from chat_templates import LLAMA3, QWEN3, QWEN3_THINKING
 
 from hone import rng
 from hone.cli import call
-from hone.config.rl import AdvantageConfig
+from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import Halt, UserError
 from hone.inference.types import Completion, SamplingParams
@@ -144,13 +144,13 @@ def test_a_turn_that_ends_with_another_stop_token_is_closed_before_the_environme
 def test_a_failing_environment_costs_its_own_sample_only():
     env = game(broken="3")
     (example,), made = rolled(Script(["1", "5"], ["3", "5"], ["2", "5"], ["6", "7", "8"]), env, 4)
-    (group,) = grade_groups(env, [example], [4], made, AdvantageConfig())
+    (group,) = grade_groups(env, [example], [4], made, RLConfig())
     assert [s.outcome for s in group.scores] == [Outcome.CORRECT, Outcome.GRADER_ERROR, Outcome.CORRECT, Outcome.WRONG]
     assert "ValueError: no guess of 3 is wanted" in group.scores[1].detail and "guessing.py" in group.scores[1].detail
     assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)
     assert group.scores[0].components == {"correctness": 1.0, "guesses": 2.0}, "the rubric sees the state"
     assert group.advantages[1] == 0.0
-    (batch,) = split_micro_batches(trainable([group], "keep"), 1000, share_prompts=True)
+    (batch,) = split_micro_batches(trainable([group], RLConfig()).sequences, 1000, share_prompts=True)
     assert set(batch.samples) == {-1, 0, 2, 3}
 
 

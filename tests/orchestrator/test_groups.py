@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from hone.config.rl import AdvantageConfig
+from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
 from hone.orchestrator.conversations import RequestMaker
@@ -42,7 +42,7 @@ def trajectory(text: str, length: int = 3, stop_reason: str = "stop") -> Traject
 def groups_of(*texts_by_group: list[str], **kwargs):
     examples = [Example([{"role": "user", "content": "q"}], info={"i": i}) for i in range(len(texts_by_group))]
     trajectories = [trajectory(text, **kwargs) for texts in texts_by_group for text in texts]
-    return grade_groups(ENV, examples, range(10, 10 + len(examples)), trajectories, AdvantageConfig())
+    return grade_groups(ENV, examples, range(10, 10 + len(examples)), trajectories, RLConfig())
 
 
 def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
@@ -71,21 +71,26 @@ def test_states_advantages_and_what_is_packed():
     partly = groups_of(["1", "x", "0"])[0]
     assert [group_state(g) for g in (trained, filtered, failed, partly)] == ["trained", "filtered", "failed", "trained"]
     assert trained.advantages.tolist() == [0.5, -0.5] and partly.advantages.tolist() == [0.5, 0.0, -0.5]
-    batch = split_micro_batches(trainable([trained, filtered, failed, partly], "keep"), 1000, share_prompts=True)[0]
+    batch = split_micro_batches(
+        trainable([trained, filtered, failed, partly], RLConfig()).sequences, 1000, share_prompts=True
+    )[0]
     assert batch.num_loss_tokens == 4 * 3 and len(batch) == 2 + 4 * 3, "the prompt is laid down once"
     assert set(batch.groups) == {10}
     assert batch.advantages[batch.loss_indices][::3].tolist() == [0.5, -0.5, 0.5, -0.5]
     assert batch.sampling_logprobs[:5].tolist() == [0.0, 0.0, -1.5, -1.5, -1.5]
-    assert trainable([filtered, failed], "keep") == []
+    assert trainable([filtered, failed], RLConfig()).sequences == []
 
 
 def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     examples = [Example([{"role": "user", "content": "q"}])]
     members = [trajectory("1"), trajectory("0", stop_reason="length"), trajectory("0.2")]
-    groups = grade_groups(ENV, examples, [0], members, AdvantageConfig())
+    groups = grade_groups(ENV, examples, [0], members, RLConfig())
     assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
-    assert split_micro_batches(trainable(groups, "keep"), 1000, share_prompts=True)[0].num_loss_tokens == 9
-    masked = split_micro_batches(trainable(groups, "mask"), 1000, share_prompts=True)[0]
+    assert (
+        split_micro_batches(trainable(groups, RLConfig()).sequences, 1000, share_prompts=True)[0].num_loss_tokens == 9
+    )
+    mask = RLConfig(orchestrator={"truncated": "mask"})
+    masked = split_micro_batches(trainable(groups, mask).sequences, 1000, share_prompts=True)[0]
     assert masked.num_loss_tokens == 6
     assert masked.advantages[masked.loss_indices][::3].tolist() == pytest.approx([0.6, -0.2])
 

@@ -31,7 +31,7 @@ from hone.model.presets import random_decoder, tiny_config
 from hone.runs.signals import StepAbandoned
 from hone.trainer import parallel
 from hone.trainer.export import save_policy
-from hone.trainer.packing import Sequence, deal
+from hone.trainer.packing import Batch, Sequence, deal
 from hone.trainer.parallel import Ranks, shard, whole
 from hone.trainer.parts import load_part, save_part
 from hone.trainer.ranked import RankedTrainer
@@ -255,7 +255,7 @@ def failing(ranks: Ranks, folder: Path) -> int:
     with trainer:
         trainer.start()
         if folder.name == "step":
-            trainer.step(sequences(0))
+            trainer.step(Batch(sequences(0)))
         (folder / "weights").write_text("a file where the folder should be")
         trainer.save_policy(folder / "weights")
     return 0

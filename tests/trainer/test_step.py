@@ -92,7 +92,7 @@ def test_no_micro_batches_skips_the_update_but_counts_the_step():
 
 
 def test_a_gradient_that_is_not_finite_skips_the_update():
-    trainer = make_trainer(lambda logprobs, batch, indices: (logprobs.sum() * float("inf"), {}))
+    trainer = make_trainer(lambda logprobs, entropies, batch, indices: (logprobs.sum() * float("inf"), {}))
     before = weights(trainer)
     metrics = trainer.step([pack(sequences())])
     assert metrics["optimizer/skipped"] == 1.0 and torch.equal(weights(trainer), before)
@@ -137,7 +137,7 @@ def test_the_ratio_of_stale_tokens_is_bounded_also_where_they_are_to_be_unlearne
     batch = replace(batch, advantages=torch.full_like(batch.advantages, -1.0))
     logprobs = batch.sampling_logprobs[indices] + math.log(5)  # five times as likely as when they were sampled
     losses = {
-        name: float(policy_objective(config, stale)(logprobs, batch, indices)[0]) / len(indices)
+        name: float(policy_objective(config, stale=stale)(logprobs, logprobs, batch, indices)[0])
         for name, config, stale in (
             ("fresh", LossConfig(), False),
             ("stale", LossConfig(), True),

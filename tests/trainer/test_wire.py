@@ -3,9 +3,10 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hone.trainer.packing import Sequence, split_micro_batches
+from hone.trainer.packing import Batch, Sequence, split_micro_batches
 from hone.trainer.wire import from_arrays, to_arrays
 from hone.transport import Order, decode, encode
+from hone.types import Counts
 
 
 def sequences(count: int, seed: int = 0) -> list[Sequence]:
@@ -42,10 +43,12 @@ def equal(ours: Sequence, theirs: Sequence) -> bool:
 @pytest.mark.parametrize("count", [0, 1, 5])
 def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count):
     made = sequences(count)
-    (tmp_path / "order").write_bytes(encode(Order(3, "batch", to_arrays(made), tokens=9)))
+    (tmp_path / "order").write_bytes(encode(Order(3, "batch", to_arrays(Batch(made, Counts(5, 2, 1), 64)), tokens=9)))
     order = decode(Order, tmp_path / "order")
     assert (order.step, order.kind, order.save, order.tokens) == (3, "batch", None, 9)
-    back = from_arrays(order.arrays)
+    batch = from_arrays(order.arrays)
+    back = batch.sequences
+    assert (batch.filtered, batch.longest) == (Counts(5, 2, 1), 64)
     assert len(back) == count and all(map(equal, made, back))
     for ours, theirs in zip(split_micro_batches(made, 12), split_micro_batches(back, 12), strict=True):
         for field in dataclasses.fields(ours):

@@ -173,7 +173,7 @@ def split_micro_batches(
     counts once, stay together if they fit. With `minibatches`, each of which gets an update of its own, a micro-batch
     has sequences of one.
     """
-    return deal(sequences, max_tokens, device, share_prompts, minibatches, ALONE)
+    return deal(sequences, max_tokens, device, share_prompts, ALONE, minibatches)
 
 
 def deal(
@@ -181,8 +181,8 @@ def deal(
     max_tokens: int | None,
     device: torch.device | str,
     share_prompts: bool,
-    minibatches: int,
     ranks: Ranks,
+    minibatches: int = 1,
 ) -> list[PackedBatch]:
     """Deal this rank's micro-batches of a step whose `sequences` all ranks know; alone, those of `split_micro_batches`.
 

@@ -94,7 +94,7 @@ class Trainer:
         """Return this rank's micro-batches of a step's batch, which all ranks have; see `packing.deal`."""
         sequences = self.weigh(batch) if self.weigh is not None else batch.sequences
         device = self.model.device
-        return deal(sequences, micro_batch_tokens, device, share_prompts, self.minibatches, self.ranks)
+        return deal(sequences, micro_batch_tokens, device, share_prompts, self.ranks, self.minibatches)
 
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
         """Take one step on its micro-batches: an update for each of their minibatches, in each pass.

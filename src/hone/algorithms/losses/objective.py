@@ -33,7 +33,7 @@ Statistics are sums over the M tokens, which the trainer divides by the step's t
 maximum instead.
 """
 TokenLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Any]
-"""(logprobs `[M]`, old logprobs `[M]`, advantages `[M]`, lengths `[S]`) -> loss `[M]`, or (loss, clipped bool `[M]`)."""
+"""(logprobs `[M]`, old logprobs `[M]`, advantages `[M]`, lengths `[S]`) -> loss `[M]`, or (loss, clipped `[M]`)."""
 
 
 def sft_objective(

@@ -24,6 +24,6 @@ def sapo(
 
     Returns the loss `[M]`.
     """
-    tau_M = torch.where(advantages_M > 0, tau_positive, tau_negative)
+    tau_M = torch.full_like(advantages_M, tau_negative).masked_fill_(advantages_M > 0, tau_positive)
     ratio_M = importance_ratio(logprobs_M, old_logprobs_M)
     return -4 / tau_M * torch.sigmoid(tau_M * (ratio_M - 1)) * advantages_M

@@ -1,0 +1,259 @@
+"""Several updates a batch, token weights, corrections, reference and entropy bonus, against plain autograd."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hone.algorithms.losses import aggregation_weights, policy_objective
+from hone.composition.parts import weighed
+from hone.config.rl import CorrectionConfig, LossConfig
+from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.model.presets import random_decoder, tiny_config
+from hone.trainer.logprobs import token_logprobs
+from hone.trainer.packing import Batch, Sequence, pack, split_micro_batches, split_minibatches
+from hone.trainer.step import Trainer
+from hone.types import Counts
+
+CONFIG = tiny_config(InitConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48))
+
+
+def sequences(count: int = 6) -> list[Sequence]:
+    """Two completions of each prompt, of different lengths, with logprobs near those of a random model."""
+    generator = np.random.default_rng(0)
+    made = []
+    for i in range(count):
+        length = 8 + 3 * i
+        prompt = 5 + i // 2
+        ids = np.concatenate([np.arange(prompt) + i // 2 + 3, generator.integers(3, 90, length - prompt)])
+        mask = np.arange(length) >= prompt
+        logprobs = np.where(mask, generator.normal(-5.5, 0.3, length), 0.0).astype(np.float32)
+        made.append(Sequence(ids, mask, logprobs, advantage=1.0 - 0.5 * i, group=i // 2, sample=i % 2))
+    return made
+
+
+def make_trainer(config: LossConfig | None = None, correction: CorrectionConfig | None = None, **settings) -> Trainer:
+    config = config or LossConfig()
+    reference = random_decoder(CONFIG, seed=2) if config.kl_coef else None
+    objective = policy_objective(config, correction)
+    optim = OptimConfig(lr=1e-2, max_norm=1e9)
+    trainer = Trainer(random_decoder(CONFIG, seed=1), optim, SchedulerConfig(), 10, objective, reference=reference)
+    trainer.weigh = lambda batch: weighed(config, batch)
+    trainer.keeps_old = correction is not None
+    trainer.kl_in_reward = config.kl_coef if config.kl_in == "reward" else 0.0
+    trainer.reference_interval = config.reference_interval
+    for name, value in settings.items():
+        setattr(trainer, name, value)
+    return trainer
+
+
+def gradients(trainer: Trainer, batch: Batch, max_tokens: int = 10_000, share: bool = False) -> list[torch.Tensor]:
+    """What the first update of a step hands to the optimiser."""
+    taken: list[torch.Tensor] = []
+    step = trainer.optimizer.step
+
+    def spy(lr: float) -> float:
+        if not taken:
+            taken.extend(p.grad.clone() for p in trainer.optimizer.params.values() if p.grad is not None)
+        return step(lr)
+
+    trainer.optimizer.step = spy  # type: ignore[method-assign]
+    trainer.step(trainer.deal(batch, max_tokens, share))
+    return taken
+
+
+def plain(loss_of, aggregation: str, filtered: Counts | None = None, longest: int = 40) -> list[torch.Tensor]:
+    """The gradient of Σ_s w_s Σ_t loss_t, sequence by sequence; `loss_of` (sequence, logprobs, entropies) -> losses."""
+    model, made = random_decoder(CONFIG, seed=1), sequences()
+    weights = aggregation_weights(
+        aggregation, [s.num_loss_tokens for s in made], [s.group for s in made], longest, filtered
+    )
+    for sequence, weight in zip(made, weights.tolist(), strict=True):
+        batch = pack([sequence])
+        found = token_logprobs(model, batch, batch.loss_indices)
+        (weight * loss_of(sequence, *found).sum()).backward()
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def close(one: list[torch.Tensor], other: list[torch.Tensor], rel: float = 2e-5) -> bool:
+    assert len(one) == len(other) > 0
+    total = math.sqrt(sum(float(t.square().sum()) for t in other))
+    return math.sqrt(sum(float((a - b).square().sum()) for a, b in zip(one, other, strict=True))) <= rel * total
+
+
+def surrogate(sequence: Sequence, logprobs: torch.Tensor, entropies: torch.Tensor) -> torch.Tensor:
+    old = torch.tensor(sequence.logprobs[sequence.loss_mask])
+    ratio = (logprobs - old).exp()
+    return -torch.minimum(ratio * sequence.advantage, ratio.clamp(0.8, 1.28) * sequence.advantage)
+
+
+@pytest.mark.parametrize("aggregation", ["token", "sequence", "prompt", "constant"])
+@pytest.mark.parametrize(("max_tokens", "share"), [(10_000, False), (10_000, True), (40, True), (20, False)])
+def test_aggregation_gives_the_plain_gradient_however_a_step_is_packed(aggregation, max_tokens, share):
+    trainer = make_trainer(LossConfig(aggregation=aggregation, count_filtered=True))
+    batch = Batch(sequences(), Counts(30, 2, 1), longest=40)
+    assert close(gradients(trainer, batch, max_tokens, share), plain(surrogate, aggregation, Counts(30, 2, 1)))
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 20])
+def test_a_completions_ratio_is_the_same_in_any_packing(max_tokens):
+    def gspo(sequence, logprobs, entropies):
+        old = torch.tensor(sequence.logprobs[sequence.loss_mask])
+        ratio = (logprobs - old).mean().exp()
+        loss = -torch.minimum(ratio * sequence.advantage, ratio.clamp(0.9, 1.1) * sequence.advantage)
+        return loss.expand(len(logprobs))
+
+    trainer = make_trainer(LossConfig(type="gspo", eps_low=0.1, eps_high=0.1, aggregation="sequence"))
+    assert close(gradients(trainer, Batch(sequences()), max_tokens, True), plain(gspo, "sequence"))
+
+
+def test_the_entropy_bonus_has_a_gradient():
+    def loss(sequence, logprobs, entropies):
+        return surrogate(sequence, logprobs, entropies) - 0.1 * entropies
+
+    trainer = make_trainer(LossConfig(entropy_coef=0.1))
+    assert close(gradients(trainer, Batch(sequences()), 40, True), plain(loss, "token"))
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3"])
+def test_the_kl_term_in_the_loss(estimator):
+    reference = random_decoder(CONFIG, seed=2)
+
+    def loss(sequence, logprobs, entropies):
+        batch = pack([sequence])
+        with torch.no_grad():
+            delta = token_logprobs(reference, batch, batch.loss_indices)[0]
+        delta = logprobs - delta
+        kl = delta.square() / 2 if estimator == "k2" else (-delta).exp() - 1 + delta
+        return surrogate(sequence, logprobs, entropies) + 0.3 * kl
+
+    trainer = make_trainer(LossConfig(kl_coef=0.3, kl_estimator=estimator))
+    assert close(gradients(trainer, Batch(sequences()), 40, True), plain(loss, "token"))
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 20])
+def test_the_kl_in_the_reward_leaves_out_the_groups_mean(max_tokens):
+    reference, made = random_decoder(CONFIG, seed=2), sequences()
+    sums = []
+    for sequence in made:
+        batch = pack([sequence])
+        with torch.no_grad():
+            ref = token_logprobs(reference, batch, batch.loss_indices)[0]
+        sums.append(float((torch.tensor(sequence.logprobs[sequence.loss_mask]) - ref).sum()))
+    means = [(sums[i - i % 2] + sums[i - i % 2 + 1]) / 2 for i in range(len(sums))]
+
+    def loss(sequence, logprobs, entropies):
+        index = 2 * sequence.group + sequence.sample
+        return surrogate(
+            replace(sequence, advantage=sequence.advantage - 0.2 * (sums[index] - means[index])), logprobs, entropies
+        )
+
+    trainer = make_trainer(LossConfig(kl_coef=0.2, kl_in="reward", kl_estimator="k1"))
+    assert close(gradients(trainer, Batch(made), max_tokens, False), plain(loss, "token"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "weight"),
+    [
+        ({"type": "token"}, lambda rho: rho.clamp(max=2)),
+        ({"type": "sequence"}, lambda rho: rho.log().sum().exp().clamp(max=2).expand(len(rho))),
+        ({"type": "band", "low": 0.8, "high": 1.3}, lambda rho: rho * ((rho >= 0.8) & (rho <= 1.3))),
+        (
+            {"type": "geometric", "low": 0.9, "high": 1.1},
+            lambda rho: (0.9 <= rho.log().mean().exp() <= 1.1) * torch.ones(len(rho)),
+        ),
+    ],
+)
+def test_a_correction_weighs_by_the_trainer_before_the_update_over_the_sampler(settings, weight):
+    def loss(sequence, logprobs, entropies):
+        old = logprobs.detach()
+        rho = (old - torch.tensor(sequence.logprobs[sequence.loss_mask])).exp()
+        return -(logprobs - old).exp() * sequence.advantage * weight(rho)
+
+    trainer = make_trainer(LossConfig(), CorrectionConfig(**settings))
+    assert close(gradients(trainer, Batch(sequences()), 40, True), plain(loss, "token"))
+
+
+def test_a_token_without_a_finite_logprob_is_dropped_and_counted():
+    made = sequences()
+    broken = made[3].logprobs.copy()
+    broken[-2:] = [-np.inf, np.nan]
+    made[3] = replace(made[3], logprobs=broken)
+
+    def loss(sequence, logprobs, entropies):
+        kept = torch.ones(len(logprobs))
+        if (sequence.group, sequence.sample) == (1, 1):
+            kept[-2:] = 0
+        return surrogate(sequence, logprobs, entropies) * kept
+
+    trainer = make_trainer()
+    assert close(gradients(trainer, Batch(made), 40, True), plain(loss, "token"))
+    metrics = make_trainer().step(split_micro_batches(made, 40))
+    tokens = sum(s.num_loss_tokens for s in made)
+    assert metrics["dropped"] == pytest.approx(2 / tokens) and math.isfinite(metrics["logprob_gap/max"])
+
+
+def test_clamped_ratios_are_counted():
+    made = [replace(s, logprobs=np.where(s.loss_mask, -30.0, 0.0).astype(np.float32)) for s in sequences()]
+    assert make_trainer().step(split_micro_batches(made, 40))["ratio_clamped"] == 1.0
+
+
+def test_updates_of_minibatches_are_those_of_steps_on_parts_with_the_old_logprobs_fixed():
+    """Two passes of three minibatches; the ratio's old policy stays the sampler's."""
+    once = make_trainer(updates_per_batch=2, minibatches=3)
+    metrics = once.step(once.deal(Batch(sequences()), 40, True))
+    parts = split_minibatches(sequences(), 3)
+    assert [[(s.group, s.sample) for s in part] for part in parts] == [[(g, 0), (g, 1)] for g in range(3)]
+    total = sum(s.num_loss_tokens for s in sequences())
+    assert all(s.weight == pytest.approx(3 / total) for part in parts for s in part)
+    by_hand = make_trainer()
+    norms = []
+    for _ in range(2):
+        for part in parts:
+            by_hand.weigh = None
+            norms.append(by_hand.step(split_micro_batches(part, 40, share_prompts=True))["grad_norm"])
+    assert all(map(torch.equal, once.model.parameters(), by_hand.model.parameters()))
+    assert metrics["grad_norm"] == pytest.approx(sum(norms) / 6)
+    assert (once.version, metrics["optimizer/skipped"]) == (1, 0.0)
+
+
+def test_with_a_correction_the_old_policy_is_the_trainers_before_the_first_update():
+    seen: list[torch.Tensor] = []
+
+    def record(logprobs, old, advantages, lengths):
+        seen.append(old.clone())
+        return -advantages * logprobs
+
+    trainer = make_trainer(correction=CorrectionConfig(type="token"), updates_per_batch=3)
+    trainer.objective = policy_objective(LossConfig(), CorrectionConfig(type="token"), custom=record)
+    batch = pack(sequences())
+    with torch.no_grad():
+        before = token_logprobs(trainer.model, batch, batch.loss_indices)[0]
+    trainer.step(trainer.deal(Batch(sequences()), None, False))
+    assert len(seen) == 3 and all(torch.equal(old, seen[0]) for old in seen)
+    assert seen[0].tolist() == pytest.approx(before.tolist(), abs=1e-6)
+
+
+def test_an_interrupt_comes_before_the_first_update_or_not_at_all():
+    trainer = make_trainer(updates_per_batch=2, minibatches=3)
+    asked: list[int] = []
+    trainer.interrupt = lambda: asked.append(trainer.optimizer.adamw.state.__len__())
+    trainer.step(trainer.deal(Batch(sequences()), 40, True))
+    assert asked and set(asked) == {0}, "the optimiser has no state before its first update"
+
+
+def test_the_reference_follows_every_other_step_and_is_in_the_checkpoint():
+    trainer = make_trainer(LossConfig(kl_coef=0.1, reference_interval=2))
+    initial = [p.clone() for p in trainer.reference.parameters()]
+    batches = trainer.deal(Batch(sequences()), None, True)
+    trainer.step(batches)
+    assert all(map(torch.equal, trainer.reference.parameters(), initial))
+    trainer.step(batches)
+    assert all(map(torch.equal, trainer.reference.parameters(), trainer.model.parameters()))
+    saved = {kind: {k: v.clone() for k, v in tensors.items()} for kind, tensors in trainer.tensors().items()}
+    resumed = make_trainer(LossConfig(kl_coef=0.1, reference_interval=2))
+    resumed.load_tensors(saved, 2)
+    assert trainer.step(batches) == resumed.step(batches)
+    assert all(map(torch.equal, trainer.model.parameters(), resumed.model.parameters()))
