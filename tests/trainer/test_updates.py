@@ -257,3 +257,13 @@ def test_the_reference_follows_every_other_step_and_is_in_the_checkpoint():
     resumed.load_tensors(saved, 2)
     assert trainer.step(batches) == resumed.step(batches)
     assert all(map(torch.equal, trainer.model.parameters(), resumed.model.parameters()))
+
+
+def test_the_gap_to_the_sampler_is_that_before_the_first_update():
+    """Of the first minibatch's tokens: after its update the policy is another one."""
+    trainer = make_trainer(updates_per_batch=2, minibatches=3)
+    metrics = trainer.step(trainer.deal(Batch(sequences()), 40, True))
+    first = make_trainer()
+    alone = first.step(split_micro_batches(split_minibatches(sequences(), 3)[0], 40, share_prompts=True))
+    assert metrics["logprob_gap/mean"] == pytest.approx(alone["logprob_gap/mean"])
+    assert metrics["logprob_gap/max"] == alone["logprob_gap/max"]

@@ -111,7 +111,7 @@ class Trainer:
             for number in range(self.updates_per_batch):
                 self._recording = self.record_tokens and number == 0
                 for _, members in groupby(micro_batches, lambda batch: batch.minibatch):
-                    update_sums, norm = self._update(list(members), interruptible=not norms)
+                    update_sums, norm = self._update(list(members), first=not norms)
                     sums = _summed([sums, update_sums])
                     norms += [norm] if update_sums else []
         except BaseException:
@@ -130,13 +130,23 @@ class Trainer:
             self._follow()
         return metrics
 
-    def _update(self, micro_batches: Sequence[PackedBatch], interruptible: bool) -> tuple[dict[str, float], float]:
-        """Take one update; returns summed statistics of all ranks, {} without loss tokens, and the gradient's norm."""
+    def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[dict[str, float], float]:
+        """Take one update; returns summed statistics of all ranks, {} without loss tokens, and the gradient's norm.
+
+        The gap to the sampler is that of the `first`: after it the policy is another one. Its mean is made that of the
+        update's tokens, for a step's statistics are divided by all of them.
+        """
         parts = []
-        for batch in self._uninterrupted(micro_batches) if interruptible else micro_batches:
+        for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
             parts.append(self._accumulate(batch))
-        sums = _summed(self.ranks.collect(_summed(_read(parts))))
+        tokens = sum(len(batch.loss_indices) for batch in micro_batches)
+        collected = self.ranks.collect((_summed(_read(parts)), tokens))
+        sums, tokens = _summed(part for part, _ in collected), sum(count for _, count in collected)
+        if "logprob_gap/mean" in sums and not first:
+            sums = {name: value for name, value in sums.items() if not name.startswith("logprob_gap/")}
+        elif "logprob_gap/mean" in sums:
+            sums["logprob_gap/mean"] *= micro_batches[0].num_loss_tokens * self.updates_per_batch / tokens
         if not sums:
             self.optimizer.clear()
             return {}, 0.0

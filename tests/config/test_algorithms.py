@@ -1,0 +1,77 @@
+import tomllib
+
+import pytest
+
+from hone.config.algorithms import ALGORITHMS
+from hone.config.dump import to_toml
+from hone.config.parse import from_settings, parse
+from hone.config.rl import CorrectionConfig, LossConfig, RLConfig
+from hone.errors import UserError
+
+
+def values(config: RLConfig, keys) -> dict:
+    found = {}
+    for key in keys:
+        value = config
+        for part in key.split("."):
+            value = getattr(value, part)
+        found[key] = value
+    return found
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_an_algorithm_sets_its_keys_by_flag_by_keyword_and_in_a_file(name, tmp_path):
+    file = tmp_path / "rl.toml"
+    file.write_text(f'algorithm = "{name}"\n')
+    for config in (
+        parse(RLConfig, ["--algorithm", name], "rl"),
+        parse(RLConfig, ["@", str(file)], "rl"),
+        from_settings(RLConfig, None, {"algorithm": name}),
+        RLConfig(algorithm=name),
+    ):
+        assert values(config, ALGORITHMS[name]) == ALGORITHMS[name]
+        again = RLConfig.model_validate(tomllib.loads(to_toml(config)))
+        assert again == config
+
+
+def test_a_key_beside_the_algorithm_goes_before_it(tmp_path):
+    file = tmp_path / "rl.toml"
+    file.write_text('algorithm = "gspo"\n[trainer.loss]\neps_high = 0.01\n[orchestrator.advantage]\nscale = "none"\n')
+    config = parse(RLConfig, ["@", str(file)], "rl")
+    assert (config.trainer.loss.type, config.trainer.loss.range) == ("gspo", (3e-4, 0.01))
+    assert config.orchestrator.advantage.scale == "none"
+    config = parse(RLConfig, ["--algorithm", "dapo", "--trainer.loss.eps-high", "0.3"], "rl")
+    assert config.trainer.loss.range == (0.2, 0.3)
+
+
+def test_an_algorithm_named_by_a_flag_goes_before_what_a_file_says(tmp_path):
+    """A run's config.toml has every key; another algorithm must not be half of the old one."""
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(RLConfig(algorithm="grpo")))
+    config = parse(RLConfig, ["@", str(file), "--algorithm", "gspo", "--trainer.loss.eps-low", "0.1"], "rl")
+    keys = ALGORITHMS["gspo"]
+    assert values(config, keys) == keys | {"trainer.loss.eps_low": 0.1}
+
+
+def test_an_unknown_algorithm_is_refused():
+    with pytest.raises(UserError, match="algorithm is 'ppo'.*'grpo'"):
+        parse(RLConfig, ["--algorithm", "ppo"], "rl")
+
+
+def test_the_range_of_a_loss_goes_by_its_type():
+    ranges = {kind: LossConfig(type=kind).range for kind in ("clip", "gspo", "cispo", "dppo")}
+    assert ranges == {"clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.0, 5.0), "dppo": (0.2, 0.2)}
+    assert CorrectionConfig(type="band").range == (0.5, 5.0)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trainer.loss.kl-coef", "0.1", "--trainer.loss.kl-estimator", "k1"], "gradient of k1"),
+        (["--trainer.loss.reference-interval", "5"], "set kl_coef"),
+        (["--trainer.correction.type", "band", "--trainer.correction.low", "9"], "low = 9 must be less than"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(flags, message):
+    with pytest.raises(UserError, match=message):
+        parse(RLConfig, flags, "rl")
