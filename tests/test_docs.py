@@ -27,6 +27,7 @@ from hone.algorithms.gap import band_of
 from hone.cli import COMMANDS, main
 from hone.config.alarms import AlarmsConfig
 from hone.config.parse import parse
+from hone.config.algorithms import ALGORITHMS
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
@@ -40,7 +41,8 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md")
 
 PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("plan", "tasks", "rewards", "python"))
 WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
-RUN = (ROOT / "README.md", REWARDS, REPRODUCIBILITY)
+ALGORITHMS_PAGE = DOCS / "algorithms.md"
+RUN = (ROOT / "README.md", REWARDS, REPRODUCIBILITY, ALGORITHMS_PAGE)
 """Pages whose commands are run in order. Other tests run those of training.md (tests/split, tests/vllm and
 tests/test_serving_page.py), of `hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
 PRINTING = (TASKS, REWARDS)
@@ -194,6 +196,21 @@ def test_the_python_page_runs_in_order(here: Path, tiny_model_dir: Path, capfd):
     few += ["--max-steps", "2", "--orchestrator.sampling.max-tokens", "6", "--model.name", str(tiny_model_dir)]
     assert main([*argv, *few]) == 0
     assert Path("outputs/by-flags/weights/step_2").is_dir()
+
+
+def test_the_algorithms_page_names_each_and_its_own_functions_train(here: Path, tiny_model_dir: Path):
+    text = ALGORITHMS_PAGE.read_text()
+    assert [row[0] for row in table(ALGORITHMS_PAGE, "| `") if row[0] in ALGORITHMS] == list(ALGORITHMS)
+    (sentence,) = re.findall(r"\+ 1e-4\. (.*?) count groups", text, re.DOTALL)
+    counting = [name for name, keys in ALGORITHMS.items() if keys["trainer.loss.count_filtered"]]
+    assert re.findall(r"`([a-z_+]+)`", sentence) == counting
+    stand_in(Path("outputs/tiny-sft/weights/step_900"), tiny_model_dir)
+    (program,) = blocks(ALGORITHMS_PAGE, "python")
+    small = "**{'orchestrator.batch_size': 8, 'orchestrator.rollouts_per_example': 4, 'orchestrator.eval': False},"
+    Path("mine.py").write_text(program.replace("max_steps=5,", f"max_steps=2, {small}"))
+    names = runpy.run_path("mine.py", run_name="__main__")
+    assert {abs(a) for a in names["run"].rollouts(0)["advantage"].to_pylist()} == {0.5, 1.5}
+    assert "def softer" in Path("outputs/mine/algorithm.py").read_text()
 
 
 def cut_short(body: str, model: Path) -> str:
