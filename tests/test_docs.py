@@ -26,8 +26,8 @@ import pytest
 from hone.algorithms.gap import band_of
 from hone.cli import COMMANDS, main
 from hone.config.alarms import AlarmsConfig
-from hone.config.parse import parse
 from hone.config.algorithms import ALGORITHMS
+from hone.config.parse import parse
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment

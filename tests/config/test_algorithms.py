@@ -54,7 +54,7 @@ def test_an_algorithm_named_by_a_flag_goes_before_what_a_file_says(tmp_path):
 
 
 def test_an_unknown_algorithm_is_refused():
-    with pytest.raises(UserError, match="algorithm is 'ppo'.*'grpo'"):
+    with pytest.raises(UserError, match=r"algorithm is 'ppo'.*'grpo'"):
         parse(RLConfig, ["--algorithm", "ppo"], "rl")
 
 

@@ -81,7 +81,7 @@ def normalized_components(
     return advantages(sums_PG, valid_PG, "batch", "batch_std", std_ddof, std_eps)
 
 
-def overlong_penalty(lengths: np.ndarray, limit: int, buffer: int, penalty: float = 1.0) -> np.ndarray:
+def overlong_penalty(lengths: np.ndarray, limit: np.ndarray | int, buffer: int, penalty: float = 1.0) -> np.ndarray:
     """Compute what is taken off the rewards of completions near the `limit` in tokens (DAPO, arXiv:2503.14476).
 
     0 up to limit - buffer tokens, then growing linearly to `penalty` at the limit. With `buffer` 0, only completions of
