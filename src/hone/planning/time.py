@@ -127,11 +127,14 @@ def train_seconds(
         exact = device.flops["fp32"] * 0.6
     seconds = 3 * tokens * 2 * shape.matrices / rate
     seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
-    if isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0:
-        seconds *= 4 / 3
     update = shape.parameters * 28 / (device.bandwidth * BANDWIDTH)
-    passes = max(1.0, tokens / micro_batch_limit(config, device.kind))
-    return seconds + update + 3 * passes * shape.num_layers * LAUNCH[device.kind]
+    if isinstance(config, RLConfig):
+        trainer = config.trainer
+        passes, updates = trainer.updates_per_batch, trainer.updates_per_batch * trainer.minibatches
+        before = (trainer.loss.kl_coef > 0) + (trainer.correction.type != "none" and updates > 1)  # forward passes
+        seconds, update = seconds * (passes + before / 3), update * updates
+    micro_batches = max(1.0, tokens / micro_batch_limit(config, device.kind))
+    return seconds + update + 3 * micro_batches * shape.num_layers * LAUNCH[device.kind]
 
 
 def sample_seconds(

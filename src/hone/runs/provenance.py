@@ -20,7 +20,7 @@ from hone import digests
 from hone.errors import UserError
 from hone.runs.budget import Spent
 
-NUMERICS = 3
+NUMERICS = 4
 """Rises with every change of hone that may change a run's bytes, or what is computed from them; run.json records it.
 
 1  hone 0.1
@@ -28,6 +28,7 @@ NUMERICS = 3
    grader was killed is graded again; bf16 products of a CPU without AVX-512; `eval/ENV/exact` is `eval/ENV/correct`
 3  the vocabulary head is one function, whose gradient products are in the step's precision; gradients of bf16 weights
    are summed in fp32; several ranks reduce gradients once a step
+4  a standard deviation of rewards is that of n - 1, plus 1e-4; tokens are weighed before their losses are summed
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
