@@ -3,7 +3,7 @@
 Each file `tests/faults/ROOM.toml` lists faults as tables:
 
     [[fault]]
-    file = "src/hone/algorithms/losses.py"
+    file = "src/hone/algorithms/losses/clip.py"
     old = "one line, or a part of one, that occurs once in the file"
     new = "the same line, wrong"
     tests = ["tests/algorithms/test_losses.py::test_name"]
