@@ -32,8 +32,8 @@ class Optimizer:
     Either is for one rank; see `check_state`.
 
     With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps): each
-    of q, k, v, gate and up by itself, not the weights that fuse them. Its updates are scaled to the usual RMS of AdamW's
-    (0.2 times the learning rate, arXiv:2502.16982), so both take the same learning rate. It is for one rank.
+    of q, k, v, gate and up by itself, not the weights that fuse them. Its updates are scaled to the usual RMS of
+    AdamW's (0.2 times the learning rate, arXiv:2502.16982), so both take the same learning rate. It is for one rank.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
