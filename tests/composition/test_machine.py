@@ -114,6 +114,8 @@ def test_the_cache_has_what_a_step_leaves_and_a_sequence_at_least(
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("Warning: a step takes about ") and "12.0 GiB are free on cuda: lower trainer." in first
     assert second.endswith("trainer.optim.state = 8bit or trainer.optim.offload = true")
+    resolved(rl(APART, "--trainer.optim.type", "muon"), MODEL, "cuda")
+    assert capsys.readouterr().out.endswith("or set precision = bf16\n")
 
 
 def test_what_is_set_stays(free: Any) -> None:

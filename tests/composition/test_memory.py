@@ -39,17 +39,18 @@ def sequences(count: int, length: int) -> list[Sequence]:
     return [Sequence(np.full(length, 7, dtype=np.int64), np.arange(length) > 0) for _ in range(count)]
 
 
+@pytest.mark.parametrize("optim", [OptimConfig(), OptimConfig(type="muon")], ids=["adamw", "muon"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str) -> None:
+def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, optim: OptimConfig) -> None:
     model = random_decoder(tiny_config(INIT), precision=precision)
-    trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 1, sft_objective)
+    trainer = Trainer(model, optim, SchedulerConfig(), 1, sft_objective)
     trainer.step([pack(sequences(2, 16))])
     shape = model.config
     bytes_of = {name: sum(t.nbytes for t in group.values()) for name, group in trainer.tensors().items()}
     assert weight_bytes(shape, precision) == bytes_of["model"]
     # AdamW also counts its steps, 4 bytes a tensor.
-    assert optimiser_bytes(shape, precision, OptimConfig()) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
-    assert checkpoint_bytes(shape, precision, OptimConfig()) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
+    assert optimiser_bytes(shape, precision, optim) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
+    assert checkpoint_bytes(shape, precision, optim) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
 
 
 def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:
@@ -138,6 +139,8 @@ def test_parts_of_a_run_by_hand() -> None:
     assert few["optimiser"] == pytest.approx((4 + 2 + 1 / 32) * shape.parameters, rel=1e-6)
     assert few["weights"] == 2 * shape.parameters
     assert "optimiser" not in parts(rl("--trainer.optim.offload"), "cuda")
+    muon = parts(rl("--trainer.optim.type", "muon"), "cuda")
+    assert muon["optimiser"] == 8 * shape.parameters - 4 * 28 * shape.layer_matrices
 
 
 def test_a_background_checkpoint_is_copied_on_a_cpu() -> None:

@@ -125,9 +125,10 @@ def test_remedies_bring_a_run_under_the_limit() -> None:
     assert mended.fits and mended.memory is not None and f"{mended.memory.total / GIB:.1f} GiB" in first
 
 
-def test_a_cpu_is_not_advised_what_brings_nothing_there() -> None:
-    for card, advised in ((DEVICES["t4"], True), (CPU, False)):
-        found = plan(*EVAL, facts=Facts(), device=card)
+def test_a_cpu_and_muon_are_not_advised_what_they_do_not_have() -> None:
+    muon = ("--trainer.optim.type", "muon")
+    for flags, card, advised in (((), DEVICES["t4"], True), (muon, DEVICES["t4"], False), ((), CPU, False)):
+        found = plan(*EVAL, *flags, facts=Facts(), device=card)
         assert not found.fits
         assert any("8bit" in text or "offload" in text for text in found.remedies) is advised
 

@@ -1,4 +1,4 @@
-"""The optimiser's lean forms: moments of 8 bits (torchao), and masters on the host."""
+"""Muon, and AdamW's lean forms: moments of 8 bits (torchao), and masters on the host."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from rank_worker import sequences
 from hone.algorithms.losses import sft_objective
 from hone.composition.rl import RL
 from hone.composition.sft import SFT
+from hone.config.parse import parse
+from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.model.presets import random_decoder, tiny_config
@@ -19,6 +21,7 @@ from hone.runs.checkpoint import load_groups, save_groups
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.step import Trainer
 
+PRECISIONS = ["fp32", "bf16_linear", "bf16"]
 CONFIG = tiny_config(InitConfig(layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=128))
 
 
@@ -36,14 +39,84 @@ def weights(trainer: Trainer) -> torch.Tensor:
     return torch.cat([p.detach().float().flatten() for p in trainer.model.parameters()])
 
 
+def separate(fused: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Copies of the layers' matrices, with q, k, v, gate and up apart."""
+    q, kv, inner = CONFIG.q_size, CONFIG.kv_size, CONFIG.intermediate_size
+    sizes = {"qkv_proj": (q, kv, kv), "gate_up_proj": (inner, inner)}
+    found = {}
+    for name, tensor in fused.items():
+        if name.startswith("layers.") and tensor.ndim == 2:
+            for i, part in enumerate(tensor.detach().split(sizes.get(name.split(".")[2], len(tensor)))):
+                found[f"{name}.{i}"] = part.clone()
+    return found
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_muon_updates_as_torchs_does_on_separate_matrices(precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit; and what is no matrix of a layer as AdamW does."""
+    trainer = make_trainer(precision, type="muon")
+    optimizer, masters = trainer.optimizer, trainer.optimizer.masters
+    rest = {name: m.detach().clone() for name, m in masters.items() if m.ndim == 1 or name == "embed"}
+    matrices = separate(masters)
+    assert len(matrices) == 2 * 7 and len(rest) + 2 * 4 == len(masters)
+    monkeypatch.setattr(optimizer, "clear", lambda: None)  # leaves the clipped gradients to be looked at
+    muon = torch.optim.Muon(matrices.values(), weight_decay=0.1, adjust_lr_fn="match_rms_adamw")
+    adamw = torch.optim.AdamW(rest.values(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
+    for step in range(4):
+        lr, before = trainer.lr, masters["layers.0.qkv_proj.weight"].detach().clone()
+        trainer.step(split_micro_batches(sequences(step), 60))
+        grads = {name: m.grad for name, m in masters.items() if m.grad is not None}
+        assert torch.nn.utils.get_total_norm(grads.values()) < 1.001, "clipped"
+        for name, grad in separate(grads).items():
+            matrices[name].grad = grad
+        for name, value in rest.items():
+            value.grad = grads[name].clone()
+        for other in (muon, adamw):
+            other.param_groups[0]["lr"] = lr
+            other.step()
+        for name, value in separate(masters).items():
+            assert torch.equal(value, matrices[name]), name
+        for name, value in rest.items():
+            assert torch.equal(value, masters[name]), name
+        change = masters["layers.0.qkv_proj.weight"].detach() - before
+        assert 0.5 < float(change.square().mean().sqrt()) / (0.2 * lr) < 2, "the RMS of an update of AdamW"
+        type(optimizer).clear(optimizer)
+
+
+def test_muon_learns_at_the_learning_rate_of_adamw() -> None:
+    losses = [line["loss"] for line in train(make_trainer(type="muon"), 10)]
+    assert losses[-1] < 0.8 * losses[0]
+
+
+def test_muon_is_refused_with_what_is_of_adamw_or_of_several_ranks() -> None:
+    for key in ("--optim.state=8bit", "--optim.offload"):
+        with pytest.raises(UserError, match=r"are for AdamW: leave out these or optim\.type"):
+            parse(SFTConfig, ["--data.path", "x", "--optim.type", "muon", key], "sft")
+    with pytest.raises(UserError, match=r'optim\.type = "muon" needs whole matrices'):
+        OptimConfig(type="muon").check_ranks(2)
+
+
+def test_a_state_of_the_other_type_is_refused() -> None:
+    muon, adamw = make_trainer(type="muon"), make_trainer()
+    fresh = adamw.tensors()
+    train(muon, 1), train(adamw, 1)
+    for one, other, name in ((muon, adamw, "adamw"), (adamw, muon, "muon")):
+        with pytest.raises(UserError, match=f'set optim.type to "{name}"'):
+            one.load_tensors(other.tensors(), 1)
+    muon.load_tensors(fresh, 0)  # of no step: there is no state yet
+    assert not any(momentum.any() for momentum in muon.optimizer.momenta.values())
+
+
+@pytest.mark.parametrize("settings", [{"state": "8bit"}, {"type": "muon"}], ids=str)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_a_run_with_moments_of_8_bits_resumes_to_the_bit(precision: str, tmp_path: Path) -> None:
-    pytest.importorskip("torchao")
-    straight = make_trainer(precision, state="8bit")
+def test_a_run_resumes_to_the_bit(precision: str, settings: dict[str, str], tmp_path: Path) -> None:
+    if "state" in settings:
+        pytest.importorskip("torchao")
+    straight = make_trainer(precision, **settings)
     lines = train(straight, 3)
     save_groups(tmp_path, straight.tensors())
     lines += train(straight, 3)
-    resumed = make_trainer(precision, state="8bit")
+    resumed = make_trainer(precision, **settings)
     train(resumed, 1)  # what it had is forgotten
     resumed.load_tensors(load_groups(tmp_path), 3)
     assert train(resumed, 3) == lines[3:]

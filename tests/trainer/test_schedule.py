@@ -1,4 +1,5 @@
 import pytest
+import torch
 
 from hone.config.shared import SchedulerConfig
 from hone.trainer.schedule import lr_at
@@ -19,6 +20,31 @@ def test_linear_reaches_the_floor_at_the_last_update():
 
 def test_cosine_halfway_is_the_mean_of_peak_and_floor():
     assert lrs(5, type="cosine", min_ratio=0.1) == pytest.approx([1.0, 0.8681980515, 0.55, 0.2318019485, 0.1])
+
+
+def test_wsd_keeps_the_peak_and_falls_over_the_last_steps():
+    floor = {"type": "wsd", "min_ratio": 0.2, "decay_ratio": 0.4}
+    assert lrs(10, warmup_steps=2, **floor) == pytest.approx([0.5, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2])
+    assert lrs(20, type="wsd")[15:] == pytest.approx([1.0, 0.75, 0.5, 0.25, 0.0]), "by default a fifth"
+    assert lrs(3, type="wsd", decay_ratio=0.01) == [1.0, 1.0, 0.0], "at least one step"
+    # A warm-up that reaches into the decay leaves it what is left; one decay of all steps is linear.
+    assert lrs(10, warmup_steps=8, **floor) == pytest.approx(lrs(10, warmup_steps=8, type="linear", min_ratio=0.2))
+    assert lrs(10, type="wsd", decay_ratio=1.0) == lrs(10, type="linear")
+
+
+def test_wsd_is_that_of_transformers():
+    """Which has another warm-up, and comes to the floor after the last of the steps that it is given."""
+    from torch.optim import SGD
+    from transformers import get_wsd_schedule
+
+    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    theirs = get_wsd_schedule(optimizer, 5, 20, num_training_steps=99, min_lr_ratio=0.1, decay_type="linear")
+    found = []
+    for _ in range(100):
+        found.append(theirs.get_last_lr()[0])
+        optimizer.step(), theirs.step()
+    own = lrs(100, type="wsd", warmup_steps=5, min_ratio=0.1, decay_ratio=0.2)
+    assert own[5:] == pytest.approx(found[5:], abs=1e-12)
 
 
 def test_a_warmup_longer_than_the_run_stays_a_warmup():

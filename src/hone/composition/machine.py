@@ -130,7 +130,7 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
     host, free = host_bytes(model, trainer_of(config).optim) if on_gpu else 0, ram()[1]
     if step > room:
         leaner = f"lower {section or 'data.'}micro_batch_tokens, or set precision = bf16"
-        if alone and on_gpu:
+        if alone and on_gpu and trainer_of(config).optim.type == "adamw":
             leaner += f", {section}optim.state = 8bit or {section}optim.offload = true"
         text = f"a step takes about {step / GIB:.1f} GiB, and {room / GIB:.1f} GiB are free on {device}: {leaner}"
     elif host > free:

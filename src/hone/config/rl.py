@@ -124,7 +124,7 @@ class TrainerConfig(MemoryConfig):
     shared = hoist.SHARED
 
     optim: OptimConfig = OptimConfig()
-    """AdamW."""
+    """Optimiser."""
     scheduler: SchedulerConfig = SchedulerConfig()
     """Learning rate schedule."""
     loss: LossConfig = LossConfig()

@@ -48,7 +48,7 @@ class ValConfig(BaseConfig):
 
 
 class SFTOptimConfig(OptimConfig):
-    """AdamW, with SFT's usual learning rate."""
+    """AdamW, or Muon, with SFT's usual learning rate."""
 
     lr: float = Field(default=2e-5, gt=0)
     """Peak learning rate."""
@@ -69,7 +69,7 @@ class SFTConfig(RunConfig, MemoryConfig):
     data: SFTDataConfig = SFTDataConfig()
     """What to imitate."""
     optim: SFTOptimConfig = SFTOptimConfig()
-    """AdamW."""
+    """Optimiser."""
     scheduler: SchedulerConfig = SchedulerConfig()
     """Learning rate schedule."""
     val: ValConfig | None = None

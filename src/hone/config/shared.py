@@ -92,12 +92,14 @@ class ModelConfig(BaseConfig):
 
 
 class OptimConfig(BaseConfig):
-    """AdamW."""
+    """AdamW, or Muon."""
 
+    type: Literal["adamw", "muon"] = "adamw"
+    """`muon` orthogonalises the momentum of each matrix in the layers; embedding, head, norms and biases have AdamW."""
     lr: float = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay rates of the gradient's first and second moment."""
+    """AdamW's decay rates of the gradient's first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.0, ge=0)
@@ -113,12 +115,20 @@ class OptimConfig(BaseConfig):
     def _check_state(self) -> OptimConfig:
         if self.offload and self.state == "8bit":
             raise UserError('optim.offload has the state in the host\'s memory already: leave out optim.state = "8bit"')
+        if self.type == "muon" and (self.offload or self.state == "8bit"):
+            raise UserError(
+                'optim.offload and optim.state = "8bit" are for AdamW: leave out these or optim.type = "muon"'
+            )
         return self
 
     def check_ranks(self, ranks: int) -> None:
         """Raise UserError if several ranks ask for what one has."""
         if ranks > 1 and (self.offload or self.state == "8bit"):
             raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
+        if ranks > 1 and self.type == "muon":
+            raise UserError(
+                'optim.type = "muon" needs whole matrices, and so is for one rank: leave it out, or start one'
+            )
 
 
 Checkpointing = Literal["none", "selective", "layer"]
@@ -135,14 +145,16 @@ class MemoryConfig(BaseConfig):
 
 
 class SchedulerConfig(BaseConfig):
-    """Learning rate over steps: a linear warm-up, then constant, linear or cosine decay to `min_ratio` of the peak."""
+    """Learning rate over steps: a linear warm-up, then the peak, or a decay to `min_ratio` of it by the last step."""
 
-    type: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape after the warm-up."""
+    type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, and falls linearly at the end."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps of linear warm-up from 0."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Final learning rate as a share of the peak (linear and cosine)."""
+    """Final learning rate as a share of the peak (linear, cosine and wsd)."""
+    decay_ratio: float = Field(default=0.2, gt=0, le=1)
+    """Share of `max_steps` in which `wsd` falls."""
 
 
 class CkptConfig(BaseConfig):

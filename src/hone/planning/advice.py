@@ -172,6 +172,8 @@ def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple
     for settings in LEANER[device]:
         for name in CHECKPOINTING:
             optim = {key.removeprefix("optim."): value for key, value in settings.items() if key.startswith("optim.")}
+            if optim and trainer_of(config).optim.type == "muon":
+                continue
             trainer = {"checkpointing": name, "optim": optim}
             one = changed(config, **({"trainer": trainer} if isinstance(config, RLConfig) else trainer))
             precision = settings.get("precision", config.precision)
@@ -198,7 +200,7 @@ def remedies(plan: Plan) -> Iterator[str]:
         "--precision bf16": changed(config, precision="bf16"),
         f"--{prefix}checkpointing layer": trainer(checkpointing="layer"),
     }
-    if device.kind == "cuda":
+    if device.kind == "cuda" and trainer_of(config).optim.type == "adamw":
         changes[f"--{prefix}optim.state 8bit"] = trainer(optim={"state": "8bit"})
         changes[f"--{prefix}optim.offload"] = trainer(optim={"offload": True})
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":

@@ -81,8 +81,9 @@ def cast_bytes(model: DecoderConfig, precision: str) -> int:
 
 
 def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) -> int:
-    """Return the bytes of AdamW's two moments, and of bf16 weights an fp32 master copy, wherever they are."""
-    return int(model.parameters * (STATE_BYTES[optim.state] + (4 if precision == "bf16" else 0)))
+    """Return the bytes of AdamW's two moments or Muon's one, and of bf16 weights an fp32 master, wherever they are."""
+    spared = 4 * model.matrices if optim.type == "muon" else 0
+    return int(model.parameters * (STATE_BYTES[optim.state] + (4 if precision == "bf16" else 0))) - spared
 
 
 def host_bytes(model: DecoderConfig, optim: OptimConfig) -> int:

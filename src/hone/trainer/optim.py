@@ -1,4 +1,4 @@
-"""AdamW over fp32 weights, with a state that saves to flat, named tensors."""
+"""AdamW and Muon over fp32 weights, with a state that saves to flat, named tensors."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.errors import UserError
+from hone.model.decoder import Decoder
+from hone.model.hf import hf_slices
 from hone.trainer.parallel import is_sharded, share_of, whole
 
 if TYPE_CHECKING:
@@ -28,9 +30,13 @@ class Optimizer:
     With `offload`, the weights of a GPU have their masters, moments and update on the host. With `state` "8bit", the
     moments of weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
     Either is for one rank; see `check_state`.
+
+    With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps): each
+    of q, k, v, gate and up by itself, not the weights that fuse them. Its updates are scaled to the usual RMS of
+    AdamW's (0.2 times the learning rate, arXiv:2502.16982), so both take the same learning rate. It is for one rank.
     """
 
-    def __init__(self, model: nn.Module, config: OptimConfig) -> None:
+    def __init__(self, model: Decoder, config: OptimConfig) -> None:
         self.config = config
         self.params = {name: p for name, p in model.named_parameters() if p.requires_grad}
         check_state(config, 1 + any(map(is_sharded, self.params.values())))
@@ -41,13 +47,25 @@ class Optimizer:
             if param.dtype != torch.float32 and not hasattr(param, _SUM):
                 setattr(param, _SUM, None)
                 param.register_post_accumulate_grad_hook(_sum_in_fp32)
-        decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n]
-        plain = [n for n in self.params if n not in set(decayed)]
+        inner = {n: m for n, m in self.masters.items() if m.ndim == 2 and n.startswith("layers.")}
+        self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
+        slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
+        self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
+        """Of each matrix that Muon updates: the parameter it is in, its rows, a view of the master's."""
+        decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n and n not in self.momenta]
+        plain = [n for n in self.params if n not in {*decayed, *self.momenta}]
         groups = [
             {"params": [self.masters[n] for n in decayed], "weight_decay": config.weight_decay},
             {"params": [self.masters[n] for n in plain], "weight_decay": 0.0},
         ]
         self.adamw: Any = _adamw([g for g in groups if g["params"]], config)
+        self.optimizers: list[Any] = [self.adamw]
+        if self.matrices:
+            views = [part for _, _, part in self.matrices]
+            muon = torch.optim.Muon(views, config.lr, config.weight_decay, adjust_lr_fn="match_rms_adamw")
+            for name, rows, part in self.matrices:
+                muon.state[part]["momentum_buffer"] = self.momenta[name][rows]
+            self.optimizers.append(muon)
 
     def step(self, lr: float) -> float:
         """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
@@ -60,12 +78,15 @@ class Optimizer:
         grad_norm = float(norm)
         for name, grad in grads.items():
             self.masters[name].grad = self._arrived[name].copy_(grad) if name in self._arrived else grad
+        for name, rows, part in self.matrices:
+            part.grad = grads[name][rows] if name in grads else None
         if math.isfinite(grad_norm):
             torch.nn.utils.clip_grads_with_norm_(self.masters.values(), self.config.max_norm, norm)
-            for group in self.adamw.param_groups:
+            for group in (group for optimizer in self.optimizers for group in optimizer.param_groups):
                 group["lr"] = group["lr"].fill_(lr) if isinstance(group["lr"], Tensor) else lr
             with self._uncompiled():
-                self.adamw.step()
+                for optimizer in self.optimizers:
+                    optimizer.step()
             self._publish_masters()
         self.clear()
         return grad_norm
@@ -77,6 +98,8 @@ class Optimizer:
 
     def clear(self) -> None:
         """Drop the gradients."""
+        for _, _, part in self.matrices:
+            part.grad = None
         for name, param in self.params.items():
             param.grad = self.masters[name].grad = None
             if hasattr(param, _SUM):
@@ -89,12 +112,12 @@ class Optimizer:
                 param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return first and second moments, step counts and master weights by parameter name.
+        """Return first and second moments, step counts, Muon's momenta and master weights by parameter name.
 
         A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`. A master that equals its
         parameter is left out.
         """
-        tensors = {}
+        tensors = {f"momentum_buffer/{name}": momentum for name, momentum in self.momenta.items()}
         for name, master in self.masters.items():
             for kind, value in self.adamw.state[master].items():
                 parts = (
@@ -110,9 +133,11 @@ class Optimizer:
         """Restore what `state` returned, bit for bit; of whole tensors a rank takes its rows.
 
         The model's weights are restored before. Moments in fp32 are rounded for a state of 8 bits; the other way round
-        raises UserError.
+        raises UserError, and so does the state of another `type`.
         """
         self.adamw.state.clear()
+        for momentum in self.momenta.values():
+            momentum.zero_()
         for name, master in self.masters.items():
             if master is not self.params[name]:
                 master.copy_(self.params[name])
@@ -123,6 +148,13 @@ class Optimizer:
             state = self.adamw.state[master]
             if kind == "master":
                 master.copy_(share_of(value, master))
+            elif (kind == "momentum_buffer") != (name in self.momenta):
+                other = "adamw" if self.momenta else "muon"
+                raise UserError(
+                    f'this checkpoint has the optimiser\'s state of another type: set optim.type to "{other}"'
+                )
+            elif kind == "momentum_buffer":
+                self.momenta[name].copy_(value)
             elif self.config.state == "8bit":
                 self._load_8bit(state, master, kind, part, value)
             elif part:

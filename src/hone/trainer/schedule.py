@@ -13,13 +13,17 @@ def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) ->
     """Return the learning rate of update `step` (0-based) out of `max_steps`.
 
     Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay that reaches min_ratio x peak at the last
-    update.
+    update: right after the warm-up (linear, cosine), or over the last decay_ratio x max_steps updates, linearly (wsd,
+    arXiv:2404.06395).
     """
     if step < scheduler.warmup_steps:
         return peak * (step + 1) / scheduler.warmup_steps
     if scheduler.type == "constant":
         return peak
-    last = max(1, max_steps - 1 - scheduler.warmup_steps)
-    progress = min(1.0, (step - scheduler.warmup_steps) / last)
-    shape = 1 - progress if scheduler.type == "linear" else 0.5 * (1 + math.cos(math.pi * progress))
+    last_stable = scheduler.warmup_steps
+    if scheduler.type == "wsd":
+        last_stable = max(last_stable, max_steps - 1 - max(1, round(scheduler.decay_ratio * max_steps)))
+    length = max(1, max_steps - 1 - last_stable)
+    progress = min(1.0, max(0, step - last_stable) / length)
+    shape = 0.5 * (1 + math.cos(math.pi * progress)) if scheduler.type == "cosine" else 1 - progress
     return peak * (scheduler.min_ratio + (1 - scheduler.min_ratio) * shape)
