@@ -43,7 +43,8 @@ class EnginePolicy:
 
         def end(index: int, completion: Completion) -> None:
             versions = [version] * len(completion.token_ids)
-            rollouts[index] = trajectory(requests[index], completion, versions, self.renderer, sampling)
+            stops = sampling.stop_strings
+            rollouts[index] = trajectory(requests[index], completion, versions, self.renderer, stops)
             if finished is not None:
                 finished(index, rollouts[index])
 
@@ -84,15 +85,15 @@ def trajectory(
     completion: Completion,
     versions: Sequence[int],
     renderer: ChatRenderer,
-    sampling: SamplingParams,
+    stops: Sequence[str] = (),
 ) -> Trajectory:
     """Make the trajectory of a request; `versions` are the policy versions that sampled each token.
 
     Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts. It
-    ends before a stop string, whose tokens are of the trajectory all the same, and trained on.
+    ends before a stop string, as vLLM's does; the string's tokens are part of the trajectory, and trained on.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
-    text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), sampling.stop_strings)
+    text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
     return Trajectory(
         token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
         sampled_mask=np.repeat([False, True], [prompt, sampled]),

@@ -82,7 +82,7 @@ class ServerPolicy:
             for (index, request), (prompt_ids, completion, versions) in zip(group, choices, strict=True):
                 versions = versions or [begun.version] * len(completion.token_ids)
                 asked = replace(request, prompt_ids=prompt_ids)
-                rollouts[index] = trajectory(asked, completion, versions, self.renderer, sampling)
+                rollouts[index] = trajectory(asked, completion, versions, self.renderer, sampling.stop_strings)
                 if finished is not None:
                     finished(index, rollouts[index])
 

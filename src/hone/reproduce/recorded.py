@@ -47,7 +47,8 @@ class RecordedPolicy:
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Trajectory]:
-        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer, sampling) for r in requests]
+        stops = sampling.stop_strings
+        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer, stops) for r in requests]
 
     def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
         """Return the completion that was recorded for the request, and the versions of its tokens."""
