@@ -88,14 +88,8 @@ def cut(model: Path, precision: str) -> list[str]:
     """RL that samples from cut distributions and stops at a text, with a KL term."""
     return [
         *(*rl(model, precision), "--orchestrator.sampling.top-p", "0.9", "--orchestrator.sampling.top-k", "20"),
-        *(
-            "--orchestrator.sampling.min-p",
-            "0.05",
-            "--orchestrator.sampling.stop",
-            "e",
-            "--trainer.loss.kl-coef",
-            "0.1",
-        ),
+        *("--orchestrator.sampling.min-p", "0.05", "--orchestrator.sampling.stop", "a"),
+        *("--trainer.loss.kl-coef", "0.1"),
         *("--orchestrator.eval.sampling.min-p", "0.2", "--orchestrator.eval.sampling.stop", "</answer>", "--no-audit"),
     ]
 
