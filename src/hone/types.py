@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
@@ -62,12 +63,53 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Kept:
+    """The tokens that each of T tokens was sampled among, where `top_k`, `top_p` or `min_p` cut the distribution.
+
+    `counts` `[T]` int32 says how many they are: 0 where none were cut away, or the token was not sampled. `ids` int32
+    has those of one token after those of another.
+    """
+
+    ids: np.ndarray
+    counts: np.ndarray
+
+    def __post_init__(self) -> None:
+        assert self.ids.dtype == self.counts.dtype == np.int32
+        assert len(self.ids) == self.counts.sum() and (self.counts >= 0).all()
+
+    @classmethod
+    def of(cls, sets: Sequence[Sequence[int] | np.ndarray]) -> Kept:
+        """Make those of tokens of which each has one of these sets of ids."""
+        arrays = [np.asarray(one, dtype=np.int32) for one in sets]
+        return cls(np.concatenate(arrays), np.array([len(one) for one in arrays], dtype=np.int32))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Kept | int]) -> Kept | None:
+        """Join parts of a sequence, of which a number stands for so many uncut tokens; None if all are."""
+        if not any(isinstance(part, Kept) for part in parts):
+            return None
+        nothing = np.zeros(0, dtype=np.int32)
+        kept = [cls(nothing, np.zeros(part, dtype=np.int32)) if isinstance(part, int) else part for part in parts]
+        return cls(*(np.concatenate([getattr(part, name) for part in kept]) for name in ("ids", "counts")))
+
+    def where(self, mask_T: np.ndarray) -> Kept:
+        """Return those of some of the tokens."""
+        return Kept(self.ids[np.repeat(mask_T, self.counts)], self.counts[mask_T])
+
+    def hold(self, token_ids_T: np.ndarray) -> bool:
+        """Return True if each token is among those that it was sampled among."""
+        token = np.repeat(np.arange(len(self.counts)), self.counts)
+        return bool(np.isin(np.flatnonzero(self.counts), token[self.ids == token_ids_T[token]]).all())
+
+
+@dataclass(frozen=True)
 class Trajectory:
     """One rollout, exactly as sampled: what is trained on is this list of ids, never a re-encoding of its text.
 
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
     `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
     version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
+    `kept` are the tokens that each was sampled among, of whose probabilities the logprobs are; None: the vocabulary.
 
     Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
     environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
@@ -86,6 +128,7 @@ class Trajectory:
     failure: tuple[Outcome, str] | None = None
     late: bool = False
     killed: bool = False
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -94,6 +137,9 @@ class Trajectory:
         assert self.logprobs.dtype == np.float32 and self.versions.dtype == np.int32
         assert self.stop_reason in ("stop", "length"), self.stop_reason
         assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
+        if self.kept is not None:
+            assert len(self.kept.counts) == length
+            assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"
 
     @property
     def truncated(self) -> bool:
@@ -218,6 +264,7 @@ class PackedBatch:
     `loss_indices` `[M]` int64 are the tokens whose prediction is trained, ascending; `sequence_lengths` int64, how many
     of them each completion has, those without left out. `num_loss_tokens` are the loss tokens of the whole step, over
     all micro-batches and ranks, which statistics are divided by. `minibatch`: the update of the step that it is for.
+    `kept` are those of the M tokens, on the host.
     """
 
     token_ids: torch.Tensor
@@ -237,6 +284,7 @@ class PackedBatch:
     parents: tuple[int, ...] | None = None
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         n = sum(self.lengths)
@@ -244,6 +292,7 @@ class PackedBatch:
             assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape, n)
         assert self.loss_indices.shape == (sum(self.loss_lengths),) and len(self.loss_indices) <= self.num_loss_tokens
         assert len(self.lengths) == len(self.loss_lengths) == len(self.groups) == len(self.samples)
+        assert self.kept is None or len(self.kept.counts) == len(self.loss_indices)
         if self.parents is not None:
             assert len(self.parents) == len(self.lengths), "one parent, or -1, for each segment"
             assert all(p < i and (p < 0 or self.parents[p] < 0) for i, p in enumerate(self.parents)), self.parents

@@ -172,7 +172,11 @@ def test_positional_words() -> None:
         ("--orchestrator.rollouts-per-example 1", ["orchestrator.rollouts_per_example", "group mean", "4 or more"]),
         ("--orchestrator.batch-size 100", ["batch_size = 100", "rollouts_per_example = 16", "96 or 112"]),
         ("--orchestrator.sampling.temperature 0", ["sampling.temperature = 0.0", "ratio", "temperature = 1"]),
-        ("--orchestrator.sampling.top-p 0.9", ["sampling.top_p = 0.9", "full distribution", "top_p = 1"]),
+        (
+            "--inference.backend vllm --orchestrator.sampling.top-p 0.9",
+            ["vLLM does not tell which tokens", "leave them"],
+        ),
+        ("--inference.backend vllm --orchestrator.sampling.min-p 0.1", ["renormalise", "hone's own engine or server"]),
         ("--seq-len 64 --orchestrator.sampling.max-tokens 64", ["sampling.max_tokens = 64", "raise seq_len"]),
         ("--seq-len 64 --orchestrator.eval.sampling.max-tokens 70", ["orchestrator.eval.sampling.max_tokens"]),
         ("--model.init.kv-heads 3", ["model.init", "kv_heads = 3", "heads = 4", "1 or 4"]),
@@ -183,6 +187,16 @@ def test_rl_settings_that_cannot_work(line: str, words: list[str]) -> None:
     message = refused(RLConfig, *line.split())
     for word in words:
         assert word in message, message
+
+
+def test_rollouts_may_be_cut_and_stopped() -> None:
+    flags = "--orchestrator.sampling.top-k 20 --orchestrator.sampling.top-p 0.9 --orchestrator.sampling.min-p 0.05"
+    stops = ["--orchestrator.sampling.stop", "</a>", "--orchestrator.sampling.stop", "\n\n"]
+    sampling = parse(RLConfig, [*flags.split(), *stops], "prog").orchestrator.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.min_p, sampling.stop) == (20, 0.9, 0.05, ["</a>", "\n\n"])
+    assert sampling.cuts and not RLConfig().orchestrator.sampling.cuts
+    assert "stop" in refused(RLConfig, "--orchestrator.sampling.stop", "")
+    assert parse(RLConfig, ["--inference.backend", "vllm", *stops], "prog").orchestrator.sampling.stop == sampling.stop
 
 
 def test_sft_needs_exactly_one_source_of_data() -> None:

@@ -84,6 +84,16 @@ def talk(model: Path, precision: str) -> list[str]:
     ]
 
 
+def cut(model: Path, precision: str) -> list[str]:
+    """RL that samples from cut distributions and stops at a text, with a KL term."""
+    return [
+        *(*rl(model, precision), "--orchestrator.sampling.top-p", "0.9", "--orchestrator.sampling.top-k", "20"),
+        *("--orchestrator.sampling.min-p", "0.05", "--orchestrator.sampling.stop", "a"),
+        *("--trainer.loss.kl-coef", "0.1"),
+        *("--orchestrator.eval.sampling.min-p", "0.2", "--orchestrator.eval.sampling.stop", "</answer>", "--no-audit"),
+    ]
+
+
 def sft(precision: str) -> list[str]:
     """SFT of a model from nothing: 8 steps of packed demonstrations, checkpoints and pruning as above, validation."""
     return [

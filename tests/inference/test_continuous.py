@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -11,6 +13,7 @@ from hone.inference.engine import Engine
 from hone.inference.memory import kv_bytes_per_token
 from hone.inference.prefill import BLOCK, PrefixCache
 from hone.inference.types import Job, SamplingParams, Token
+from hone.model.attention import PackedAttention
 
 from .many_jobs import CONFIG, FREE, peaked
 
@@ -103,6 +106,36 @@ def test_each_row_is_sampled_as_its_job_says(model):
         values = [value for _, value in token.top]
         assert values == sorted(values, reverse=True)
         assert dict(token.top).get(token.id, token.logprob) == pytest.approx(token.logprob, abs=1e-6)
+
+
+@pytest.mark.parametrize("runner", [{}, {"batch_invariant": True}, {"cuda_graphs": True}], ids=str)
+def test_a_token_comes_with_the_ids_that_it_was_sampled_among_if_its_job_asks(model, runner):
+    """Beside jobs that ask for nothing or for the likeliest; the tokens are those of jobs that don't ask."""
+    cut = SamplingParams(temperature=1.5, top_k=9, top_p=0.8, min_p=0.02, ignore_eos=True)
+    asking = replace(cut, return_kept_ids=True)
+    ways = [FREE, asking, replace(asking, top_logprobs=3), replace(FREE, top_logprobs=5), replace(asking, top_k=0)]
+    jobs = [Job((5, 6, 7, 8), key, 12, params) for key, params in enumerate(ways)]
+    got = collect(Engine(model, **runner), {0: jobs[:3], 2: jobs[3:]})
+    plain = collect(Engine(model, **runner), {0: [Job((5, 6, 7, 8), key, 12, cut) for key in (1, 2)]})
+    for key in (1, 2):
+        assert [token.id for token in got[key]] == [token.id for token in plain[key]]
+    assert [[len(token.top) for token in got[key]] for key in got] == [[n] * 12 for n in (0, 0, 3, 5, 0)]
+    for job in jobs:
+        ids = [*job.prompt, *(token.id for token in got[job.key])]
+        for place, token in enumerate(got[job.key], start=len(job.prompt)):
+            if not job.params.return_kept_ids or not job.params.keeps_ids:
+                assert token.kept is None
+                continue
+            with torch.no_grad():
+                hidden = model.hidden(torch.tensor(ids[:place]), torch.arange(place), PackedAttention([place]))
+                logits = model.logits(hidden[-1:]) / 1.5
+            order = logits[0].argsort(descending=True)[: job.params.top_k or None]
+            probs = logits[0, order].double().softmax(-1)
+            count = int((probs.cumsum(-1) - probs < 0.8).sum())
+            kept = order[:count][probs[:count] >= 0.02 * probs[0]]
+            assert token.kept is not None and token.kept.tolist() == sorted(kept.tolist())
+            right = logits[0, kept].double().log_softmax(-1)[kept.tolist().index(token.id)]
+            assert token.logprob == pytest.approx(float(right), abs=1e-5)
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])

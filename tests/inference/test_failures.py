@@ -80,7 +80,7 @@ def test_any_row_gets_a_token_of_the_vocabulary(size: int, value: float, how: di
     logits = torch.randn(3, size, generator=torch.Generator().manual_seed(0))
     logits[1, 3] = value
     uniforms = torch.full((3,), 0.999, dtype=torch.float64)
-    tokens, logprobs = sample_tokens(logits, uniforms, SamplingParams(**how))
+    tokens, logprobs, _ = sample_tokens(logits, uniforms, SamplingParams(**how))
     assert all(0 <= token < size for token in tokens.tolist())
     assert logprobs.isfinite().tolist() == [True, False, True]
     clean = sample_tokens(logits[::2], uniforms[::2], SamplingParams(**how))

@@ -10,7 +10,7 @@ from transformers import (
 )
 
 from hone import rng
-from hone.inference.sampler import BLOCK, WHOLE, inverse_cdf, sample_tokens
+from hone.inference.sampler import BLOCK, WHOLE, as_words, inverse_cdf, sample_tokens, set_bits
 from hone.inference.types import SamplingParams
 
 LOGITS = torch.tensor([[1.0, 3.0, 0.0, 2.0, -1.0]])
@@ -18,7 +18,7 @@ LOGITS = torch.tensor([[1.0, 3.0, 0.0, 2.0, -1.0]])
 
 def draw(n: int, **params):
     uniforms = torch.from_numpy(rng.uniforms(np.array([7], dtype=np.uint64), 0, n)[0])
-    return sample_tokens(LOGITS.expand(n, -1), uniforms, SamplingParams(**params))
+    return sample_tokens(LOGITS.expand(n, -1), uniforms, SamplingParams(**params))[:2]
 
 
 def test_frequencies_match_the_softmax():
@@ -46,7 +46,7 @@ def test_top_k_and_top_p_cut_the_tail_but_not_the_logprobs():
 def test_a_token_of_probability_zero_is_never_drawn_even_at_the_edges():
     logits = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0, -torch.inf]])
     edges = torch.tensor([0.0, 0.5, np.nextafter(1.0, 0.0)], dtype=torch.float64)
-    tokens, _ = sample_tokens(logits.expand(3, -1), edges, SamplingParams())
+    tokens, *_ = sample_tokens(logits.expand(3, -1), edges, SamplingParams())
     assert tokens.tolist() == [1, 3, 3]
 
 
@@ -104,4 +104,26 @@ def test_the_kept_sets_are_those_of_transformers_warpers(temperature, top_k, top
     logits[2] = (2 * logits[2]).round() / 2  # ties: a cut at k keeps all that are as likely as the k-th
     rows = logits[:2] if top_p < 1 else logits  # within a tie top_p is free to choose
     expected = _kept_by_transformers(rows, temperature, top_k, top_p, min_p)
-    assert _kept(rows, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p) == expected
+    ways = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    assert _kept(rows, **ways) == expected
+    uniforms = torch.full((len(rows),), 0.5, dtype=torch.float64)
+    tokens, logprobs, kept = sample_tokens(rows, uniforms, SamplingParams(**ways, return_kept_ids=True))
+    assert torch.equal(tokens, sample_tokens(rows, uniforms, SamplingParams(**ways))[0])
+    if kept is None:
+        assert not top_k and top_p == 1 and not min_p
+        return
+    assert [set(row.nonzero().flatten().tolist()) for row in kept] == expected
+    probs = (rows / temperature).double().softmax(-1) * kept
+    right = (probs / probs.sum(-1, keepdim=True)).gather(1, tokens[:, None]).squeeze(1).log()
+    assert (logprobs - right).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("size", [1, 31, 32, 33, 151_936])
+def test_kept_ids_go_through_words_of_bits(size):
+    mask = torch.rand(3, size, generator=torch.Generator().manual_seed(0)) < 0.3
+    mask[0], mask[1] = True, False
+    words = as_words(mask)
+    assert words.dtype == torch.float64 and words.shape == (3, -(-size // 32)) and words[0, 0] == 2 ** min(size, 32) - 1
+    for row, expected in zip(words.numpy(), mask, strict=True):
+        ids = set_bits(row)
+        assert ids.dtype == np.int32 and ids.tolist() == expected.nonzero().flatten().tolist()

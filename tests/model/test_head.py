@@ -11,6 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from hone.model import head
 from hone.model import packed as packed_module
 from hone.model.head import head_logprobs
+from hone.types import Kept
 
 TOKENS, HIDDEN, VOCAB = 50, 64, 700
 # Relative error of the gradients: rounding of fp32, of bf16 products, and of logits in bf16 besides.
@@ -64,6 +65,76 @@ def test_values_and_gradients_are_those_of_float64(
     for tensor, right in zip(given, exact, strict=True):
         assert tensor.grad is not None and right.grad is not None and tensor.grad.dtype == tensor.dtype
         assert error(tensor.grad, right.grad) < GRADIENT_ERROR[precision]
+
+
+def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Kept, Tensor]:
+    """Each token's target and 0 to 19 others, and where logits are cut away `[T, V]`; each `uncut`-th is not cut."""
+    generator = torch.Generator().manual_seed(1)
+    sets: list[list[int]] = []
+    away = torch.zeros(TOKENS, VOCAB, dtype=torch.bool)
+    for row, target in enumerate(targets.tolist()):
+        if uncut and row % uncut == 0:
+            sets.append([])
+            continue
+        others = torch.randperm(VOCAB // 2, generator=generator)[: row % 20].tolist()
+        sets.append(sorted({target, *others}))
+        away[row] = True
+        away[row, sets[-1]] = False
+    return Kept.of(sets), away
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+@pytest.mark.parametrize("precision", ["fp32", "bf16_linear"])
+@pytest.mark.parametrize(("temperature", "entropy"), [(1.0, False), (0.7, True)])
+def test_of_kept_ids_alone_they_are_those_of_float64_over_these(
+    temperature: float, entropy: bool, precision: str, cache_bytes: int, chunked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Plain autograd on the cut softmax, where p log p counts 0 at p = 0."""
+    if chunked:
+        monkeypatch.setattr(head, "MAX_LOGITS", 7 * VOCAB)
+        monkeypatch.setattr(head, "CPU_LOGITS", 7 * VOCAB)
+    hidden, weight, targets = inputs(precision)
+    kept, away = kept_ids(targets)
+    exact = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    logits = (exact[0] @ exact[1].T / temperature).masked_fill(away, float("-inf"))
+    all_logprobs = torch.log_softmax(logits, dim=-1)
+    right_entropies = -(all_logprobs.exp() * all_logprobs.masked_fill(away, 0.0)).sum(-1)
+    expected = all_logprobs.gather(1, targets[:, None]).squeeze(1), right_entropies
+    backward(expected, entropy)
+    given = hidden.requires_grad_(), weight.requires_grad_()
+    found = head_logprobs(*given, targets, temperature, precision, cache_bytes, kept)
+    backward(found, entropy)
+    for values, right in zip(found, expected, strict=True):
+        assert (values.detach() - right.detach()).abs().max() < VALUE_ERROR[precision]
+    for tensor, right in zip(given, exact, strict=True):
+        assert tensor.grad is not None and right.grad is not None
+        assert error(tensor.grad, right.grad) < GRADIENT_ERROR[precision]
+    alone = kept.counts == 1
+    assert alone.sum() == 2 and not found[0][alone].any() and not found[1][alone].any()
+
+
+@pytest.mark.parametrize("cache_bytes", [0, 2**20])
+def test_logits_that_are_cut_away_have_no_gradient(cache_bytes: int) -> None:
+    hidden, weight, targets = inputs()
+    targets %= VOCAB // 2
+    kept, away = kept_ids(targets, uncut=0)
+    backward(head_logprobs(hidden, weight.requires_grad_(), targets, cache_bytes=cache_bytes, kept=kept), True)
+    assert weight.grad is not None
+    assert torch.equal(weight.grad.abs().sum(1) > 0, ~away[kept.counts > 1].all(0))
+
+
+def test_keeping_the_whole_vocabulary_is_to_the_bit_as_keeping_nothing() -> None:
+    hidden, weight, targets = inputs()
+    given = hidden.requires_grad_(), weight.requires_grad_()
+    results = []
+    for kept in (None, Kept.of([range(VOCAB)] * TOKENS), Kept.of([()] * TOKENS)):
+        found = head_logprobs(*given, targets, 0.7, kept=kept)
+        weights = torch.linspace(-1, 2, TOKENS)
+        gradients = torch.autograd.grad((found[0] * weights).sum() + (found[1] * weights).sum(), given)
+        results.append([*found, *gradients])
+    for other in results[1:]:
+        assert all(torch.equal(one, two) for one, two in zip(results[0], other, strict=True))
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

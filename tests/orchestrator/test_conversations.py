@@ -23,7 +23,7 @@ from hone.orchestrator.conversations import RequestMaker, check_turns, roll_out
 from hone.orchestrator.groups import grade_groups, trainable
 from hone.reproduce.recorded import RecordedPolicy
 from hone.trainer.packing import split_micro_batches
-from hone.types import Outcome, Trajectory
+from hone.types import Kept, Outcome, Trajectory
 
 RENDERER = load_renderer("hone/tiny")
 END, END_TEXT = RENDERER.end_of_turn_id, "<|im_end|>"
@@ -120,6 +120,31 @@ def test_a_task_of_one_turn_that_has_tools_is_told_the_calls():
     (call_,) = made[0].messages[1]["tool_calls"]
     assert call_["function"]["name"] == "add" and "tool_calls" not in made[1].messages[1]
     assert made[0].token_ids[made[0].sampled_mask].tolist() == [*encode(adding.SAID), END] and made[0].state is None
+
+
+def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are_in_their_places():
+    """Two turns: the environment's tokens between them were not sampled; the second turn has no stop string."""
+
+    class Cut(Script):
+        def _say(self, request) -> Trajectory:
+            said = super()._say(request)
+            sets = [[id, id + 1 + request.turn] for id in said.token_ids[said.sampled_mask].tolist()]
+            return replace(said, kept=Kept.joined([int((~said.sampled_mask).sum()), Kept.of(sets)]))
+
+    env = game()
+    maker = RequestMaker(RENDERER, 1, 400, 50, 1, "rollout", env.tool_schemas)
+    examples, sampling = [env.split("train")[0]], SamplingParams(stop=("9",))
+    (t,) = roll_out(env, Cut(["39", "5"]), maker, examples, [4], 9, sampling)
+    assert [m["content"] for m in t.messages if m["role"] == "assistant"] == ["3", "5"]
+    sampled = t.token_ids[t.sampled_mask].tolist()
+    assert sampled == [*encode("39"), END, *encode("5"), END] and t.kept is not None
+    assert t.kept.counts.tolist() == (2 * t.sampled_mask).tolist()
+    added = [1] * (len(encode("39")) + 1) + [2] * (len(encode("5")) + 1)
+    assert t.kept.ids.reshape(-1, 2).tolist() == [[id, id + n] for id, n in zip(sampled, added, strict=True)]
+    recorded = RecordedPolicy({t.sample_id: t}, RENDERER, 7)
+    (again,) = roll_out(env, recorded, maker, examples, [4], 9, sampling)
+    assert again.messages == t.messages and again.kept is not None
+    assert np.array_equal(again.kept.ids, t.kept.ids) and np.array_equal(again.kept.counts, t.kept.counts)
 
 
 def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():

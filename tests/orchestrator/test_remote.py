@@ -57,6 +57,10 @@ def same(one: list[Any], other: list[Any]) -> None:
         assert mine.sampled_mask.tolist() == theirs.sampled_mask.tolist()
         assert mine.versions.tolist() == theirs.versions.tolist()
         assert np.abs(mine.logprobs - theirs.logprobs).max() <= 1e-5
+        assert (mine.kept is None) == (theirs.kept is None)
+        if mine.kept is not None:
+            assert mine.kept.ids.tolist() == theirs.kept.ids.tolist()
+            assert mine.kept.counts.tolist() == theirs.kept.counts.tolist()
         facts = ("messages", "stop_reason", "sample_id")
         assert [getattr(mine, name) for name in facts] == [getattr(theirs, name) for name in facts]
 
@@ -64,6 +68,8 @@ def same(one: list[Any], other: list[Any]) -> None:
 SAMPLINGS = {
     "temperature": SamplingParams(temperature=0.7),
     "stop": SamplingParams(top_k=5, stop=(7, "a")),
+    "cut": SamplingParams(temperature=1.3, top_k=20, top_p=0.9, min_p=0.05, return_kept_ids=True),
+    "uncut": SamplingParams(return_kept_ids=True),
     "greedy": SamplingParams(temperature=0, ignore_eos=True),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from hone.runs.files import sha256
 from hone.runs.rollouts import group_rows, read_rollouts, schema, write_rollouts
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Example, Group, Kept, Outcome, Score, Trajectory
 
 
 def trajectory(seed: int, length: int = 5) -> Trajectory:
@@ -83,6 +83,21 @@ def test_the_messages_of_several_turns_are_kept(tmp_path, group):
     row = read_rollouts(tmp_path / "r").to_pylist()[0]
     assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["completion"]) == turns
     assert row["text"] == "a <tool_call>\n\nb"
+
+
+def test_kept_ids_come_back_and_have_columns_only_where_there_are_any(tmp_path, group):
+    kept = [
+        Kept.joined([2, Kept.of([sorted({int(id), 7, 9}) for id in t.token_ids[2:].tolist()])])
+        for t in group.trajectories
+    ]
+    cut = replace(group, trajectories=[replace(t, kept=k) for t, k in zip(group.trajectories, kept, strict=True)])
+    write_rollouts(tmp_path / "cut", group_rows(7, 2, cut, "trained"))
+    table = read_rollouts(tmp_path / "cut")
+    assert table.schema.equals(schema(kept=True)) and table.schema.names[:-2] == schema().names
+    for row, one in zip(table.to_pylist(), kept, strict=True):
+        assert row["kept_ids"] == one.ids.tolist() and row["kept_counts"] == one.counts.tolist() == [0, 0, 3, 3, 3]
+    with pytest.raises(AssertionError, match="not among those"):
+        replace(group.trajectories[0], kept=Kept.joined([2, Kept.of([[1], [2], [3]])]))
 
 
 def test_files_of_all_steps_are_one_table(tmp_path, group):

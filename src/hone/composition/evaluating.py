@@ -116,16 +116,23 @@ def _endpoint(config: EvalConfig) -> Endpoint:
 
 def local_sampling(arguments: dict[str, Any]) -> SamplingParams:
     """Read sampling arguments for the engine in this process. Raises UserError for an unknown one."""
-    known = [f.name for f in fields(SamplingParams) if f.name not in ("n", "stop", "ignore_eos", "top_logprobs")]
+    left_out = ("n", "ignore_eos", "top_logprobs", "return_kept_ids")
+    known = [f.name for f in fields(SamplingParams) if f.name not in left_out]
     for name, value in arguments.items():
         if name not in known:
             raise UserError(f"{name!r} is no sampling argument of a model in this process: it has {', '.join(known)}")
+        if name == "stop":
+            continue  # below
         whole = name in ("max_tokens", "top_k", "seed")
         number = isinstance(value, int) or (isinstance(value, float) and not whole)
         if value is not None and (not number or isinstance(value, bool)):
             raise UserError(f"{name} is {value!r} (-S), but should be a {'whole ' if whole else ''}number")
     given: dict[str, Any] = {"max_tokens": MAX_TOKENS}
     given |= {name: value for name, value in arguments.items() if value is not None}
+    stop = given.get("stop", [])
+    given["stop"] = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else (stop,)
+    if not all(isinstance(text, str) for text in given["stop"]):
+        raise UserError(f"stop is {stop!r} (-S), but should be a text, or a list of texts")
     return SamplingParams(**given)
 
 
@@ -146,8 +153,9 @@ def load_weights(
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
-    engine = Engine(model, kv_bytes, prefix_bytes=prefixes, cuda_graphs=model.device.type == "cuda")
-    return EnginePolicy(engine, load_renderer(name, chat_template))
+    renderer, graphs = load_renderer(name, chat_template), model.device.type == "cuda"
+    engine = Engine(model, kv_bytes, prefix_bytes=prefixes, cuda_graphs=graphs, tokenizer=renderer.tokenizer)
+    return EnginePolicy(engine, renderer)
 
 
 def evaluate_weights(

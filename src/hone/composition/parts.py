@@ -24,7 +24,7 @@ from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
 from hone.evaluation.result import EvalResult
-from hone.inference.types import SamplingParams
+from hone.inference.types import sampling_params
 from hone.model.card import model_card
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
@@ -329,7 +329,7 @@ def evaluate_policy(
         env,
         num_examples=settings.num_examples,
         rollouts_per_example=settings.rollouts_per_example,
-        sampling=SamplingParams(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k),
+        sampling=sampling_params(sampling),
         max_tokens=sampling.max_tokens or config.orchestrator.sampling.max_tokens,
         seq_len=config.seq_len,
         seed=config.seed,

@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from hone.config.rl import SAMPLED_BY, RLConfig
+from hone.config.rl import SAMPLED_BY, RLConfig, refuse_cuts
 from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.vllm import VllmServer
 from hone.inference.vllm.server import check_device, find_vllm
@@ -38,7 +38,10 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     if client.base_url is None:
         return None
     endpoint = endpoint_of(config, client.base_url)
-    return reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
+    server = reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
+    if server.backend == "vllm":
+        refuse_cuts(config.orchestrator.sampling)
+    return server
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from hone.composition import parts
 from hone.composition.machine import configure, resolved
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
-from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
+from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig, refuse_cuts
 from hone.errors import UserError
 from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
@@ -83,6 +83,8 @@ class SplitRL(RL):
             patience=client.timeout,
             named=client.base_url is not None,
         )
+        if server.backend == "vllm":
+            refuse_cuts(config.orchestrator.sampling)
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)

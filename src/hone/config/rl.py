@@ -280,12 +280,10 @@ class OrchestratorConfig(BaseConfig):
                 f"batch_size = {size} counts completions and must be a multiple of rollouts_per_example = {group}: "
                 f"set batch_size to {f'{below} or {above}' if below else above}"
             )
-        neutral = {"temperature": GREEDY_BELOW <= sampling.temperature < math.inf}
-        neutral |= {"top_p": sampling.top_p == 1, "top_k": sampling.top_k == 0}
-        for name in (name for name, fine in neutral.items() if not fine):
+        if not GREEDY_BELOW <= sampling.temperature < math.inf:
             raise UserError(
-                f"sampling.{name} = {getattr(sampling, name)} would bias training, for the importance ratio needs the "
-                f"full distribution: set {name} = {int(name != 'top_k')} here (eval.sampling.{name} is free)"
+                f"sampling.temperature = {sampling.temperature} leaves nothing to learn from, for the importance ratio "
+                "needs a distribution: set temperature = 1 here (eval.sampling.temperature is free)"
             )
         return self
 
@@ -311,6 +309,15 @@ class GapConfig(BaseConfig):
     """A larger one of a single token is a warning."""
     stop: float | None = Field(default=None, gt=0)
     """A larger mean stops the run."""
+
+
+def refuse_cuts(sampling: SamplingConfig) -> None:
+    """Raise UserError if rollouts by vLLM would be cut: it does not say which tokens it sampled among."""
+    if sampling.cuts:
+        raise UserError(
+            "orchestrator.sampling has top_k, top_p or min_p, and vLLM does not tell which tokens these leave, over "
+            "which training has to renormalise: sample with hone's own engine or server, or leave them out"
+        )
 
 
 class RLConfig(RunConfig):
@@ -403,6 +410,8 @@ class RLConfig(RunConfig):
                 "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "
                 "out one of them"
             )
+        if self.inference.backend == "vllm":
+            refuse_cuts(orch.sampling)
         samplings = {"sampling": orch.sampling} | ({"eval.sampling": orch.eval.sampling} if orch.eval else {})
         for name, sampling in samplings.items():
             if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:

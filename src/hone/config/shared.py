@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
@@ -242,10 +242,19 @@ class SamplingConfig(BaseConfig):
     """Most new tokens per completion; without it, what the sequence length leaves."""
     temperature: float = Field(default=1.0, ge=0)
     """Logits are divided by this; 0, or less than 1e-5, is greedy (evaluation only)."""
+    top_k: int = Field(default=0, ge=0, lt=2**31)
+    """Sample among the k likeliest tokens; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Nucleus sampling (evaluation only: the RL ratio needs the full distribution)."""
-    top_k: int = Field(default=0, ge=0)
-    """Sample among the k likeliest tokens; 0 is off (evaluation only)."""
+    """Of those, among the smallest set that has this share of their probability (nucleus sampling); 1 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Of those, among the ones at least this many times as likely as the likeliest; 0 is off."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """Texts that end a completion (repeatable): its text ends before them, their tokens are kept and trained on."""
+
+    @property
+    def cuts(self) -> bool:
+        """Return True if some tokens can't be sampled."""
+        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 class EnvConfig(BaseConfig):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from hone import rng
-from hone.inference.sampler import sample_tokens, token_distribution
+from hone.inference.sampler import as_words, sample_tokens, set_bits, token_distribution
 from hone.inference.types import Failure, Job, SamplingParams, Token
 from hone.model.device import upload
 
@@ -83,13 +83,14 @@ class Batch:
 
     @property
     def way(self) -> SamplingParams | None:
-        """Return how all rows are sampled; None if not alike, or if the likeliest tokens are asked for as well."""
+        """Return how all rows are sampled; None if not alike, or if more than ids and logprobs is asked for."""
         params = self._groups[0][0]
-        return params if len(self._groups) == 1 and not params.top_logprobs else None
+        return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
     def draw(self) -> Tensor:
-        """Take the next token of every row: `[B, 2 + 2 K]` float64, its id and logprob, then ids and logprobs of the
-        likeliest. float64 holds ids and logprobs exactly, so that all of it is read at once.
+        """Take the next token of every row: `[B, 2 + 2 K + W]` float64, its id and logprob, then ids and logprobs of
+        the likeliest, then the ids that were kept, as W words of bits. float64 holds all of it exactly, so that it is
+        read at once.
         """
         if self.drawn is not None:
             return self.drawn
@@ -104,13 +105,13 @@ class Batch:
         self.next = self.drawn[:, 0].long()
         return self.drawn
 
-    def take(self, drawn: Sequence[Sequence[float]], version: int) -> list[Token | Failure]:
+    def take(self, drawn: Tensor, version: int) -> list[Token | Failure]:
         """Take what `draw` returned, on the host; return the tokens of rows that are alive.
 
         A row whose logits are not finite ends in a Failure, and the others go on.
         """
         emitted: list[Token | Failure] = []
-        for row, (token, logprob, *best) in enumerate(drawn):
+        for row, (token, logprob, *best) in enumerate(drawn[:, : self._narrow].tolist()):
             if not self.left[row]:
                 continue
             ticket = self.tickets[row]
@@ -125,7 +126,11 @@ class Batch:
             elif not self.left[row]:
                 reason = "length"
             top = _pairs(best, ticket.params.top_logprobs) if best else ()
-            emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found))
+            kept = None
+            if ticket.params.keeps_ids:
+                begin = 2 + 2 * min(ticket.params.top_logprobs, self.logits.shape[1])
+                kept = set_bits(drawn[row, begin : begin + self._words].numpy())
+            emitted.append(Token(ticket.number, id, logprob, top, version, reason, watch and watch.found, kept))
         return emitted
 
     def compact(self) -> None:
@@ -180,17 +185,21 @@ class Batch:
         for _, alike in groupby(order, key=lambda row: self.tickets[row].params.transform):
             rows = np.array(list(alike))
             self._groups.append((self.tickets[rows[0]].params, upload(rows, self.logits.device)))
-        most = max(params.top_logprobs for params, _ in self._groups)
-        self._columns = 2 + 2 * min(most, self.logits.shape[1])
+        vocab, most = self.logits.shape[1], max(params.top_logprobs for params, _ in self._groups)
+        self._narrow, self._words = 2 + 2 * min(most, vocab), -(-vocab // 32)
+        self._columns = self._narrow + self._words * any(params.keeps_ids for params, _ in self._groups)
 
 
 def draw(logits_BV: Tensor, uniforms_BT: Tensor, index_B: Tensor, params: SamplingParams) -> Tensor:
     """Return `Batch.draw` of rows that are sampled in the same way, each with its uniform number of this index."""
     uniforms_B = uniforms_BT.gather(1, index_B[:, None]).squeeze(1)
-    columns = [x.double()[:, None] for x in sample_tokens(logits_BV, uniforms_B, params)]
+    tokens_B, logprobs_B, kept_BV = sample_tokens(logits_BV, uniforms_B, params)
+    columns = [x.double()[:, None] for x in (tokens_B, logprobs_B)]
     if params.top_logprobs:
         best = token_distribution(logits_BV, params).topk(min(params.top_logprobs, logits_BV.shape[1]))
         columns += [best.indices.double(), best.values.double()]
+    if kept_BV is not None:
+        columns.append(as_words(kept_BV))
     return torch.cat(columns, dim=1)
 
 
@@ -200,7 +209,7 @@ def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
     return tuple((int(id), logprob) for id, logprob in zip(best[:wanted], best[wanted : 2 * wanted], strict=True))
 
 
-def read(drawn: Sequence[Tensor]) -> Callable[[], list[list[list[float]]]]:
+def read(drawn: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
     """Begin to copy what batches have drawn to the host. What is returned gives it, and waits until it is there: for
     nothing that a GPU was told to do after this.
     """
@@ -213,10 +222,10 @@ def read(drawn: Sequence[Tensor]) -> Callable[[], list[list[list[float]]]]:
         arrived = torch.cuda.Event()
         arrived.record(torch.cuda.current_stream(flat.device))
 
-    def wait() -> list[list[list[float]]]:
+    def wait() -> list[Tensor]:
         if arrived is not None:
             arrived.synchronize()
         parts = copied.split([shape.numel() for shape in shapes])
-        return [part.view(shape).tolist() for part, shape in zip(parts, shapes, strict=True)]
+        return [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     return wait

@@ -23,6 +23,7 @@ from hone.inference.runner import Runner
 from hone.inference.sampler import target_logprobs
 from hone.inference.types import Completion, Failure, Job, SamplingParams, ScoredToken, Token
 from hone.model.decoder import Decoder
+from hone.types import Kept
 
 if TYPE_CHECKING:
     from hone.inference.text import StopWatch
@@ -118,7 +119,9 @@ class Engine:
                     tokens.append(event)
                     if event.stop_reason is not None:
                         ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
-                        completions[index] = Completion(ids, logprobs, event.stop_reason)
+                        sets = [token.kept for token in tokens if token.kept is not None]
+                        kept = Kept.of(sets) if sets else None
+                        completions[index] = Completion(ids, logprobs, event.stop_reason, kept)
                         finished(index, completions[index])
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
             self.clear()
@@ -266,7 +269,7 @@ class Engine:
         return tuple(sorted({*(stop for stop in params.stop if isinstance(stop, int)), *eos}))
 
     def _stop_watch(self, params: SamplingParams) -> StopWatch | None:
-        strings = [stop for stop in params.stop if isinstance(stop, str)]
+        strings = params.stop_strings
         if not strings:
             return None
         if self.tokenizer is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from hone.inference.types import SamplingParams
@@ -14,18 +15,39 @@ WHOLE, BLOCK = 1024, 128
 
 def sample_tokens(
     logits_BV: torch.Tensor, uniforms_B: torch.Tensor, params: SamplingParams
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return token ids `[B]` int64 and their logprobs `[B]` float32.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Return token ids `[B]` int64, their logprobs `[B]` float32, and if `params.keeps_ids`, which ids were left after
+    the cuts, `[B, V]` bool, of whose probabilities the logprobs are then.
 
     Inverse-CDF sampling: the first token whose cumulative probability exceeds u, see `inverse_cdf`. A row whose logits
     hold NaN or +inf gets some token of the vocabulary, with the logprob NaN.
     """
-    logprobs_BV = token_distribution(logits_BV, params)
+    logprobs_BV, kept_BV = token_distribution(logits_BV, params), None
     if params.greedy:
         tokens_B = logits_BV.argmax(dim=-1)
     else:
-        tokens_B = inverse_cdf(_truncate(logprobs_BV, params).exp(), uniforms_B)
-    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1)
+        left_BV = _truncate(logprobs_BV, params)
+        tokens_B = inverse_cdf(left_BV.exp(), uniforms_B)
+        if params.keeps_ids:
+            logprobs_BV, kept_BV = torch.log_softmax(left_BV, dim=-1), left_BV > float("-inf")
+    return tokens_B, logprobs_BV.gather(1, tokens_B[:, None]).squeeze(1), kept_BV
+
+
+def as_words(mask_BV: torch.Tensor) -> torch.Tensor:
+    """Return the bits of each row in whole numbers `[B, ceil(V / 32)]` of 32 bits, which float64 holds exactly: one
+    size whatever is set, so that the host need not wait for it.
+    """
+    size = mask_BV.shape[1]
+    bits_BNK = torch.nn.functional.pad(mask_BV, (0, -size % 32)).unflatten(1, (-1, 32))
+    return bits_BNK.double() @ (1 << torch.arange(32, device=mask_BV.device)).double()
+
+
+def set_bits(words_N: np.ndarray) -> np.ndarray:
+    """Return where a row of `as_words` has its bits set, ascending, int32."""
+    (words,) = words_N.nonzero()
+    octets = words_N[words].astype("<u4").view(np.uint8).reshape(-1, 4)
+    word, bit = np.unpackbits(octets, axis=1, bitorder="little").nonzero()
+    return (words[word] * 32 + bit).astype(np.int32)
 
 
 def inverse_cdf(weights_BV: torch.Tensor, uniforms_B: torch.Tensor) -> torch.Tensor:

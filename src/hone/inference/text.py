@@ -77,6 +77,12 @@ class StopStrings:
         return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
+def before_stop(text: str, stops: Sequence[str]) -> str:
+    """Return what comes before the first of the stop strings, all of it if there is none."""
+    strings = StopStrings(stops)
+    return strings.push(text) + strings.finish()
+
+
 class StopWatch:
     """Watches for the stop strings in the text of a growing list of ids."""
 

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from hone.errors import UserError
-from hone.types import GREEDY_BELOW
+from hone.types import GREEDY_BELOW, Kept
+
+if TYPE_CHECKING:
+    from hone.config.shared import SamplingConfig
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class SamplingParams:
     transformers: to the k likeliest tokens, to the smallest set of what is left that holds the share top_p of its
     probability, to those at least min_p times as likely as the likeliest. Logprobs are of softmax(logits / temperature)
     before that (of softmax(logits) when greedy); `top_logprobs` asks for those of this many likeliest tokens as well.
+    With `return_kept_ids` the sampled token's is of the cut distribution, and comes with the ids that were left.
     `seed` keys the randomness of `Engine.generate`.
     """
 
@@ -32,6 +38,7 @@ class SamplingParams:
     stop: tuple[int | str, ...] = ()
     ignore_eos: bool = False
     top_logprobs: int = 0
+    return_kept_ids: bool = False
 
     def __post_init__(self) -> None:
         for ok, text in (
@@ -60,21 +67,41 @@ class SamplingParams:
         return self.temperature < GREEDY_BELOW
 
     @property
-    def transform(self) -> tuple[float, float, int, float, int]:
+    def keeps_ids(self) -> bool:
+        """Return True if a token comes with the ids that it was sampled among: they are asked for, and not all."""
+        return self.return_kept_ids and not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return tuple(stop for stop in self.stop if isinstance(stop, str))
+
+    @property
+    def transform(self) -> tuple[float, float, int, float, int, bool]:
         """Return what decides how logits become a token: rows that agree in this are sampled together."""
-        return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs
+        return self.temperature, self.top_p, self.top_k, self.min_p, self.top_logprobs, self.keeps_ids
+
+
+def sampling_params(settings: SamplingConfig, **more: Any) -> SamplingParams:
+    """Return how a config's section has completions sampled, with `more` fields."""
+    names = ("temperature", "top_p", "top_k", "min_p")
+    return SamplingParams(**{name: getattr(settings, name) for name in names}, stop=tuple(settings.stop), **more)
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled continuation: its ids (stop token included), their logprobs, and why it ended (`stop`, `length`)."""
+    """One sampled continuation: its ids (stop token included), their logprobs, and why it ended (`stop`, `length`).
+
+    `kept` are the ids that each was sampled among, if asked for.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     stop_reason: str
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs) > 0
+        assert self.kept is None or len(self.kept.counts) == len(self.token_ids)
 
 
 @dataclass(frozen=True)
@@ -102,7 +129,7 @@ class Token(NamedTuple):
     """One token of the job with this ticket, and the policy version that sampled it.
 
     `top` are the likeliest tokens with their logprobs, if asked for. `stop_reason` is set on the last one, and
-    `stop_string` if it completed one.
+    `stop_string` if it completed one. `kept` int32 are the ids that it was sampled among, if asked for.
     """
 
     ticket: int
@@ -112,6 +139,7 @@ class Token(NamedTuple):
     version: int
     stop_reason: str | None
     stop_string: str | None = None
+    kept: np.ndarray | None = None
 
 
 @dataclass(frozen=True)

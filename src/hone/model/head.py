@@ -16,16 +16,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from hone.model.device import upload
 from hone.model.packed import linear, multiplies_bf16_fast
+from hone.types import Kept
 
 MAX_LOGITS = 2**25
 """Logits held at once (128 MiB in fp32): more go in chunks."""
 CPU_LOGITS = 2**23
 """The same where a CPU makes a softmax of them: a fifth faster (measured, V = 49,152), for they stay in its caches."""
+LOWEST = -1e4
+"""Stands for the logprob -inf where it is multiplied by a probability of 0."""
 HEAD_CACHE_BYTES = 512 * 2**20
 """Default of `trainer.head_cache_bytes`."""
 
@@ -66,25 +71,31 @@ def head_logprobs(
     temperature: float = 1.0,
     precision: str = "fp32",
     cache_bytes: int = HEAD_CACHE_BYTES,
+    kept: Kept | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
+    With `kept` the softmax of each token is over the ids that it was sampled among; others have the probability 0.
     Both carry gradients to `hidden_MD` and `weight_VD`. The softmax is kept for the backward pass if it takes at most
     `cache_bytes`, in bf16 unless `precision` is "fp32". Gradients to logit z_j, with target y, probabilities p and
     entropy H: [j = y] - p_j of the logprob, -p_j (log p_j + H) of the entropy, both divided by the temperature.
     """
     kept_dtype = torch.float32 if precision == "fp32" else torch.bfloat16
     keeps = torch.is_grad_enabled() and len(targets_M) * weight_VD.shape[0] * kept_dtype.itemsize <= cache_bytes
-    setup = temperature, precision, kept_dtype if keeps else None
+    setup = temperature, precision, kept_dtype if keeps else None, kept and _Cut(kept, weight_VD)
     return _HeadLogprobs.apply(hidden_MD, weight_VD, targets_M, setup)  # pyright: ignore[reportReturnType]
 
 
 class _HeadLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, setup: tuple[float, str, torch.dtype | None]
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        setup: tuple[float, str, torch.dtype | None, _Cut | None],
     ) -> tuple[Tensor, Tensor]:
-        temperature, precision, kept_dtype = setup
+        temperature, precision, kept_dtype, cut = setup
         count, vocab = len(targets), weight.shape[0]
         rows = chunk_rows(vocab, MAX_LOGITS if weight.is_cuda else CPU_LOGITS)
         buffer, scratch = (hidden.new_empty(min(rows, count), vocab, dtype=torch.float32) for _ in range(2))
@@ -95,17 +106,21 @@ class _HeadLogprobs(torch.autograd.Function):
             logits = head_logits(hidden[here], weight, precision, out=buffer[: here.stop - start])
             if temperature != 1:
                 logits.div_(temperature)
+            if cut is not None:
+                logits.masked_fill_(cut.away(here), float("-inf"))
             chosen = logits.gather(1, targets[here, None]).squeeze(1)
             # As the sampler does it, row by row: a logprob must not depend on what else is in the batch.
             all_logprobs = torch.log_softmax(logits, dim=-1, out=scratch[: here.stop - start])
             logprobs[here] = all_logprobs.gather(1, targets[here, None]).squeeze(1)
             log_sums[here] = chosen - logprobs[here]
             probs = torch.exp(all_logprobs, out=logits)
+            if cut is not None:  # p log p is 0 at p = 0
+                all_logprobs.clamp_(min=LOWEST)
             entropies[here] = -all_logprobs.mul_(probs).sum(1)
             if softmax is not None:
                 softmax[here] = probs
         ctx.save_for_backward(hidden, weight, targets, softmax, logprobs, entropies, log_sums)
-        ctx.setup = temperature, precision
+        ctx.setup = temperature, precision, cut
         ctx.set_materialize_grads(False)
         return logprobs, entropies
 
@@ -113,7 +128,7 @@ class _HeadLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logprobs: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:
         hidden, weight, targets, softmax, logprobs, entropies, log_sums = ctx.saved_tensors
-        temperature, precision = ctx.setup
+        temperature, precision, cut = ctx.setup
         # Of a logprob it is p - [j = y], times a factor of the row's. That one is multiplied outside, in fp32: rounded
         # together to bf16, all rows of the same factor would be off by the same share.
         by_row = torch.zeros_like(logprobs) if grad_logprobs is None else -grad_logprobs / temperature
@@ -138,10 +153,12 @@ class _HeadLogprobs(torch.autograd.Function):
                 if temperature != 1:
                     grads.div_(temperature)
                 grads.sub_(log_sums[here, None]).exp_()
+                if cut is not None:
+                    grads.masked_fill_(cut.away(here), 0.0)
             elif all_grads is None:
                 grads.copy_(softmax[here])
             if by_entropy is not None:  # p log p is 0 at p = 0
-                log_probs = grads.log().clamp_(min=-1e4)
+                log_probs = grads.log().clamp_(min=LOWEST)
                 grads.mul_(all_by_row[here, None] - by_entropy[here, None] * (log_probs + entropies[here, None]))
             grads.scatter_(1, targets[here, None], 0.0)
             if all_grads is None:
@@ -149,6 +166,22 @@ class _HeadLogprobs(torch.autograd.Function):
         if all_grads is not None:  # one product each, instead of many
             products.add(slice(0, count), all_grads)
         return products.hidden, products.weight, None, None
+
+
+class _Cut:
+    """Which logits of each token are cut away: all but those of the ids that it was sampled among."""
+
+    def __init__(self, kept: Kept, weight_VD: Tensor) -> None:
+        self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
+        self.ends = np.concatenate([[0], np.cumsum(kept.counts, dtype=np.int64)])
+
+    def away(self, here: slice) -> Tensor:
+        """Return bool `[rows, V]` of these tokens: False where a logit stays."""
+        counts = self.kept.counts[here]
+        ids = self.kept.ids[self.ends[here.start] : self.ends[here.stop]]
+        places = upload(np.repeat(np.arange(len(counts)) * self.vocab, counts) + ids, self.device)
+        some = upload(counts > 0, self.device)
+        return some[:, None].repeat(1, self.vocab).view(-1).index_fill_(0, places, False).view(-1, self.vocab)
 
 
 class _Products:

@@ -77,8 +77,10 @@ class Canary:
         seed: int,
         seq_len: int,
         max_tokens: int | None = None,
+        sampling: SamplingParams | None = None,
     ) -> None:
         self.policy, self.trainer = policy, trainer
+        self.sampling = sampling or SamplingParams(temperature=trainer.temperature)
         self.fixed = fixed_tokens(examples, renderer, seq_len)
         most = min(NEW_TOKENS, max_tokens or NEW_TOKENS)
 
@@ -99,17 +101,17 @@ class Canary:
         """Make one on the prompts of the run's first step, with completions no longer than those of its rollouts."""
         examples, renderer = sampler.first(EXAMPLES), sampler.maker.renderer
         max_tokens = config.orchestrator.sampling.max_tokens
-        return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens)
+        return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampler.sampling)
 
     def measure(self) -> Gap:
         """Measure both parts, of the weights that sampler and trainer have now; returns the worse gap."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
-        trajectories = self.policy.sample(self.requests, SamplingParams(temperature=temperature))
-        pairs = [(self.fixed[:1], self.fixed[1:])]
-        for request, trajectory in zip(self.requests, trajectories, strict=True):
-            pairs.append((request.prompt_ids, tuple(trajectory.token_ids[trajectory.sampled_mask].tolist())))
-        trained = self._score(pairs)
+        trajectories = self.policy.sample(self.requests, self.sampling)
+        fixed = np.array(self.fixed, dtype=np.int64)
+        packed = [Packed(fixed, np.arange(len(fixed)) > 0)]
+        packed += [Packed(t.token_ids, t.sampled_mask, kept=t.kept) for t in trajectories]
+        trained = self._score(packed)
         sampled = np.concatenate([t.logprobs[t.sampled_mask] for t in trajectories]).astype(np.float64)
         gaps = [Gap.of(sampled - trained[len(scores) :])]
         # A server whose scores are of another temperature than its samples answers NaN rather than a wrong number.
@@ -118,12 +120,8 @@ class Canary:
         return Gap.worst(gaps)
 
     @torch.no_grad()
-    def _score(self, pairs: Sequence[tuple[tuple[int, ...], tuple[int, ...]]]) -> np.ndarray:
-        """Compute the trainer's logprobs `[M]` of the second tokens of each pair, given the first."""
-        packed = [
-            Packed(np.array([*given, *tokens], dtype=np.int64), np.repeat([False, True], [len(given), len(tokens)]))
-            for given, tokens in pairs
-        ]
+    def _score(self, packed: list[Packed]) -> np.ndarray:
+        """Compute the trainer's logprobs `[M]` of the sequences' loss tokens."""
         batch = pack(packed, device=self.trainer.model.device, share_prompts=True)
         logprobs_M, _ = token_logprobs(self.trainer.model, batch, batch.loss_indices, self.trainer.temperature)
         return logprobs_M.double().cpu().numpy()

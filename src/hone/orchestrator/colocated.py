@@ -13,12 +13,13 @@ from hone.config.rl import RLConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
+from hone.inference.text import before_stop
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.types import Finished, Request, Update
 from hone.trainer.packing import Batch
 from hone.trainer.step import Trainer
-from hone.types import Trajectory
+from hone.types import Kept, Trajectory
 
 
 class EnginePolicy:
@@ -42,7 +43,8 @@ class EnginePolicy:
 
         def end(index: int, completion: Completion) -> None:
             versions = [version] * len(completion.token_ids)
-            rollouts[index] = trajectory(requests[index], completion, versions, self.renderer)
+            stops = sampling.stop_strings
+            rollouts[index] = trajectory(requests[index], completion, versions, self.renderer, stops)
             if finished is not None:
                 finished(index, rollouts[index])
 
@@ -68,6 +70,7 @@ def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: C
         prefix_bytes=prefix_bytes(env, kv_bytes),
         batch_invariant=settings.batch_invariant,
         cuda_graphs=bool(settings.cuda_graphs),
+        tokenizer=renderer.tokenizer,
     )
     return EnginePolicy(engine, renderer, lambda: trainer.version)
 
@@ -77,13 +80,20 @@ def prefix_bytes(env: Environment, kv_bytes: int) -> int:
     return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv) else 0
 
 
-def trajectory(request: Request, completion: Completion, versions: Sequence[int], renderer: ChatRenderer) -> Trajectory:
+def trajectory(
+    request: Request,
+    completion: Completion,
+    versions: Sequence[int],
+    renderer: ChatRenderer,
+    stops: Sequence[str] = (),
+) -> Trajectory:
     """Make the trajectory of a request; `versions` are the policy versions that sampled each token.
 
-    Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts.
+    Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts. It
+    ends before a stop string, as vLLM's does; the string's tokens are part of the trajectory, and trained on.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
-    text = renderer.opened_by_template + renderer.decode(completion.token_ids)
+    text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
     return Trajectory(
         token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
         sampled_mask=np.repeat([False, True], [prompt, sampled]),
@@ -92,6 +102,7 @@ def trajectory(request: Request, completion: Completion, versions: Sequence[int]
         messages=[*request.messages, {"role": "assistant", "content": text}],
         stop_reason=completion.stop_reason,
         sample_id=request.sample_id,
+        kept=Kept.joined([prompt, sampled if completion.kept is None else completion.kept]),
     )
 
 

@@ -21,10 +21,11 @@ from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import Answer, settled
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
+from hone.inference.text import before_stop
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.types import Finished, Request, Sampler
-from hone.types import Example, Message, Outcome, Trajectory
+from hone.types import Example, Kept, Message, Outcome, Trajectory
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,12 @@ class RequestMaker:
         """Return the key of a rollout's first turn; with `more`, of another of its random choices."""
         return rng.key(self.seed, self.purpose, step, draw, sample, *more)
 
+    def message(self, ids: list[int], sampling: SamplingParams) -> Message:
+        """Return the message of sampled ids, without the stop string that ended it."""
+        message, opened = self.renderer.message(ids, self.tools), self.renderer.opened_by_template
+        sampled = message["content"].removeprefix(opened)
+        return message | {"content": opened + before_stop(sampled, sampling.stop_strings)}
+
     def limit(self, tokens: int) -> int:
         """Return the most tokens of a completion after so many; less than 1 if there is no room."""
         room = self.seq_len - tokens
@@ -89,7 +96,7 @@ def roll_out(
         if not maker.tools:
             return policy.sample(requests, sampling, finished)
         rollouts = policy.sample(requests, sampling)
-        turns = [maker.renderer.message(t.token_ids[t.sampled_mask].tolist(), maker.tools) for t in rollouts]
+        turns = [maker.message(t.token_ids[t.sampled_mask].tolist(), sampling) for t in rollouts]
         return [replace(t, messages=[*t.messages[:-1], turn]) for t, turn in zip(rollouts, turns, strict=True)]
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
     states = [
@@ -99,7 +106,7 @@ def roll_out(
     live = conversations
     while live:
         for conversation, turn in zip(live, policy.sample([c.request for c in live], sampling), strict=True):
-            conversation.add_turn(turn)
+            conversation.add_turn(turn, sampling)
         live = [c for c in live if c.stop_reason == "stop" and c.turns < env.max_turns]
         answers = env.respond_many([(c.messages, c.state) for c in live]) if live else []
         live = [c for c, answer in zip(live, answers, strict=True) if c.hear(answer, env)]
@@ -138,8 +145,10 @@ class Conversation:
         self._ids: list[int] = []
         self._tokens: list[tuple[bool, float, int]] = []
         """Of each id: was it sampled, its logprob, the version that sampled it."""
+        self._kept: list[Kept | int] = []
+        """What they were sampled among, as parts of `Kept.joined`."""
 
-    def add_turn(self, turn: Trajectory) -> None:
+    def add_turn(self, turn: Trajectory, sampling: SamplingParams) -> None:
         """Add what was sampled for `request`."""
         prompt = len(turn.token_ids) - turn.num_sampled
         sampled = turn.token_ids[prompt:].tolist()
@@ -152,7 +161,8 @@ class Conversation:
         self._ids += sampled
         columns = turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist()
         self._tokens += [(True, logprob, version) for logprob, version in zip(*columns, strict=True)]
-        self.messages.append(self.maker.renderer.message(sampled, self.maker.tools))
+        self._kept.append(len(sampled) if turn.kept is None else turn.kept.where(turn.sampled_mask))
+        self.messages.append(self.maker.message(sampled, sampling))
         self.turns, self.stop_reason = self.turns + 1, turn.stop_reason
 
     def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
@@ -192,8 +202,10 @@ class Conversation:
             failure=self._failure,
             late=self._late,
             killed=self._killed,
+            kept=Kept.joined(self._kept),
         )
 
     def _add_unsampled(self, ids: list[int]) -> None:
         self._ids += ids
         self._tokens += [(False, 0.0, -1)] * len(ids)
+        self._kept.append(len(ids))

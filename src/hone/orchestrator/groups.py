@@ -16,7 +16,7 @@ from hone.environments import Environment, MultiTurnEnv
 from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function
 from hone.errors import UserError
-from hone.inference.types import SamplingParams
+from hone.inference.types import sampling_params
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
@@ -50,7 +50,7 @@ class GroupSampler:
         self.own_advantages = own_advantages
         self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
-        self.sampling = SamplingParams(temperature=orch.sampling.temperature)
+        self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
         limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
         self.maker = RequestMaker(renderer, *limits, config.seed, "rollout", env.tool_schemas)
 
@@ -250,6 +250,7 @@ def _packed(group: Group, index: int, trajectory: Trajectory) -> Packed:
         advantage=float(group.advantages[index]),
         group=group.draw,
         sample=index,
+        kept=trajectory.kept,
     )
 
 
@@ -279,8 +280,9 @@ def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group],
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[str, float]:
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
-    A task of several turns also has their number, and the environment's tokens between them. With `lag`, the versions
-    that the sampler may be behind, the staleness of the stalest token, in versions, is added.
+    A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
+    distribution, how many ids it kept. With `lag`, the versions that the sampler may be behind, the staleness of the
+    stalest token, in versions, is added.
     """
     scores = [score for group in groups for score in group.scores]
     trajectories = [t for group in groups for t in group.trajectories]
@@ -299,6 +301,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
     metrics["completion/length/mean"] = float(np.array([t.num_sampled for t in trajectories]).mean())
     metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))
     metrics |= _identical_shares(groups)
+    if cut := [t.kept.counts[t.sampled_mask] for t in trajectories if t.kept is not None]:
+        metrics["completion/kept_ids/mean"] = float(np.concatenate(cut).mean())
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)

@@ -27,7 +27,7 @@ from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.reach import Server
 from hone.orchestrator.types import Finished, Request
 from hone.trainer.export import Spool
-from hone.types import Trajectory
+from hone.types import Kept, Trajectory
 
 CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""
@@ -76,12 +76,13 @@ class ServerPolicy:
         def end(number: int, answer: Any) -> None:
             group = groups[number]
             with self._readable("ids and logprobs of its tokens"):
-                choices = [_read(choice) for choice in sorted(answer["choices"], key=lambda choice: choice["index"])]
+                ordered = sorted(answer["choices"], key=lambda choice: choice["index"])
+                choices = [_read(choice, sampling.keeps_ids) for choice in ordered]
                 assert len(choices) == len(group), f"{len(choices)} completions of {len(group)}"
             for (index, request), (prompt_ids, completion, versions) in zip(group, choices, strict=True):
                 versions = versions or [begun.version] * len(completion.token_ids)
                 asked = replace(request, prompt_ids=prompt_ids)
-                rollouts[index] = trajectory(asked, completion, versions, self.renderer)
+                rollouts[index] = trajectory(asked, completion, versions, self.renderer, sampling.stop_strings)
                 if finished is not None:
                     finished(index, rollouts[index])
 
@@ -187,8 +188,10 @@ class ServerPolicy:
             # All that ends a completion is named, so that it does not depend on the server's own view of the model.
             "ignore_eos": True,
             "stop_token_ids": sorted({*ends, *(stop for stop in sampling.stop if isinstance(stop, int))}),
-            "stop": [stop for stop in sampling.stop if isinstance(stop, str)],
+            "stop": list(sampling.stop_strings),
         }
+        if sampling.keeps_ids:
+            body["return_kept_ids"] = True
         hones = self.server.backend == "hone"
         return body | ({"key": [request.key for request in group]} if hones else {"seed": first.key >> 33})
 
@@ -203,8 +206,9 @@ class ServerPolicy:
             ) from error
 
 
-def _read(choice: dict[str, Any]) -> tuple[tuple[int, ...], Completion, list[int] | None]:
+def _read(choice: dict[str, Any], with_kept: bool) -> tuple[tuple[int, ...], Completion, list[int] | None]:
     """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
-    completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"])
+    kept = Kept.of(choice["kept_ids"]) if with_kept else None
+    completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"], kept)
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
     return tuple(choice["prompt_token_ids"]), completion, choice.get("policy_versions")

@@ -33,6 +33,8 @@ LONG = 2 * 3600
 """Seconds of a run that nobody would like to do again."""
 CUT = 0.02
 """Share of reference answers beyond the limit from which it is worth a word."""
+KEPT_GIB = 4
+"""Ids that a step's sampling may keep at worst, from which it is worth a word."""
 CUSTOMARY = {
     ("RL", "large"): (2e-7, 1e-5, "1e-6"),
     ("RL", "small"): (5e-7, 1e-4, "1e-6 to 1e-5"),
@@ -54,6 +56,14 @@ def surprises(plan: Plan) -> Iterator[str]:
     else:
         kind, section, prefix, key, longest = "SFT", config, "", "data.seq_len", config.data.seq_len
         intervals = {"val": config.val}
+    if isinstance(config, RLConfig) and shape is not None:
+        sampling, most = config.orchestrator.sampling, 4 * shape.vocab_size * plan.steps.sampled_at_most
+        if sampling.cuts and not sampling.top_k and most > KEPT_GIB * GIB:
+            yield (
+                f"orchestrator.sampling has top_p or min_p without top_k, and may keep up to {shape.vocab_size:,} ids "
+                f"of each token: at worst {most / GIB:,.0f} GiB a step, in memory and in rollouts/; set top_k = 100 or "
+                "so beside it"
+            )
     steps, warmup, lr = config.max_steps, section.scheduler.warmup_steps, section.optim.lr
     if warmup > steps / 2:
         yield (

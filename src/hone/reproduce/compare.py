@@ -22,7 +22,11 @@ Row = dict[str, Any]
 
 ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
-    "logprobs": {"logprobs": "that of token"},
+    "logprobs": {
+        "kept_counts": "the number of ids kept for token",
+        "kept_ids": "kept id",
+        "logprobs": "that of token",
+    },
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
     "rollouts": {
         name: f"the column {name}"

@@ -48,7 +48,7 @@ from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Trajectory
+from hone.types import Group, Kept, Trajectory
 
 OnStep = Callable[[int], None]
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
@@ -356,6 +356,7 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
     """
     try:
         ids = np.concatenate([row["token_ids"] for row in rows])
+        ids = np.concatenate([ids, *(row["kept_ids"] for row in rows if row.get("kept_ids"))])
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ValueError("a token id is not in the vocabulary")
         if not all(np.any(row["sampled_mask"]) for row in rows):
@@ -377,6 +378,7 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
 
 def _trajectory(row: Row) -> Trajectory:
     kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
+    columns = [row.get(name) for name in ("kept_ids", "kept_counts")]
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
@@ -386,4 +388,5 @@ def _trajectory(row: Row) -> Trajectory:
         stop_reason=row["stop_reason"],
         sample_id=row["sample_id"],
         state=kept,
+        kept=None if None in columns else Kept(*(np.array(column, dtype=np.int32) for column in columns)),
     )

@@ -47,7 +47,8 @@ class RecordedPolicy:
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Trajectory]:
-        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer) for r in requests]
+        stops = sampling.stop_strings
+        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer, stops) for r in requests]
 
     def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
         """Return the completion that was recorded for the request, and the versions of its tokens."""
@@ -63,4 +64,5 @@ class RecordedPolicy:
             reason = "stop"
         elif recorded.state is not None and reason == "length" and ids[-1] in self._renderer.stop_ids:
             reason = "stop"  # it was the environment's answer that left no room
-        return Completion(ids, logprobs, reason), versions
+        kept = recorded.kept and recorded.kept.where(np.isin(np.arange(len(recorded.token_ids)), turn))
+        return Completion(ids, logprobs, reason, kept), versions

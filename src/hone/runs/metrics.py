@@ -58,6 +58,7 @@ METRICS = (
     Metric("completion/truncated", "rl eval", SHARE, "truncated", better="lower"),
     Metric("completion/repeated", "rl", SHARE, "repeated", better="lower"),
     Metric("completion/identical", "rl", SHARE, "identical to another prompt's", better="lower"),
+    Metric("completion/kept_ids/mean", "rl", "ids per token", "ids that top_k, top_p and min_p keep, mean"),
     Metric("turns/mean", "rl eval", "turns per completion", "turns of a conversation, mean"),
     Metric("tokens/environment", "rl", "tokens", "tokens of the environment's messages"),
     Metric("staleness/mean", "rl", "versions", "versions behind, mean"),

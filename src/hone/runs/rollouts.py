@@ -71,12 +71,19 @@ def evals_file(version: int) -> str:
     return f"{EVALS}/step_{version:06d}.jsonl"
 
 
-def schema() -> pyarrow.Schema:
-    """Return columns and types. Every step's file has all of them, so that any set of files is one table."""
+def schema(kept: bool = False) -> pyarrow.Schema:
+    """Return columns and types. Every step's file has all of them, so that any set of files is one table.
+
+    `kept`: with those of a run whose sampling cuts the distribution.
+    """
     import pyarrow as pa
 
     text, number = pa.string(), pa.float64()
     per_component = pa.map_(text, number)
+    ids = [
+        ("kept_ids", pa.list_(pa.int32())),  # ids that tokens were sampled among, ascending, token after token
+        ("kept_counts", pa.list_(pa.int32())),  # how many of them each token has; 0 where not sampled
+    ]
     return pa.schema(
         [
             ("step", pa.int32()),  # the step that sampled it
@@ -101,6 +108,7 @@ def schema() -> pyarrow.Schema:
             ("answer", text),
             ("info", text),  # the example's, as JSON
             ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
+            *(ids if kept else []),
         ]
     )
 
@@ -144,6 +152,8 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 else json.dumps(trajectory.messages[length:], ensure_ascii=False),
             }
         )
+        if (kept := trajectory.kept) is not None:
+            rows[-1] |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
     return rows
 
 
@@ -155,12 +165,12 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     """
     import pyarrow as pa
 
-    names = schema().names
+    fields = schema(kept=any("kept_ids" in row for row in rows))
     for row in rows:
-        assert row.keys() <= set(names), f"unknown rollout columns {sorted(row.keys() - set(names))}"
+        assert row.keys() <= set(fields.names), f"unknown rollout columns {sorted(row.keys() - set(fields.names))}"
     as_pairs = lambda value: list(value.items()) if isinstance(value, dict) else value  # noqa: E731
-    columns = [pa.array([as_pairs(row.get(field.name)) for row in rows], field.type) for field in schema()]
-    return _write_table(path, pa.Table.from_arrays(columns, schema=schema()), OPTIONS)
+    columns = [pa.array([as_pairs(row.get(field.name)) for row in rows], field.type) for field in fields]
+    return _write_table(path, pa.Table.from_arrays(columns, schema=fields), OPTIONS)
 
 
 def _write_table(path: Path, table: pyarrow.Table, options: dict[str, Any]) -> str:
@@ -179,7 +189,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
     import pyarrow as pa
 
-    columns = schema().names if columns is None else list(columns)
+    columns = schema(kept=True).names if columns is None else list(columns)
     table = _read_table(path, columns, "restore it from a copy")
     if "completion" in columns and "completion" not in table.column_names:
         table = table.append_column("completion", pa.nulls(len(table), pa.string()))

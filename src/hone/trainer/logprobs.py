@@ -31,12 +31,13 @@ def token_logprobs(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute log-probability and entropy `[M]` of predicting the tokens at `indices_M` from what precedes them.
 
-    Both are of softmax(logits / temperature), in nats, and carry gradients. For `cache_bytes` see
-    `hone.model.head`.
+    Both are of softmax(logits / temperature), in nats, and carry gradients; of tokens with a `kept` set, the batch's
+    loss tokens, over that. For `cache_bytes` see `hone.model.head`.
     """
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(
-        hidden_MD, model.head_weight, batch.token_ids[indices_M], temperature, model.precision, cache_bytes
+        *(hidden_MD, model.head_weight, batch.token_ids[indices_M]),
+        *(temperature, model.precision, cache_bytes, batch.kept),
     )
 
 

@@ -20,7 +20,7 @@ import torch
 from hone.model.device import upload
 from hone.trainer import MICRO_BATCH_TOKENS
 from hone.trainer.parallel import ALONE, Ranks
-from hone.types import Counts, PackedBatch
+from hone.types import Counts, Kept, PackedBatch
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Sequence:
 
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
     sequence; `group` and `sample` number its prompt and completion. `weight` is what each of its tokens counts in the
-    step's loss; None: 1 / the step's loss tokens.
+    step's loss; None: 1 / the step's loss tokens. `kept` are the ids that its tokens were sampled among.
     """
 
     token_ids: np.ndarray
@@ -39,12 +39,14 @@ class Sequence:
     group: int = 0
     sample: int = 0
     weight: float | None = None
+    kept: Kept | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
         assert length > 0 and len(self.loss_mask) == length and self.loss_mask.dtype == np.bool_
         assert not self.loss_mask[0], "a first token has no context to be predicted from"
         assert self.logprobs is None or len(self.logprobs) == length
+        assert self.kept is None or len(self.kept.counts) == length
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -153,7 +155,17 @@ def pack(
         num_loss_tokens=num_loss_tokens,
         minibatch=minibatch,
         parents=tuple(segment.parent for segment in segments) if shares else None,
+        kept=Kept.joined([_kept(segment, count) for segment, count in zip(segments, loss_lengths_S, strict=True)]),
     )
+
+
+def _kept(segment: _Segment, loss_length: int) -> Kept | int:
+    """Return what the segment's loss tokens were sampled among; their number, if it was the vocabulary."""
+    sequence = segment.sequence
+    if sequence.kept is None:
+        return int(loss_length)
+    places = np.arange(len(sequence))
+    return sequence.kept.where(sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
 
 
 def _or_zeros(values: np.ndarray | None, length: int) -> np.ndarray:

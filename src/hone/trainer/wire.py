@@ -7,7 +7,7 @@ from dataclasses import astuple
 import numpy as np
 
 from hone.trainer.packing import Batch, Sequence
-from hone.types import Counts
+from hone.types import Counts, Kept
 
 
 def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
@@ -15,7 +15,8 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
     `logprobs` float32, each `[N]`. The last is left out if the sequences have none. `counts` int64
-    `[4]`: what was filtered, and the most tokens of a completion.
+    `[4]`: what was filtered, and the most tokens of a completion. If tokens were sampled among some ids only,
+    `kept_ids` and `kept_counts` int32 are as in `Kept`.
     """
     sequences = batch.sequences
 
@@ -41,6 +42,8 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     assert len(logprobs) in (0, len(sequences)), "all have them, or none has"
     if logprobs:
         arrays["logprobs"] = flat(logprobs, np.float32)
+    if (kept := Kept.joined([len(s) if s.kept is None else s.kept for s in sequences])) is not None:
+        arrays |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
     return arrays
 
 
@@ -54,6 +57,11 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
 
     if not len(arrays["lengths"]):
         return Batch([], Counts(*filtered), longest)
+    kept: list[Kept] | list[None] = [None] * len(arrays["lengths"])
+    if "kept_counts" in arrays:
+        counts = np.split(arrays["kept_counts"], cuts)
+        ids = np.split(arrays["kept_ids"], np.cumsum([each.sum() for each in counts])[:-1])
+        kept = [Kept(*parts) for parts in zip(ids, counts, strict=True)]
     columns = zip(
         np.split(arrays["token_ids"].astype(np.int64), cuts),
         np.split(arrays["loss_mask"], cuts),
@@ -63,4 +71,5 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
         arrays["samples"].tolist(),
         strict=True,
     )
-    return Batch([Sequence(*column) for column in columns], Counts(*filtered), longest)
+    sequences = [Sequence(*column, kept=sets) for column, sets in zip(columns, kept, strict=True)]
+    return Batch(sequences, Counts(*filtered), longest)

@@ -34,6 +34,7 @@ class Answer:
     def __init__(self, body: GenerationRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
         self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._tokenizer, self._jobs, self._token_ids = renderer.tokenizer, jobs, body.return_token_ids
+        self._kept_ids = body.return_kept_ids
         self._begun: set[int] = set()
 
     def complete(self, deltas: list[Delta], usage: dict[str, int]) -> dict[str, Any]:
@@ -57,13 +58,17 @@ class Answer:
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
-        """Return the ids, the version of the policy that sampled each, and once those of the prompt, if asked for."""
+        """Return the ids, the version of the policy that sampled each, and once those of the prompt, if asked for.
+
+        And the ids that each was sampled among; null where that was the vocabulary.
+        """
+        ids: dict[str, Any] = {}
+        if self._kept_ids:
+            ids["kept_ids"] = [None if token.kept is None else token.kept.tolist() for token in delta.tokens]
         if not self._token_ids:
-            return {}
-        ids: dict[str, Any] = {
-            "token_ids": [token.id for token in delta.tokens],
-            "policy_versions": [token.version for token in delta.tokens],
-        }
+            return ids
+        ids["token_ids"] = [token.id for token in delta.tokens]
+        ids["policy_versions"] = [token.version for token in delta.tokens]
         if delta.index not in self._begun:
             self._begun.add(delta.index)
             ids["prompt_token_ids"] = self._jobs[delta.index].prompt

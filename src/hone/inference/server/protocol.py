@@ -1,8 +1,8 @@
 """What a client may send. Every field is checked; a field that hone does not know or cannot honour is refused.
 
 Fields of OpenAI's that have no effect here are accepted at the value that means "off", so that clients which always
-send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `prompt_logprobs`,
-`key`.
+send them work. hone's own: `top_k`, `min_p`, `stop_token_ids`, `ignore_eos`, `return_token_ids`, `return_kept_ids`,
+`prompt_logprobs`, `key`.
 
 A sample's randomness has one address. Sample i of prompt p of a request with `seed` s has the key
 `rng.key(s, "generate", p, i)`, as in `Engine.generate`, so both give the same tokens. RL's rollouts have
@@ -105,6 +105,7 @@ class GenerationRequest(Strict):
     stop_token_ids: list[Count] = Field(default=[], max_length=256)
     ignore_eos: bool = False
     return_token_ids: bool = False
+    return_kept_ids: bool = False
     key: list[Key] | None = Field(default=None, max_length=MAX_SAMPLES)
     # Of no effect here.
     user: Name | None = None
@@ -142,6 +143,7 @@ class GenerationRequest(Strict):
             stop=tuple(dict.fromkeys((*self.stop_token_ids, *stop_ids, *(self.stop or ())))),
             ignore_eos=self.ignore_eos,
             top_logprobs=top,
+            return_kept_ids=self.return_kept_ids,
         )
         return [
             Job(
