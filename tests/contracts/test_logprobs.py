@@ -23,6 +23,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
+from hone.types import Kept
 
 QWEN3 = DecoderConfig(
     family="qwen3",
@@ -47,6 +48,7 @@ BANDS = {precision: band_of("hone", precision, QWEN3.num_layers) for precision i
 """Mean and maximum of |Δ| in nats that are fine; of more layers more, as measured."""
 CHUNK = 8
 SHARING, PREFILL, ARRIVAL = ("none", "group", "prefix"), ("whole", "chunks"), ("at once", "at random")
+CUT = {"top_p": 0.9, "top_k": 30, "min_p": 0.02}
 WAYS = [SamplingParams(temperature=1.0), SamplingParams(temperature=0.8)]
 
 
@@ -199,6 +201,26 @@ def test_so_are_those_of_the_steps_that_cuda_graphs_record(models, name, precisi
     rng = np.random.default_rng(7)
     jobs = jobs_of("group", rng)
     found = gaps(model, jobs, sample(Engine(model, cuda_graphs=True), jobs, "at random", rng))
+    band = BANDS[precision]
+    assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
+
+
+@pytest.mark.parametrize("precision", BANDS)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_so_are_those_of_cut_distributions_over_the_ids_that_were_kept(models, name, precision):
+    """Though rounding may put other ids into the set: the trainer takes that of the sampler."""
+    model, way = models(name, precision), SamplingParams(temperature=0.8, **CUT, return_kept_ids=True)
+    jobs = [replace(job, params=way) for job in jobs_of("group", np.random.default_rng(9))]
+    sequences, sampled = [], []
+    for job, made in zip(jobs, Engine(model).run(jobs, way), strict=True):
+        ids = np.array([*job.prompt, *made.token_ids])
+        kept = Kept.joined([len(job.prompt), made.kept or 0])
+        sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), kept=kept))
+        sampled += made.logprobs
+    batch = pack(sequences, share_prompts=True)
+    trained = token_logprobs(model, batch, batch.loss_indices, way.temperature)[0].detach().numpy()
+    found = np.abs(np.array(sampled) - trained)
+    assert batch.kept is not None and 1 < batch.kept.counts.mean() < 30
     band = BANDS[precision]
     assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
 

@@ -2,8 +2,9 @@
 
 Quantities are compared in the order in which a step makes them, so that the first one that differs is the cause, and
 what differs after it the consequence: the weights that the step began with, the order of examples, the environment's
-messages between turns and the tokens of all turns, as they follow each other, logprobs, rewards, the rest of each
-rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss first), the weights that it made.
+messages between turns and the tokens of all turns, as they follow each other, the ids that those were sampled among,
+logprobs, rewards, the rest of each rollout, advantages, the samples of an evaluation, metrics (gradient norm and loss
+first), the weights that it made.
 """
 
 from __future__ import annotations
@@ -22,11 +23,8 @@ Row = dict[str, Any]
 
 ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
-    "logprobs": {
-        "kept_counts": "the number of ids kept for token",
-        "kept_ids": "kept id",
-        "logprobs": "that of token",
-    },
+    "kept ids": {"kept_counts": "their number at token", "kept_ids": "the id at"},
+    "logprobs": {"logprobs": "that of token"},
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
     "rollouts": {
         name: f"the column {name}"
