@@ -47,7 +47,12 @@ class RecordedPolicy:
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Trajectory]:
-        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer) for r in requests]
+        rollouts = []
+        for index, request in enumerate(requests):
+            rollouts.append(trajectory(request, *self._turn(request, self._recorded[request.sample_id]), self._renderer))
+            if finished is not None:
+                finished(index, rollouts[index])
+        return rollouts
 
     def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
         """Return the completion that was recorded for the request, and the versions of its tokens."""
