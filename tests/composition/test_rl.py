@@ -195,6 +195,14 @@ def fail_while_grading(rl: RL) -> None:
     Path("busy").unlink()
 
 
+def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("hone.model.fusion.set_compiled", lambda *_: None)
+    with RL(**settings, output_dir=tmp_path, **{"model.compile": True}):
+        pass
+    info = Run(tmp_path).info
+    assert (info["exact"], info["inexact"]) == (False, [{"step": 0, "cause": "model.compile"}])
+
+
 def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):
     with pytest.raises(ZeroDivisionError), RL(**settings, output_dir=tmp_path / "out") as rl:
         rl.step()

@@ -286,7 +286,8 @@ class RL(Training):
 
     def _open(self, stack: ExitStack) -> None:
         config, model, renderer = self.config, self.model, self.renderer
-        configure(config.threads, model.num_parameters, bool(config.deterministic), compiled=config.model.compile)
+        kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
+        configure(config.threads, model.num_parameters, **kernels, device=model.device)
         server = None
         if config.sampled_by is not None:
             from hone.composition.sampling import reached

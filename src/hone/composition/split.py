@@ -73,7 +73,8 @@ class SplitRL(RL):
         config = self.config.model_copy(update={"trainer": own})
         config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
         self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
-        configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json records it
+        # As the trainer, for run.json records it.
+        configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
         # A server that died is started again with this process: the client is not to try for long.
         endpoint = endpoint_of(config, config.server_url)
         endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
