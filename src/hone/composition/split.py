@@ -20,6 +20,7 @@ from typing import Any
 
 from hone.composition import parts
 from hone.composition.machine import configure, resolved
+from hone.composition.memory import versions_in_memory
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
@@ -100,7 +101,7 @@ class SplitRL(RL):
         canary = fixed_tokens(sampler.first(EXAMPLES), self.renderer, config.seq_len)
         if (memory := given_folder()) is not None:
             size = hello.parameters * (2 if config.precision == "bf16" else 4)
-            if (sentence := shortage(memory, size)) is not None:
+            if (sentence := shortage(memory, size, versions_in_memory(config))) is not None:
                 print(sentence, flush=True)
                 memory = None
         session = Session(

@@ -29,6 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket, draw
+from hone.inference.memory import GRANULE, slot_tokens
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
 from hone.inference.types import SamplingParams
@@ -36,8 +37,6 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 from hone.model.head import head_logits
 
-GRANULE = 64
-"""Slots have a multiple of this many tokens, and a step covers at least as many: kernels want a mask aligned."""
 MAX_PADDING = 2
 """Batches are joined unless their cache would grow by more than this factor: a step reads all of it."""
 MAX_GRAPHS = 64
@@ -230,7 +229,7 @@ class SlotCache:
     @property
     def span(self) -> int:
         """Return the tokens that each slot needs."""
-        return -(-int(self.ends.max()) // GRANULE) * GRANULE
+        return slot_tokens(int(self.ends.max()))
 
     @property
     def tokens(self) -> int:
