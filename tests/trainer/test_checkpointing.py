@@ -14,6 +14,7 @@ from storages import Storages
 from hone.config.shared import InitConfig
 from hone.model.attention import PackedAttention
 from hone.model.presets import random_decoder, tiny_config
+from hone.trainer.memory import takes_products_in_fp32
 from hone.trainer.packing import split_micro_batches
 from hone.trainer.parallel import ALONE
 
@@ -60,10 +61,12 @@ def test_a_layer_keeps_its_input_and_if_asked_the_results_of_products_and_attent
     hidden, q, kv, intermediate, heads = 64, 4 * 32, 2 * 32, 192, 4
     kept = {mode: kept_per_layer(precision, mode) for mode in MODES}
     assert kept["layer"] == stream * hidden
+    by_fp32 = product == 2 and takes_products_in_fp32("cpu")
+    product = 4 if by_fp32 else product
     products = product * (q + 2 * kv + hidden + 2 * intermediate + hidden)
     attention = 4 * q + 4 * heads  # on a CPU in fp32: the result, and the logarithm of each row's sum
     assert kept["selective"] == pytest.approx(stream * hidden + products + attention, rel=0.02)
-    assert kept["none"] > 1.3 * kept["selective"]
+    assert kept["none"] > (1.1 if by_fp32 else 1.3) * kept["selective"]
 
 
 @pytest.mark.split

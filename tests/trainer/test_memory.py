@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from storages import Storages
 
 from hone.composition.parts import make_sft_trainer
@@ -11,9 +12,10 @@ from hone.config.parse import parse
 from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig
 from hone.model import head
+from hone.model.packed import multiplies_bf16_fast
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer import memory
-from hone.trainer.memory import host_bytes, training_bytes
+from hone.trainer.memory import host_bytes, takes_products_in_fp32, training_bytes
 from hone.trainer.packing import Sequence, pack
 
 INIT = InitConfig(layers=6, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
@@ -22,6 +24,11 @@ STAY = ("weights", "bf16 casts", "optimiser")
 
 def test_chunks_of_the_head_are_the_heads() -> None:
     assert memory.LOGITS == {"cpu": head.CPU_LOGITS, "cuda": head.MAX_LOGITS}
+
+
+def test_what_a_cpu_multiplies_in_is_known_without_torch() -> None:
+    assert takes_products_in_fp32("cpu") is not multiplies_bf16_fast(torch.zeros(1))
+    assert not takes_products_in_fp32("cuda")
 
 
 def test_the_hosts_part_of_an_offloaded_optimiser() -> None:

@@ -59,10 +59,11 @@ def training_bytes(
 
 
 @functools.cache
-def multiplies_bf16() -> bool:
-    """Whether this machine's CPU multiplies in bf16 (`hone.model.packed.multiplies_bf16_fast`); else it does in fp32."""
+def takes_products_in_fp32(device: str) -> bool:
+    """Return True for a CPU that is slow in bf16, so that `hone.model.packed` multiplies in fp32."""
     cpuinfo = Path("/proc/cpuinfo")
-    return not cpuinfo.exists() or {"avx512bw", "avx512vl", "avx512dq"} <= set(cpuinfo.read_text().split())
+    has_kernels = {"avx512bw", "avx512vl", "avx512dq"}
+    return device == "cpu" and cpuinfo.exists() and not has_kernels <= set(cpuinfo.read_text().split())
 
 
 def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
@@ -142,7 +143,7 @@ def activation_bytes(
     """
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
-    by_fp32 = device == "cpu" and low == 2 and not multiplies_bf16()  # products, of operands that are cast for each
+    by_fp32 = low == 2 and takes_products_in_fp32(device)
     result = 4 if by_fp32 else low
     norms = 2 * 4 * hidden + (4 * (q + kv) if model.qk_norm else 0)  # their inputs, normalised, in fp32
     # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
@@ -160,7 +161,7 @@ def activation_bytes(
     # The gradients of gate_up, of the activation, which is dropped unless one function computes the MLP, and of the
     # residual stream; or those of q, k and v.
     of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
-    of_mlp += 4 * (2 * inner + hidden) * by_fp32
+    of_mlp += 4 * (2 * inner + hidden) * (by_fp32 and precision == "bf16_linear")  # the operands of a product
     passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
@@ -183,9 +184,10 @@ def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cac
 
     # Logits and their exponentials.
     forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 4 * model.embedding
+    casts = precision != "fp32" and not (precision == "bf16_linear" and takes_products_in_fp32(device))
     if softmax > cache_bytes:
-        softmax, backward = 0, backward + (4 + max(made, low % 4)) * chunk(LOGITS["cuda"])
-    if precision != "fp32":  # a part of the product that is added to the gradient, and the cast of the weight
+        softmax, backward = 0, backward + (4 + max(made, 2 * casts)) * chunk(LOGITS["cuda"])
+    if casts:  # a part of the product that is added to the gradient, and the cast of the weight
         backward += min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
         backward += 2 * model.embedding * (precision == "bf16_linear")
     return softmax + max(forward, backward)
