@@ -254,7 +254,7 @@ def test_time_in_which_a_process_waited_for_a_core_is_not_its_own(pids):
 
 
 def test_a_question_that_starves_its_own_processes_is_ended(pool, pids, monkeypatch):
-    """Each of twenty waits nearly all the time: without a bound it would have twenty seconds, and answer after eight."""
+    """Each of twenty waits nearly all the time: without a bound it would have twenty seconds, and answer in eight."""
     monkeypatch.setattr("hone.grading.pool._MOST_STARVED", 1)
     failure, other = pool.ask_all(["fork many that spin", 1], None, 1.0)
     assert (failure.outcome, failure.detail, other) == (TIMEOUT, "testing took 1 seconds", 1)

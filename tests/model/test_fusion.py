@@ -76,7 +76,7 @@ def test_compiled_steps_train_and_sample_as_eager_ones(precision, qk_norm, check
     for (one,), (other,) in zip(got[1], eager[1], strict=True):
         assert precision != "fp32" or one.token_ids == other.token_ids
         same = [a == b for a, b in zip(one.token_ids, other.token_ids, strict=True)]
-        first = (same + [False]).index(False)
+        first = [*same, False].index(False)
         np.testing.assert_allclose(one.logprobs[:first], other.logprobs[:first], atol=bound)
     # Eight functions, for one number of tokens and then for any, and once more where some are computed again under
     # another mode; no layer, shape or step has kernels of its own.

@@ -147,7 +147,9 @@ def load_weights(
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
-    engine = Engine(model, kv_bytes, prefix_bytes=prefixes, cuda_graphs=EngineConfig().decodes_with_graphs(model.device.type))
+    engine = Engine(
+        model, kv_bytes, prefix_bytes=prefixes, cuda_graphs=EngineConfig().decodes_with_graphs(model.device.type)
+    )
     return EnginePolicy(engine, load_renderer(name, chat_template))
 
 

@@ -93,9 +93,10 @@ def memory(
     if isinstance(config, RLConfig) and ranks == 1:
         parts |= sampling_bytes(config, model, device, prompt, completion, turns)
         parts["packed weights"] = packed_bytes(model, config.precision, device)
-    if isinstance(config, RLConfig) and config.mode == "split" and device == "cpu":
-        if config.orchestrator.client.base_url is None:  # a server on this machine
-            parts["weights for the server"] = versions_in_memory(config) * weight_bytes(model, config.precision) // ranks
+    split = isinstance(config, RLConfig) and config.mode == "split"
+    if split and device == "cpu" and config.orchestrator.client.base_url is None:  # the run starts the server, here
+        versions = versions_in_memory(config) * weight_bytes(model, config.precision)
+        parts["weights for the server"] = versions // ranks
     if config.ckpt is not None and config.ckpt.background and device == "cpu":
         parts["checkpoint copy"] = checkpoint_bytes(model, config.precision, trainer_of(config).optim)
     return Memory({name: size for name, size in parts.items() if size})
@@ -134,8 +135,8 @@ def fitted(
 
     - Checkpointing is the first of none, selective and layer with which a train step fits. Beside the step there must
       be room for the KV cache (the config's, else 4 GiB), or for the vLLM that the run starts.
-    - Graphs are for a GPU, whose KV cache then keeps its memory while the trainer works. They are tried first, with each
-      kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
+    - Graphs are for a GPU, whose KV cache then keeps its memory while the trainer works. They are tried first, with
+      each kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
     """

@@ -267,7 +267,6 @@ class RL(Training):
         grading = self.config.orchestrator.grading
         if self.config.resume is not None:
             return
-        self.env.use_workers(grading)
         if (reason := self.env.late_grading_reason) is None:
             return
         if grading.overlap:

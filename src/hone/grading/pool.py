@@ -55,7 +55,7 @@ _CLOSING_SECONDS = 10.0
 _END_SECONDS = 10.0
 """How long the keeper is given to end what it keeps, before it is ended itself."""
 _MOST_STARVED = 10
-"""How many times its seconds by the clock are added to them, at most, for waits for a core: a question may start so many
+"""For waits for a core a question gets at most this many times its seconds by the clock more: it may start so many
 processes that each of them waits nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
 """How often a question is asked again whose process, or its keeper, was killed from outside; an earlier question's code

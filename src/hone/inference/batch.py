@@ -82,8 +82,8 @@ class Batch:
         return max(self.left)
 
     @property
-    def way(self) -> SamplingParams | None:
-        """Return how all rows are sampled; None if not alike, or if the likeliest tokens are asked for as well."""
+    def common_params(self) -> SamplingParams | None:
+        """Return what all rows are sampled by; None if they differ, or if the likeliest tokens are asked for too."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not params.top_logprobs else None
 
@@ -201,8 +201,10 @@ def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
 
 
 def read(drawn: Sequence[Tensor]) -> Callable[[], list[list[list[float]]]]:
-    """Begin to copy what batches have drawn to the host. What is returned gives it, and waits until it is there: for
-    nothing that a GPU was told to do after this.
+    """Start copying what batches have drawn (`Batch.draw`) to the host, without waiting.
+
+    Return a function that waits for that copy alone, not for what a GPU is told to do later, and returns of each batch
+    its rows as lists of numbers.
     """
     if not drawn:
         return list

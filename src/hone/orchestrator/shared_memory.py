@@ -80,7 +80,9 @@ def shortage(folder: Path, size: int, versions: int) -> str | None:
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:
         return None
-    return disk_message(f"{folder.parent} has {_size(free)} free, {versions} versions of the model need {_size(needed)}")
+    return disk_message(
+        f"{folder.parent} has {_size(free)} free, {versions} versions of the model need {_size(needed)}"
+    )
 
 
 def _size(count: int) -> str:

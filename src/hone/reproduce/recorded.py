@@ -49,7 +49,9 @@ class RecordedPolicy:
     ) -> list[Trajectory]:
         rollouts = []
         for index, request in enumerate(requests):
-            rollouts.append(trajectory(request, *self._turn(request, self._recorded[request.sample_id]), self._renderer))
+            rollouts.append(
+                trajectory(request, *self._turn(request, self._recorded[request.sample_id]), self._renderer)
+            )
             if finished is not None:
                 finished(index, rollouts[index])
         return rollouts
