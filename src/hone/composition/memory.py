@@ -93,10 +93,8 @@ def memory(
     if isinstance(config, RLConfig) and ranks == 1:
         parts |= sampling_bytes(config, model, device, prompt, completion, turns)
         parts["packed weights"] = packed_bytes(model, config.precision, device)
-    split = isinstance(config, RLConfig) and config.mode == "split"
-    if split and device == "cpu" and config.orchestrator.client.base_url is None:  # the run starts the server, here
-        versions = versions_in_memory(config) * weight_bytes(model, config.precision)
-        parts["weights for the server"] = versions // ranks
+    if isinstance(config, RLConfig) and device == "cpu":
+        parts["weights for the server"] = shared_weight_bytes(config, model) // ranks
     if config.ckpt is not None and config.ckpt.background and device == "cpu":
         parts["checkpoint copy"] = checkpoint_bytes(model, config.precision, trainer_of(config).optim)
     return Memory({name: size for name, size in parts.items() if size})
@@ -109,6 +107,13 @@ def versions_in_memory(config: RLConfig) -> int:
     copies.
     """
     return 2 + config.orchestrator.max_async_level + (config.ckpt is not None)
+
+
+def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
+    """Return the bytes of these versions; 0 without mode split, or with a server that is up already."""
+    if config.mode != "split" or config.orchestrator.client.base_url is not None:
+        return 0
+    return versions_in_memory(config) * weight_bytes(model, config.precision)
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
