@@ -144,6 +144,27 @@ def test_a_stage_that_is_ended_is_recorded(tmp_path: Path) -> None:
     assert record["stages"]["parity"]["status"] == "out of time"
 
 
+def test_a_gpu_that_is_lost_on_the_way_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ended:
+        """A stage's process; the third finds no GPU."""
+
+        pid, codes = -1, iter([0, 0, gpu_run.NO_GPU])
+
+        def __init__(self, *args: object, **kwargs: object) -> None:
+            self.code = next(self.codes)
+
+        def wait(self, seconds: float | None = None) -> int:
+            return self.code
+
+    monkeypatch.setattr(gpu_run.subprocess, "Popen", Ended)
+    monkeypatch.setattr(gpu_run.Runner, "end_child", lambda self: None)
+    monkeypatch.setattr(gpu_run, "revision", lambda: None)
+    monkeypatch.setattr(gpu_run, "work_folder", lambda: None)
+    assert gpu_run.main(["--out", str(tmp_path), "--stages", "parity", "resume", "quickstart"]) == 1
+    stages = json.loads((tmp_path / "gpu.json").read_text())["stages"]
+    assert stages["quickstart"]["exit_code"] == gpu_run.NO_GPU and stages["quickstart"]["status"] == "failed"
+
+
 def test_flops_of_a_train_step_and_bytes_of_a_decode_step() -> None:
     """Two segments of 5 and 3 tokens, of which 4 and 2 carry loss; a batch of 3 rows with 7 tokens each."""
     matrices = LAYERS - 2 * 2 * 10  # without norms
@@ -160,7 +181,9 @@ def test_the_table_of_gpus() -> None:
     batch = {name: {"tokens_per_second": rate, "share_of_limit": share} for name, (rate, share) in variants.items()}
     batch["compiled"] = {"error": "RuntimeError"}
     theirs = {"default": {"tokens_per_second": 400}}
+    gap = {"2": {"bf16": {"plain": {"within": True}, "graphs": {"error": "RuntimeError"}}}}
     stages = {
+        "parity": {"status": "failed", "figures": {"gap": gap}},
         "sampling qwen3-0.6b": {"figures": {"batches": {"128": batch}}},
         "transformers qwen3-0.6b": {"figures": {"batches": {"128": theirs}}},
         "rl qwen3-0.6b": {"figures": {"steps": {"bf16": {"error": "RuntimeError"}}}, "peak_memory_bytes": 3 * 2**30},
@@ -170,9 +193,10 @@ def test_the_table_of_gpus() -> None:
     named = dict(zip([row[0] for row in table["ROWS"]], cells[2:], strict=True))
     found = {name: cell for name, cell in named.items() if cell != "not measured |"}
     assert found == {
+        "gaps of engine and trainer within their bounds": "1 of 2 |",
         "sampling, 0.6B, batch 128": "4,000 tokens/s |",
-        "… share of the bandwidth limit at 128": "60 % |",
-        "… against transformers' `generate` at 128": "10.0 × |",
+        "share of the bandwidth limit in sampling, 0.6B, batch 128": "60 % |",
+        "sampling against transformers' `generate`, 0.6B, batch 128": "10.0 × |",
         "peak memory, RL of 0.6B": "3 GiB |",
     }
     assert cells[0] == "NVIDIA X |"

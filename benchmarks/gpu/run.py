@@ -89,7 +89,7 @@ class Runner:
         }
 
     def run(self, name: str, seconds: float) -> bool:
-        """Run a stage for at most so long, and record it; False if there is no GPU."""
+        """Run a stage for at most so long, and record it; False if it is the first one and finds no GPU."""
         figures, log = self.work / "figures.json", self.work / "log.txt"
         figures.unlink(missing_ok=True)
         words = [
@@ -120,7 +120,7 @@ class Runner:
                     code = self.child.wait(seconds)
             finally:
                 self.end_child()
-        if code == NO_GPU:
+        if code == NO_GPU and not self.record["stages"]:
             return False
         found = json.loads(figures.read_text()) if figures.exists() else {}
         self.record |= {key: found.pop(key) for key in ("gpu", "machine", "versions") if key in found}
@@ -218,7 +218,8 @@ def main(argv: list[str] | None = None) -> int:
                 return 0
     table = runpy.run_path(str(ROOT / "scripts" / "gpu_table.py"))
     print("\n".join(table["rows"]([runner.record])))
-    return 0
+    lost = any(stage.get("exit_code") == NO_GPU for stage in runner.record["stages"].values())
+    return 1 if lost else 0
 
 
 if __name__ == "__main__":

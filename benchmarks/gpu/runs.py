@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -40,6 +40,17 @@ STEPS = 4
 EXACT = {"max_steps": 8, "layers": 4, "hidden": 512, "heads": 8, "kv_heads": 4, "head_dim": 64, "intermediate": 1536}
 ROWS = [{"prompt": [{"role": "user", "content": f"Say {i} words."}]} for i in range(100, 200)]
 RECIPES = Path("examples/reverse_text")
+TOYS: dict[str, dict[str, Any]] = {
+    "tiny_sft.toml": {"max_steps": 8, "data.batch_size": 8, "data.env.args.num_train_examples": 99},
+    "tiny.toml": {
+        "max_steps": 8,
+        "model.name": "outputs/tiny-sft/weights/step_8",
+        "orchestrator.batch_size": 8,
+        "orchestrator.env.args.num_train_examples": 99,
+        "orchestrator.eval.num_examples": 8,
+    },
+}
+"""Keys of the recipes that are others for a toy."""
 
 
 def rl(bench: Bench, shape: str, prompts: int, rollouts: int, new_tokens: int) -> None:
@@ -148,8 +159,8 @@ def _resume(bench: Bench, found: dict[str, Any]) -> None:
     whole, parts = bench.work / "whole", bench.work / "parts"
     # Side by side: what is free on the GPU decides nothing here.
     through = _start(bench, [*words, "--output-dir", str(whole)])
-    cut = _start(bench, [*words, "--output-dir", str(parts)])
     checkpoint = parts / "checkpoints" / ("step_1" if bench.tiny else "step_2") / "COMPLETE"
+    cut = _start(bench, [*words, "--output-dir", str(parts)], {rewards.HOLD: str(checkpoint)})
     while not checkpoint.exists() and cut.poll() is None:
         threading.Event().wait(0.005)
     os.kill(cut.pid, signal.SIGKILL)
@@ -180,18 +191,22 @@ def _quickstart(bench: Bench, found: dict[str, Any]) -> None:
     here = bench.work / "quickstart"
     here.mkdir()
     if bench.tiny:
+        import tomli_w
+
         shutil.copytree(Path(hone.__file__).parents[2] / RECIPES, here / RECIPES)
-        for recipe in ("tiny_sft.toml", "tiny.toml"):
-            file = here / RECIPES / recipe
-            text = re.sub(r"= (900|150|256|128|32)$", "= 8", file.read_text(), flags=re.MULTILINE)
-            args = "env.args]\nnum_train_examples = 99\n"
-            text = text.replace("env.args]\n", args).replace(
-                "[orchestrator.adv", f"[orchestrator.{args}[orchestrator.adv"
-            )
-            file.write_text(text)
+        for name, settings in TOYS.items():
+            file = here / RECIPES / name
+            recipe = tomllib.loads(file.read_text())
+            for key, value in settings.items():
+                *sections, last = key.split(".")
+                section = recipe
+                for one in sections:
+                    section = section.setdefault(one, {})
+                section[last] = value
+            file.write_text(tomli_w.dumps(recipe))
     with _device_memory(bench):
         number = "8" if bench.tiny else "256"
-        code = _start(bench, ["quickstart", "--output-dir", "q", "--num-examples", number], here).wait()
+        code = _start(bench, ["quickstart", "--output-dir", "q", "--num-examples", number], folder=here).wait()
     assert code == 0, f"exit code {code}"
     summary = json.loads((here / "q/summary.json").read_text())
     names = ("reward/mean", "ci95/low", "ci95/high", "correct")
@@ -222,7 +237,10 @@ def _device_memory(bench: Bench) -> Iterator[None]:
             watcher.join()
 
 
-def _start(bench: Bench, words: list[str], folder: Path | None = None) -> subprocess.Popen[bytes]:
-    """Start a command of hone."""
+def _start(
+    bench: Bench, words: list[str], variables: dict[str, str] | None = None, folder: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """Start a command of hone with these variables of the environment besides."""
     print(f"$ hone {' '.join(words)}", flush=True)
-    return subprocess.Popen([sys.executable, "-P", "-m", "hone.cli", *words], cwd=folder or bench.work)
+    command = [sys.executable, "-P", "-m", "hone.cli", *words]
+    return subprocess.Popen(command, cwd=folder or bench.work, env=os.environ | (variables or {}))

@@ -150,10 +150,10 @@ class FileTransport:
         """Begin a session, and remove what older ones left."""
         self._session, self._put = session, {}
         with self._explaining():
-            for folder in (self._folder, *self._weights):
+            for folder in (self._folder, *self._weight_folders):
                 folder.mkdir(parents=True, exist_ok=True)
             write(self.path / SESSION, session)
-        for root in (self.path, *(folder.parent for folder in self._weights)):
+        for root in (self.path, *(folder.parent for folder in self._weight_folders)):
             for name in names(root):
                 if name.startswith(PREFIX) and name != self._folder.name:
                     remove(root / name)
@@ -211,17 +211,21 @@ class FileTransport:
     def weights(self, version: int) -> Path:
         """Return the weights of a version whose result was there. Raises UserError if they don't appear here."""
         name = f"step_{version}"
-        found = self._poll(lambda: next((f / name for f in self._weights if name in names(f)), None), PATIENCE)
+        found = self._poll(lambda: next((f / name for f in self._weight_folders if name in names(f)), None), PATIENCE)
         if found is None:
-            raise UserError(f"the weights in {self._weights[-1] / name} are gone: somebody else removed them")
+            raise UserError(f"the weights in {self._disk / name} are gone: somebody else removed them")
         return found
 
     def drop(self, version: int, kept: int | None = None) -> None:
-        """Remove the weights of `version` and of those before it, but for those of `kept`; no server reads them now."""
-        for folder in self._weights:
+        """Remove the weights of `version` and older ones, except `kept`.
+
+        In memory one folder is kept as `spare`, whose files the next version overwrites. The caller guarantees that no
+        server reads them.
+        """
+        for folder in self._weight_folders:
             for name in names(folder):
                 if name.startswith("step_") and kept != int(name.removeprefix("step_")) <= version:
-                    if folder != self._weights[-1]:
+                    if folder == self._memory:
                         with suppress(OSError):  # there is a spare one
                             (folder / name).rename(folder / SPARE)
                     remove(folder / name)
@@ -232,7 +236,7 @@ class FileTransport:
             return
         if not self._replaced():
             remove(self.path / SESSION)
-        for folder in (self._folder, *self._weights):
+        for folder in (self._folder, *self._weight_folders):
             remove(folder)
         self._remove_empty()
 
@@ -275,20 +279,20 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield a folder to write the weights of `version` to; others see it once the block has ended.
+        """Yield (folder to write the weights of `version` to, True if it is in memory); others see it after the block.
 
-        With it comes True if it is in memory, and `reserve` could make room for them there; else it is on the disk.
+        It is in memory if the session has such a folder and `reserve` finds room there.
         """
-        fresh = self._weights[-1] / f"{NEW_PREFIX}step_{version}"
+        name, memory = f"{NEW_PREFIX}step_{version}", self._memory
+        fresh = self._disk / name
         try:
             with self._explaining(may_be_over=True):
                 remove(fresh)
-                in_memory = reserve is not None and self._reserved(fresh.name, reserve)
-                if in_memory:
-                    fresh = self._weights[0] / fresh.name
+                if reserve is not None and memory is not None and _reserved(memory, name, reserve):
+                    fresh = memory / name
                 else:
                     fresh.mkdir(parents=True)
-                yield fresh, in_memory
+                yield fresh, fresh.parent == memory
                 for file in fresh.iterdir():
                     file.chmod(FILE_MODE)  # safetensors makes files that only their owner can read
                 folder = fresh.with_name(f"step_{version}")
@@ -297,22 +301,8 @@ class FileTransport:
         finally:
             remove(fresh)
             if self._is_over():
-                for folder in self._weights:
+                for folder in self._weight_folders:
                     remove(folder)
-
-    def _reserved(self, name: str, reserve: Callable[[Path], None]) -> bool:
-        """Return True if `reserve` could make room in a folder of this name in memory, if need be from a spare one."""
-        memory, *disk = self._weights
-        if not disk:
-            return False
-        try:
-            with suppress(OSError):  # there is none
-                (memory / SPARE).rename(memory / name)
-            reserve(memory / name)
-        except OSError:
-            remove(memory / name)
-            return False
-        return True
 
     def put_result(self, result: Result) -> None:
         """Report what became of an order, after its weights were written."""
@@ -335,11 +325,19 @@ class FileTransport:
         return self.path / f"{PREFIX}{self._session.id}"
 
     @property
-    def _weights(self) -> list[Path]:
-        """Where this session's weights may be: in memory, if it has a folder there, and on the disk."""
+    def _disk(self) -> Path:
+        """This session's weights on the disk."""
+        return self.weights_root / self._folder.name
+
+    @property
+    def _memory(self) -> Path | None:
+        """This session's weights in memory; None if it has no folder there."""
         assert self._session is not None
-        roots = [Path(self._session.memory)] if self._session.memory else []
-        return [root / self._folder.name for root in (*roots, self.weights_root)]
+        return Path(self._session.memory) / self._folder.name if self._session.memory else None
+
+    @property
+    def _weight_folders(self) -> list[Path]:
+        return [self._disk] if self._memory is None else [self._memory, self._disk]
 
     def _order_file(self, step: int) -> Path:
         return self._folder / f"order_{step}.npz"
@@ -409,6 +407,18 @@ class FileTransport:
                 f"the transport folder {self.path} can't be used, {fault[0]}: {fault[1]}, or give another with "
                 "--transport.path"
             ) from error
+
+
+def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
+    """Return True if `reserve` finds room in the folder of this name in memory, which was the spare one if any is."""
+    try:
+        with suppress(OSError):  # there is none
+            (memory / SPARE).rename(memory / name)
+        reserve(memory / name)
+    except OSError:
+        remove(memory / name)
+        return False
+    return True
 
 
 def _lives(hello: Hello) -> bool:

@@ -39,6 +39,20 @@ def sequences(count: int, length: int) -> list[Sequence]:
     return [Sequence(np.full(length, 7, dtype=np.int64), np.arange(length) > 0) for _ in range(count)]
 
 
+def test_versions_of_the_weights_that_a_server_on_this_machine_reads_are_counted() -> None:
+    """One that it has, one that is written, one that a checkpoint copies, and those that rollouts may be behind."""
+    shape, part = tiny_config(INIT), "weights for the server"
+
+    def parts(*flags: str, device: str = "cpu") -> dict[str, int]:
+        return memory(rl(*flags), shape, device, 16, 16).parts
+
+    split = ("--mode", "split", "--precision", "bf16")
+    assert parts(*split)[part] == 2 * 2 * shape.parameters
+    assert parts(*split, "--ckpt", "--orchestrator.max-async-level", "2")[part] == 5 * 2 * shape.parameters
+    assert part not in parts() and part not in parts(*split, device="cuda")
+    assert part not in parts(*split, "--orchestrator.client.base-url", "http://127.0.0.1:1/v1")
+
+
 @pytest.mark.parametrize("optim", [OptimConfig(), OptimConfig(type="muon")], ids=["adamw", "muon"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, optim: OptimConfig) -> None:

@@ -107,6 +107,72 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
     assert len(set(rewards)) > 16
 
 
+UNGRADABLE = """
+from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv, inline
+
+
+def plain(completion):
+    return 1.0
+
+
+@inline
+def quick(completion):
+    return 1.0
+
+
+async def judged(completion):
+    return 1.0
+
+
+class Chat(MultiTurnEnv):
+    def env_response(self, messages, state):
+        return []
+
+
+def load_environment(func="plain", chat=False, tools=None):
+    rows = [{"question": f"question {i}"} for i in range(8)]
+    env = (Chat if chat else SingleTurnEnv)(rubric=Rubric([globals()[func]]), dataset=rows, eval_dataset=rows)
+    env.tool_schemas = tools
+    return env
+"""
+
+
+@pytest.mark.parametrize(
+    ("args", "workers", "reason"),
+    [
+        ({"func": "quick"}, 2, "marked inline"),
+        ({"func": "judged"}, 2, "async"),
+        ({"chat": True}, 2, "several turns"),
+        ({"tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]}, 2, "tools"),
+        ({}, 0, "workers is 0"),
+    ],
+)
+def test_grading_beside_sampling_is_refused_where_it_has_no_effect(
+    args, workers, reason, settings, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "ungradable", raising=False)
+    Path("ungradable.py").write_text(UNGRADABLE)
+    task = {"orchestrator.env.id": "ungradable", "orchestrator.env.args": args, "orchestrator.grading.workers": workers}
+    with pytest.raises(UserError, match=f"overlap = true has no effect with ungradable, for .*{reason}"):
+        RL(**settings, **task, **{"orchestrator.grading.overlap": True}, output_dir="out")
+    assert not Path("out").exists()
+
+
+def test_a_machine_with_cores_to_spare_does_not_grade_beside_sampling_where_it_has_no_effect(
+    settings, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "ungradable", raising=False)
+    Path("ungradable.py").write_text(UNGRADABLE)
+    monkeypatch.setattr("hone.composition.machine._cores", lambda: 2)
+    found = []
+    for func in ("plain", "quick"):
+        rl = RL(**settings, **{"orchestrator.env.id": "ungradable", "orchestrator.env.args": {"func": func}}, threads=1)
+        found.append(rl.config.orchestrator.grading.overlap)
+    assert found == [True, False]
+
+
 def fail_while_grading(rl: RL) -> None:
     """Let the sampling of a step fail while both graders are at work: none goes on."""
     for file in Path().glob("grading-*"):
@@ -127,6 +193,14 @@ def fail_while_grading(rl: RL) -> None:
     assert pool.pids == [] and all(gone(int(file.name.partition("-")[2])) for file in Path().glob("grading-*"))
     rl.policy.sample = sample
     Path("busy").unlink()
+
+
+def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):
+    monkeypatch.setattr("hone.model.fusion.set_compiled", lambda *_: None)
+    with RL(**settings, output_dir=tmp_path, **{"model.compile": True}):
+        pass
+    info = Run(tmp_path).info
+    assert (info["exact"], info["inexact"]) == (False, [{"step": 0, "cause": "model.compile"}])
 
 
 def test_an_error_of_the_block_leaves_a_run_that_can_be_resumed(settings, by_command, tmp_path):

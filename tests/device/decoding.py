@@ -89,12 +89,24 @@ def many_shapes(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
     return {"tokens": tokens, "most": most, "recorded": gpu.recorded if gpu else 0}
 
 
+def many_temperatures(model: Any, gpu: FakeCuda | None) -> dict[str, Any]:
+    """Sample a request at a time: twelve, each at a temperature of its own, then two at one of these."""
+    engine = Engine(model, cuda_graphs=gpu is not None)
+    tokens, recorded = [], []
+    for temperature in (*range(1, 13), 5, 5):
+        params = SamplingParams(temperature=temperature / 8, max_tokens=4, ignore_eos=True)
+        before = gpu.recorded if gpu else 0
+        tokens.append([c.token_ids for c in engine.run([Job(PROMPTS[0], 9 + i, 4) for i in range(2)], params)])
+        recorded.append((gpu.recorded if gpu else 0) - before)
+    return {"tokens": tokens, "recorded": recorded}
+
+
 def main() -> None:
     model = peaked("fp32")
     graphs.MAX_GRAPHS = 5
     cases = CASES | {"joined": CASES["warm"], "joined and mixed": CASES["mixed"]}
     cpu = {name: sampled(Engine(copy.deepcopy(model)), jobs, "joined" in name) for name, jobs in cases.items()}
-    shapes = {"cpu": many_shapes(model, None)}
+    shapes, temperatures = {"cpu": many_shapes(model, None)}, {"cpu": many_temperatures(model, None)}
     gpu = {}
     with FakeCuda().there() as fake:
         for name, jobs in cases.items():
@@ -102,8 +114,9 @@ def main() -> None:
             gpu[name] = sampled(engine, jobs, "joined" in name, fake)
         fake.recorded = 0
         shapes["gpu"] = many_shapes(model.to("cuda"), fake)
+        temperatures["gpu"] = many_temperatures(model.to("cuda"), fake)
     cpu = {name: result["tokens"] for name, result in cpu.items()}
-    json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes}, sys.stdout)
+    json.dump({"cpu": cpu, "gpu": gpu, "shapes": shapes, "temperatures": temperatures}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -52,8 +52,15 @@ def test_a_step_is_one_launch_and_one_copy_to_the_host(found: dict, case: str) -
         assert step["launched"] == 1 and step["operations"] == {"aten.cat.default": 1, "aten._to_copy.default": 1}
 
 
+def test_requests_at_temperatures_of_their_own_share_a_graph(found: dict) -> None:
+    """One is recorded for the first request, and one when a temperature comes again."""
+    cpu, gpu = found["temperatures"]["cpu"], found["temperatures"]["gpu"]
+    assert gpu["tokens"] == cpu["tokens"]
+    assert gpu["recorded"] == [1] + [0] * 11 + [1, 0]
+
+
 def test_graphs_of_many_shapes_stay_few(found: dict) -> None:
-    """Dropped ones are recorded again: 42 batches in several shapes each."""
+    """Dropped ones are recorded again: 36 batches of two prompts or more, each in several shapes."""
     cpu, gpu = found["shapes"]["cpu"], found["shapes"]["gpu"]
     assert gpu["tokens"] == cpu["tokens"]
-    assert gpu["most"] == 5 and gpu["recorded"] >= 42
+    assert gpu["most"] == 5 and gpu["recorded"] >= 36

@@ -171,6 +171,14 @@ class Ways:
             time.sleep(600)
         self.spin()
 
+    def fork_many_that_spin(self) -> None:
+        """Twenty share one core, so that each waits for it nearly all the time."""
+        for _ in range(20):
+            if self._fork():
+                os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+                self.spin()
+        time.sleep(8)
+
     def fork_and_answer_twice(self) -> None:
         self._fork()
 

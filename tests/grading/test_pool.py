@@ -214,18 +214,18 @@ def test_a_forked_process_has_processes_of_its_own(pool):
 
 
 def test_questions_are_asked_while_others_are_still_to_come(pool, pids):
-    with pool.asking(5.0, 60.0) as asked:
-        asked.put("fork and answer twice")
+    with pool.open_round(5.0, 60.0) as round:
+        round.put("fork and answer twice")
         wait_for(pids.read_text)
-        asked.put(1, "exit at once")
-        asked.put([2])
-        first, second, failure, last = asked.answers()
+        round.put(1, "exit at once")
+        round.put([2])
+        first, second, failure, last = round.answers()
     assert (first, second, failure.outcome, last) == ("fork and answer twice", 1, ERROR, [2])
 
 
 def test_an_error_between_the_questions_of_a_round_ends_what_is_at_work(pool, pids):
-    with pytest.raises(ZeroDivisionError), pool.asking(600.0, 600.0) as asked:
-        asked.put("tell and sleep", "tell and sleep", 1)
+    with pytest.raises(ZeroDivisionError), pool.open_round(600.0, 600.0) as round:
+        round.put("tell and sleep", "tell and sleep", 1)
         wait_for(lambda: len(pids.read_text().split()) == 2)
         keepers = pool.pids
         1 / 0  # noqa: B018
@@ -251,6 +251,20 @@ def test_time_in_which_a_process_waited_for_a_core_is_not_its_own(pids):
             one.wait()
     assert starved == "wait for a core"
     assert (asleep.outcome, asleep.detail) == (TIMEOUT, "testing took 1 seconds")
+
+
+def test_a_question_that_starves_its_own_processes_is_ended(pool, pids, monkeypatch):
+    """Each of twenty waits nearly all the time: without a bound it would have twenty seconds, and answer in eight."""
+    monkeypatch.setattr("hone.grading.pool._MOST_STARVED", 1)
+    failure, other = pool.ask_all(["fork many that spin", 1], None, 1.0)
+    assert (failure.outcome, failure.detail, other) == (TIMEOUT, "testing took 1 seconds", 1)
+    assert all(map(gone, map(int, pids.read_text().split())))
+
+
+def test_one_round_is_open_at_a_time(pool):
+    with pytest.raises(AssertionError, match="two rounds"), pool.open_round(5.0, 60.0):
+        pool.ask_all([1], 5.0, 60.0)
+    assert pool.ask_all([3], 5.0, 60.0) == [3]
 
 
 def test_ctrl_c_ends_all_processes_and_the_next_question_starts_others(pool):

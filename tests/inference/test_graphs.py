@@ -139,7 +139,33 @@ def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahe
     mixed = [Job((5, 6, 7), i, 10 + 5 * i, params) for i, params in enumerate(WAYS[:-1])]
     assert_same(sampled(engine, mixed), sampled(Engine(model), mixed))
     (state,) = engine.runner.states
+    assert {key[2] for key in state.graphs} == {None}
+    assert_same(sampled(engine, mixed), sampled(Engine(model), mixed))
     assert {key[2] for key in state.graphs} == {None, WAYS[3].transform}, "at last one row is left"
+
+
+@AHEAD
+def test_a_way_to_sample_has_a_graph_when_a_second_prompt_asks_for_it(ahead):
+    """Until then the tokens are sampled behind the step, and are the same."""
+    model = peaked()
+    engine = slots_engine(model, ahead)
+
+    def ways(params: SamplingParams, prompts: int) -> set:
+        some = [Job(tuple(range(5 + i // 2, 9 + i // 2)), i, 6, params) for i in range(2 * prompts)]
+        assert_same(sampled(engine, some), sampled(Engine(model), some))
+        return {key[2] for state in engine.runner.states for key in state.graphs}
+
+    assert ways(WAYS[1], 1) == {None} == ways(WAYS[2], 1)
+    assert ways(WAYS[1], 1) == {None, WAYS[1].transform}
+    assert ways(WAYS[3], 2) == {WAYS[3].transform}, "of two prompts at once the first; in a larger state"
+
+
+def test_the_ways_that_are_remembered_are_few(monkeypatch):
+    monkeypatch.setattr(graphs, "MAX_WAYS", 3)
+    engine = slots_engine(peaked())
+    for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
+        engine.run([Job((5, 6), 0, 3)], SamplingParams(temperature=temperature, ignore_eos=True))
+    assert [(way[0], count) for way, count in engine.runner._asked.items()] == [(3.0, 1), (1.0, 2), (4.0, 1)]
 
 
 def steps_launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -183,6 +209,7 @@ def test_graphs_not_used_for_longest_are_dropped(monkeypatch):
     monkeypatch.setattr(graphs, "MAX_GRAPHS", 3)
     engine = slots_engine(peaked())
     for temperature in (1.0, 2.0, 3.0, 1.0, 4.0):
-        engine.run([Job((5, 6), 0, 3)], SamplingParams(temperature=temperature, ignore_eos=True))
+        jobs = [Job((5, i), i, 3) for i in range(2)]
+        engine.run(jobs, SamplingParams(temperature=temperature, ignore_eos=True))
     (state,) = engine.runner.states
     assert [key[2][0] for key in state.graphs] == [3.0, 1.0, 4.0]

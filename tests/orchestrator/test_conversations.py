@@ -229,6 +229,14 @@ def retold(recorded: list[Trajectory], env, **kwargs) -> list[Trajectory]:
     return rolled(policy, env, len(recorded), **kwargs)[1]
 
 
+def test_recorded_rollouts_are_handed_over_as_they_end():
+    script, handed = Script(["5"], ["3"]), {}
+    _, recorded = rolled(script, game(max_turns=1), 2)
+    policy = RecordedPolicy({t.sample_id: t for t in recorded}, RENDERER, 7)
+    rollouts = policy.sample(script.rounds[0], SAMPLING, handed.__setitem__)
+    assert equal(rollouts, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(rollouts))
+
+
 def test_recorded_conversations_are_told_again_with_the_environment_asked_anew():
     """Ended by the environment, by max_turns, by the length limit, and by an answer that left no room."""
     env, script = game(), Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"])

@@ -64,17 +64,44 @@ def test_what_others_have_put_at_such_names_is_neither_taken_nor_removed(
 ) -> None:
     root, victim = tmp_path / "root", tmp_path / "victim"
     prefix = f"hone-{os.geteuid()}-"
-    for folder in (root, victim, root / f"{prefix}open"):
+    for folder in (root, victim, root / f".{prefix}open", root / f"{prefix}open"):
         folder.mkdir()
-    (root / f"{prefix}open").chmod(0o755)  # not made here
+        folder.chmod(0o755)  # not made here
     victim.chmod(0o700)
     (victim / "mine").write_text("mine")
-    (root / f"{prefix}planted").symlink_to(victim)
+    for name in (f".{prefix}planted", f"{prefix}planted"):
+        (root / name).symlink_to(victim)
     monkeypatch.setattr("tempfile._get_candidate_names", lambda: iter(["planted", "open", "free"]))
     with shared_folder(never, root) as folder:
         assert folder == root / f"{prefix}free"
-    assert sorted(os.listdir(root)) == [f"{prefix}open", f"{prefix}planted"]
+    assert sorted(os.listdir(root)) == [f".{prefix}open", f".{prefix}planted", f"{prefix}open", f"{prefix}planted"]
     assert (victim / "mine").read_text() == "mine"
+
+
+def test_another_run_that_starts_meanwhile_does_not_remove_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock, others = shared_memory._locked, []
+
+    def other_run_comes_first(folder: Path) -> int:
+        if not others:
+            others.append(folder)
+            with shared_folder(never, tmp_path):
+                pass
+        return lock(folder)
+
+    monkeypatch.setattr(shared_memory, "_locked", other_run_comes_first)
+    with shared_folder(never, tmp_path) as folder:
+        assert folder is not None and others and os.listdir(tmp_path) == [folder.name]
+
+
+def test_a_folder_that_cannot_be_locked_is_not_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(folder: Path) -> int:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(shared_memory, "_locked", fail)
+    heard: list[str] = []
+    with shared_folder(heard.append, tmp_path) as folder:
+        assert folder is None
+    assert len(heard) == 1 and heard[0].endswith("(Operation not supported)") and os.listdir(tmp_path) == []
 
 
 def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
@@ -87,16 +114,16 @@ def test_without_shared_memory_one_sentence_says_so(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("file_system", "memory", "found"),
     [
-        (2.4e9, 9e9, None),
-        (64e6, 9e9, "has 64 MB free, two versions of the model need 2.4 GB"),
-        (9e9, 2.3e9, "has 2.3 GB free, two versions of the model need 2.4 GB"),
+        (4.8e9, 9e9, None),
+        (64e6, 9e9, "has 64 MB free, 4 versions of the model need 4.8 GB"),
+        (9e9, 4.7e9, "has 4.7 GB free, 4 versions of the model need 4.8 GB"),
     ],
 )
-def test_two_versions_must_have_room(
+def test_all_versions_must_have_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file_system: float, memory: float, found: str | None
 ) -> None:
     stats = SimpleNamespace(f_bavail=int(file_system / 1000), f_frsize=1000)
     monkeypatch.setattr("os.statvfs", lambda folder: stats)
     monkeypatch.setattr(shared_memory, "ram", lambda: (int(9e9), int(memory)))
-    sentence = shortage(tmp_path / "hone-1", int(1.2e9))
+    sentence = shortage(tmp_path / "hone-1", int(1.2e9), 4)
     assert sentence == (found and f"Weights travel by disk: {tmp_path} {found}")

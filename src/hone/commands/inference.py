@@ -62,7 +62,9 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     if (found := non_finite(model)) is not None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
     on_cpu = model.device.type == "cpu"
-    threads = configure(config.threads, model.num_parameters, on_cpu, compiled=config.model.compile)
+    threads = configure(
+        config.threads, model.num_parameters, deterministic=on_cpu, compiled=config.model.compile, device=model.device
+    )
     renderer = load_renderer(name, config.model.chat_template)
     kv_gib = config.kv_gib or serving_kv_gib(str(model.device))
     engine = Engine(

@@ -74,8 +74,14 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         return model
 
     model = load()
-    kernels = bool(config.deterministic), ranks, config.model.compile
-    threads = configure(config.threads, model.num_parameters, *kernels)
+    threads = configure(
+        config.threads,
+        model.num_parameters,
+        deterministic=bool(config.deterministic),
+        ranks=ranks,
+        compiled=config.model.compile,
+        device=device,
+    )
     hello = Hello(
         id=uuid4().hex[:16],
         fingerprint=fingerprint(dict(model.named_parameters()), ranks),

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.eval import MAX_TOKENS, EvalConfig
+from hone.config.shared import EngineConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -153,7 +154,7 @@ def load_weights(
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
-    renderer, graphs = load_renderer(name, chat_template), model.device.type == "cuda"
+    renderer, graphs = load_renderer(name, chat_template), EngineConfig().decodes_with_graphs(model.device.type)
     engine = Engine(model, kv_bytes, prefix_bytes=prefixes, cuda_graphs=graphs, tokenizer=renderer.tokenizer)
     return EnginePolicy(engine, renderer)
 

@@ -121,7 +121,7 @@ def _overlaps(config: RLConfig, kind: str, threads: int) -> bool:
     one that waits 50 ms, and 0.96 times with one that costs nothing (which `inline` is for); on 1 core 0.96, 1.10 and
     0.94 times (`benchmarks/grading_overlap.py`). On a GPU, and with a server, nothing was measured.
     """
-    return kind == "cpu" and not config.sampled_by and config.mode != "split" and _cores() >= 2 * threads
+    return kind == "cpu" and config.samples_here and _cores() >= 2 * threads
 
 
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
@@ -188,11 +188,20 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
 
 
 def configure(
-    threads: int | None, parameters: int, deterministic: bool = True, ranks: Ranks = ALONE, compiled: bool = False
+    threads: int | None,
+    parameters: int,
+    *,
+    deterministic: bool = True,
+    ranks: Ranks = ALONE,
+    compiled: bool = False,
+    device: str | torch.device = "cpu",
 ) -> int:
-    """Set the number of CPU threads and, if asked, deterministic or compiled kernels; returns the number of threads."""
+    """Set the number of CPU threads and, if asked, deterministic kernels, or compiled ones for `device`.
+
+    Returns the number of threads.
+    """
     _tune_malloc(ranks)
-    fusion.set_compiled(compiled)
+    fusion.set_compiled(compiled, device)
     count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)
     if deterministic:
@@ -219,7 +228,7 @@ def _cores() -> int:
 def kept_settings() -> Iterator[None]:
     """Put threads and kernels back, whatever `configure` made of them in the block."""
     threads, pinned = torch.get_num_threads(), torch.are_deterministic_algorithms_enabled()
-    compiled = fusion.compiles()
+    compiled = fusion.is_compiled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     filled = torch.utils.deterministic.fill_uninitialized_memory  # pyright: ignore[reportAttributeAccessIssue]
     try:

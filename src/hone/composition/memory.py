@@ -17,6 +17,7 @@ from hone.inference.memory import (
     packed_bytes,
     rows_asked_for,
     sampling_bytes,
+    slot_tokens,
     uses_graphs,
 )
 from hone.model.config import DecoderConfig
@@ -92,9 +93,27 @@ def memory(
     if isinstance(config, RLConfig) and ranks == 1:
         parts |= sampling_bytes(config, model, device, prompt, completion, turns)
         parts["packed weights"] = packed_bytes(model, config.precision, device)
+    if isinstance(config, RLConfig) and device == "cpu":
+        parts["weights for the server"] = shared_weight_bytes(config, model) // ranks
     if config.ckpt is not None and config.ckpt.background and device == "cpu":
         parts["checkpoint copy"] = checkpoint_bytes(model, config.precision, trainer_of(config).optim)
     return Memory({name: size for name, size in parts.items() if size})
+
+
+def versions_in_memory(config: RLConfig) -> int:
+    """Return how many versions of the weights are in shared memory at a time, where the run starts its server.
+
+    One that the server has and one that is written, those that rollouts may be behind, and one that a checkpoint still
+    copies.
+    """
+    return 2 + config.orchestrator.max_async_level + (config.ckpt is not None)
+
+
+def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
+    """Return the bytes of these versions; 0 without mode split, or with a server that is up already."""
+    if config.mode != "split" or config.orchestrator.client.base_url is not None:
+        return 0
+    return versions_in_memory(config) * weight_bytes(model, config.precision)
 
 
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
@@ -116,20 +135,20 @@ def fitted(
     turns: int = 1,
     ranks: int = 1,
 ) -> Config:
-    """Return the config with activation checkpointing, CUDA graphs and the size of the KV cache chosen, where it leaves
-    them open, for `room` bytes on the device.
+    """Return the config with what it leaves open of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes
+    on the device. The other arguments are those of `memory`.
 
-    Checkpointing is the fastest with which a train step fits beside a KV cache of 4 GiB, or of what the config says,
-    or beside the vLLM that the run starts. On a GPU there are graphs if any of them leaves room for what these keep
-    while the trainer works. If nothing fits, checkpointing is the leanest, and there are none.
-
-    On a CPU the cache has 4 GiB. On a GPU it has what a train step leaves, but at least 4 GiB if training and sampling
-    take turns, without graphs; and at most what the run can use. It is made smaller until all fits then.
+    - Checkpointing is the first of none, selective and layer with which a train step fits. Beside the step there must
+      be room for the KV cache (the config's, else 4 GiB), or for the vLLM that the run starts.
+    - Graphs are for a GPU, whose KV cache then keeps its memory while the trainer works. They are tried first, with
+      each kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
+    - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
+      what the run can use; then it shrinks until sampling (and with graphs the train step) fits.
     """
     room, one, most = int((1 - MARGIN) * room), 0, 0
     engine = config if isinstance(config, RLConfig) and config.samples_here else None
     if engine is not None and device == "cuda":
-        one = kv_bytes_per_token(model, engine.precision, device) * (-(-(prompt + completion) // 64) * 64)
+        one = kv_bytes_per_token(model, engine.precision, device) * slot_tokens(prompt + completion)
         most = one * rows_asked_for(engine)[0]
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))

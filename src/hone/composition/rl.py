@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from hone.algorithms.losses import TokenLoss
 from hone.composition import parts
 from hone.composition.machine import configure, device_of, resolved
+from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
@@ -217,6 +218,7 @@ class RL(Training):
         self.env = parts.task_of(self.config, self.given)
         self.env.check_rollouts()
         check_predictions(self.config, self.env.id)
+        self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
         self._load_model()
@@ -263,6 +265,23 @@ class RL(Training):
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
         check_state(self.config.trainer.optim)
 
+    def _settle_overlap(self) -> None:
+        """Refuse `grading.overlap` = true where it has no effect for the task; switch it off there if it is left open.
+
+        A resumed run keeps what it began with.
+        """
+        grading = self.config.orchestrator.grading
+        if self.config.resume is not None:
+            return
+        if (reason := self.env.late_grading_reason) is None:
+            return
+        if grading.overlap:
+            raise UserError(
+                f"orchestrator.grading.overlap = true has no effect with {self.env.id or 'this task'}, for {reason}: "
+                "leave it out, or set it to false"
+            )
+        self.config = changed(self.config, orchestrator={"grading": {"overlap": False}})
+
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init)
         turns = self.env.max_turns if isinstance(self.env, MultiTurnEnv) else 1
@@ -272,7 +291,8 @@ class RL(Training):
 
     def _open(self, stack: ExitStack) -> None:
         config, model, renderer = self.config, self.model, self.renderer
-        configure(config.threads, model.num_parameters, bool(config.deterministic), compiled=config.model.compile)
+        kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
+        configure(config.threads, model.num_parameters, **kernels, device=model.device)
         server = None
         if config.sampled_by is not None:
             from hone.composition.sampling import reached

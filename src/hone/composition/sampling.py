@@ -18,7 +18,7 @@ from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.shared_memory import NO_ROOM, by_disk, shared_folder, shortage
+from hone.orchestrator.shared_memory import NO_ROOM, disk_message, shared_folder, shortage
 from hone.orchestrator.types import Policy
 from hone.runs.outputs import SPOOL
 from hone.runs.writer import RunWriter
@@ -56,10 +56,10 @@ def sampling(
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
     with ExitStack() as stack:
         say = run.display.message
-        no_room = partial(say, by_disk(NO_ROOM))
+        no_room = partial(say, disk_message(NO_ROOM))
         memory = stack.enter_context(shared_folder(say)) if server is None else None
         size = sum(parameter.nbytes for parameter in trainer.model.parameters())
-        if memory is not None and (sentence := shortage(memory, size)) is not None:
+        if memory is not None and (sentence := shortage(memory, size, versions=2)) is not None:
             say(sentence)
             memory = None
         spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room)

@@ -204,8 +204,7 @@ class SFT(Training):
         config, trainer, world = self.config, self.trainer, self.ranks.world
         stack.enter_context(trainer)  # the other ranks end when this one does, however it does
         stack.callback(lambda: setattr(trainer, "code", self.exit_code))
-        kernels = bool(config.deterministic), self.ranks, config.model.compile
-        configure(config.threads, self.model.num_parameters, *kernels)
+        self.configure()
         self.renderer = load_renderer(self.source, config.model.chat_template)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         self._check()
@@ -234,6 +233,17 @@ class SFT(Training):
         source, validation = self.data.source, self.data.validation
         self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver)
 
+    def configure(self) -> None:
+        """Set threads and kernels of this process, on whichever rank."""
+        configure(
+            self.config.threads,
+            self.model.num_parameters,
+            deterministic=bool(self.config.deterministic),
+            ranks=self.ranks,
+            compiled=self.config.model.compile,
+            device=self.model.device,
+        )
+
     def _save(self, stack: ExitStack, progress: Progress) -> None:
         """Save versions from now on; several ranks write together, and so while the loop waits."""
         config, trainer, renderer, run = self.config, self.trainer, self.renderer, self.run
@@ -261,8 +271,7 @@ class SFT(Training):
 
 def follow(sft: SFT) -> int:
     """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
-    kernels = bool(sft.config.deterministic), sft.ranks, sft.config.model.compile
-    configure(sft.config.threads, sft.model.num_parameters, *kernels)
+    sft.configure()
     return sft.trainer.follow()
 
 

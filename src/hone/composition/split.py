@@ -20,6 +20,7 @@ from typing import Any
 
 from hone.composition import parts
 from hone.composition.machine import configure, resolved
+from hone.composition.memory import versions_in_memory
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig, refuse_cuts
@@ -73,7 +74,8 @@ class SplitRL(RL):
         config = self.config.model_copy(update={"trainer": own})
         config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
         self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
-        configure(hello.threads, hello.parameters, bool(config.deterministic))  # as the trainer: run.json records it
+        # As the trainer, for run.json records it.
+        configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
         # A server that died is started again with this process: the client is not to try for long.
         endpoint = endpoint_of(config, config.server_url)
         endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
@@ -101,7 +103,7 @@ class SplitRL(RL):
         canary = fixed_tokens(sampler.first(EXAMPLES), self.renderer, config.seq_len)
         if (memory := given_folder()) is not None:
             size = hello.parameters * (2 if config.precision == "bf16" else 4)
-            if (sentence := shortage(memory, size)) is not None:
+            if (sentence := shortage(memory, size, versions_in_memory(config))) is not None:
                 print(sentence, flush=True)
                 memory = None
         session = Session(

@@ -149,6 +149,8 @@ class Training(ABC):
         self.run = stack.enter_context(run)
         if not run.nothing_left and not config.deterministic:
             run.mark_inexact(0, "deterministic = false")
+        if not run.nothing_left and config.model.compile:
+            run.mark_inexact(0, "model.compile")
         return run
 
     @contextmanager

@@ -308,17 +308,28 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0) -> Iterator[EarlyGrading | None]:
-        """Yield what grades completions in worker processes, from when each is handed over, while the block goes on.
-
-        None where nothing is gained by that: the functions run in this process, or some are async, so that those of
-        all completions wait at the same time, as they only do if they are asked for together.
+        """Yield an EarlyGrading, which grades each rollout in a worker process from when it is added; nothing else is
+        graded until the block ends. Yields None if there is a `late_grading_reason`.
         """
-        workers = self._workers_for(self.rubric.inline)
-        if workers is None or self.rubric.waits:
+        workers = None if self.late_grading_reason else self._workers_for(self.rubric.inline)
+        if workers is None:
             yield None
         else:
-            with workers.asking() as asked:
-                yield EarlyGrading(self, workers, asked, seed)
+            with workers.open_round() as round:
+                yield EarlyGrading(self, workers, round, seed)
+
+    @property
+    def late_grading_reason(self) -> str | None:
+        """The reason why completions are only graded after sampling, whatever `grading.overlap` says; None: none."""
+        if self.tool_schemas:
+            return "the task has tools"
+        if self.rubric.num_async:
+            return "it has async reward functions, which wait together if all are asked at once"
+        if self._workers_for(self.rubric.inline) is None:
+            if self.rubric.inline:
+                return "all its reward functions are marked inline"
+            return "grading.workers is 0" if self.limits.workers == 0 else "no worker process can load it"
+        return None
 
     def grading(self, sample: Sample) -> Work[Measured]:
         """Run the functions of the rubric on a sample, in this process."""
@@ -383,21 +394,22 @@ class Environment:
 class EarlyGrading:
     """Completions that are graded while others are sampled. A score is what `Environment.grade_many` gives."""
 
-    def __init__(self, env: Environment, workers: Workers, asked: Round, seed: int) -> None:
-        self._env, self._workers, self._asked, self._seed = env, workers, asked, seed
+    def __init__(self, env: Environment, workers: Workers, round: Round, seed: int) -> None:
+        self._env, self._workers, self._round, self._seed = env, workers, round, seed
         self._samples: list[Sample] = []
 
     def add(self, example: Example, completion: Trajectory | Reply) -> None:
         """Grade a rollout of one turn, without waiting."""
         from hone.environments.workers import question
 
+        assert completion.failure is None, "a rollout of one turn has no environment that could fail"
         self._samples.append(self._env._sample(example, completion, self._seed))
-        self._asked.put(question("grade", self._samples[-1:]))
+        self._round.put(question("grade", self._samples[-1:]))
 
     def scores(self) -> dict[str, Score]:
         """Return the score of each rollout by its sample id, when all are there."""
         rubric, parser = self._env.rubric, self._env.parser
-        measured = self._workers.grade(self._samples, rubric, self._asked)
+        measured = self._workers.grade(self._samples, rubric, self._round)
         return {s.sample_id: rubric.score(one, s, parser) for one, s in zip(measured, self._samples, strict=True)}
 
 

@@ -42,6 +42,10 @@ class MultiTurnEnv(Environment):
         raise NotImplementedError
 
     @property
+    def late_grading_reason(self) -> str | None:
+        return "the task has several turns, in which the same processes answer the model"
+
+    @property
     def responds_inline(self) -> bool:
         """True if `env_response` is marked as cheap and pure."""
         return is_inline(self.env_response)

@@ -122,7 +122,7 @@ class Rubric:
         return all(is_inline(func) for func in self.funcs.values())
 
     @property
-    def waits(self) -> int:
+    def num_async(self) -> int:
         """The number of async functions, each of which may wait as long as it may take."""
         return sum(map(is_async, self.funcs.values()))
 

@@ -46,14 +46,14 @@ class Workers:
             environment={"PYTHONHASHSEED": str(limits.hash_seed)},
         )
 
-    def grade(self, samples: Sequence[Sample], rubric: Rubric, asked: Round | None = None) -> list[Measured]:
-        """Run the functions of the rubric on each sample; `asked` has the questions about them already."""
-        answers = self._ask("grade", samples, rubric.waits, "grading", asked)
+    def grade(self, samples: Sequence[Sample], rubric: Rubric, round: Round | None = None) -> list[Measured]:
+        """Run the functions of the rubric on each sample; `round` has the questions about them already."""
+        answers = self._ask("grade", samples, rubric.num_async, "grading", round)
         return [_measured(answer, rubric.funcs) for answer in answers]
 
-    def asking(self) -> AbstractContextManager[Round]:
-        """Return a round for questions about samples whose functions do not wait: see `question`."""
-        return self.pool.asking(*self.limits.seconds(0), "grading")
+    def open_round(self) -> AbstractContextManager[Round]:
+        """Return a round for questions about samples, none of whose functions is async: see `question`."""
+        return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
         self, turns: Sequence[tuple[list[Message], dict[str, Any]]], waits: bool
@@ -61,7 +61,7 @@ class Workers:
         """Return the environment's answer to each conversation, and its state."""
         return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
-    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str, asked: Round | None = None) -> list[Any]:
+    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str, round: Round | None = None) -> list[Any]:
         """Return the answers about the items: one question each, or many in one where functions wait.
 
         Each item of a chunk without an answer is asked about once more by itself, so that only the guilty one fails.
@@ -70,7 +70,7 @@ class Workers:
         chunks = [items[start : start + size] for start in range(0, len(items), size)]
         answers: list[Any] = []
         again: list[int] = []
-        for chunk, answer in zip(chunks, self._ask_chunks(kind, chunks, waits, doing, asked), strict=True):
+        for chunk, answer in zip(chunks, self._ask_chunks(kind, chunks, waits, doing, round), strict=True):
             if isinstance(answer, GraderFailure) and len(chunk) > 1:
                 again += range(len(answers), len(answers) + len(chunk))
             answers += [answer] * len(chunk) if isinstance(answer, GraderFailure) else answer
@@ -80,19 +80,19 @@ class Workers:
         return answers
 
     def _ask_chunks(
-        self, kind: str, chunks: list[Sequence[Any]], waits: int, doing: str, asked: Round | None = None
+        self, kind: str, chunks: list[Sequence[Any]], waits: int, doing: str, round: Round | None = None
     ) -> list[Any]:
         """Return the list of answers about each chunk, or why there is none; a timeout names the setting."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
 
-        def heard(done: int, answer: Any) -> None:
+        def on_answer(done: int, answer: Any) -> None:
             self._progress(f"{doing}: {done} of {len(chunks)} done")
 
-        if asked is None:
-            answers = self.pool.ask_all([question(kind, chunk) for chunk in chunks], cpu, clock, doing, heard)
+        if round is None:
+            answers = self.pool.ask_all([question(kind, chunk) for chunk in chunks], cpu, clock, doing, on_answer)
         else:
-            answers = asked.answers(heard)
+            answers = round.answers(on_answer)
         self._progress("")
         for i, (answer, chunk) in enumerate(zip(answers, chunks, strict=True)):
             if isinstance(answer, GraderFailure):

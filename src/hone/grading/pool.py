@@ -43,7 +43,7 @@ from hone.types import Outcome
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
 """How long a process may take until it is ready: what it loads may have to be downloaded."""
-Heard = Callable[[int, Any], None]
+OnAnswer = Callable[[int, Any], None]
 """Called with the number of questions answered, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
@@ -54,6 +54,9 @@ _CLOSING_SECONDS = 10.0
 """How long a process that has closed its output may live on: one that is ending has closed it too."""
 _END_SECONDS = 10.0
 """How long the keeper is given to end what it keeps, before it is ended itself."""
+_MOST_STARVED = 10
+"""For waits for a core a question gets at most this many times its seconds by the clock more: it may start so many
+processes that each of them waits nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
 """How often a question is asked again whose process, or its keeper, was killed from outside; an earlier question's code
 may have killed the keeper."""
@@ -163,9 +166,9 @@ class Process:
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         """Return the answer, what was raised instead, and True if the process ends after it.
 
-        Raises Garbled, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds and those in
-        which a thread, here or below, waited for a core. That which waited longest counts: a sum over threads may grow
-        faster than the clock, so that the deadline would never come.
+        Raises Garbled, Closed, Stopped when `stop` can be read, and TimeoutError after `clock` seconds plus the time
+        that its threads, and those of its descendants, waited for a core: of the thread that waited longest, and at
+        most `_MOST_STARVED` times `clock`.
         """
         self._number += 1
         self._send([self._number, cpu, question])
@@ -178,7 +181,7 @@ class Process:
                 return self._receive(begun + clock + starved, stop)
             except TimeoutError:
                 waits = (seconds - before.get(thread, 0.0) for thread, seconds in _core_waits(self.pid).items())
-                starved = max(starved, *waits, 0.0)
+                starved = min(max(starved, *waits, 0.0), _MOST_STARVED * clock)
                 if time.monotonic() >= begun + clock + starved:
                     raise
 
@@ -268,7 +271,7 @@ class Pool:
 
     def _forget(self) -> None:
         """Have no processes, whatever there were."""
-        self._lock = threading.RLock()
+        self._lock, self._round_is_open = threading.RLock(), False
         self._processes: list[Process | None] = [None] * self.workers
 
     def __enter__(self) -> Pool:
@@ -294,30 +297,34 @@ class Pool:
         cpu_seconds: float | None,
         clock_seconds: float,
         doing: str | None = None,
-        heard: Heard = lambda done, answer: None,
+        on_answer: OnAnswer = lambda done, answer: None,
     ) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions, as a round of `asking` gives them."""
-        with self.asking(cpu_seconds, clock_seconds, doing) as asked:
+        """Return the answers in the order of the questions, as `open_round` gives them."""
+        with self.open_round(cpu_seconds, clock_seconds, doing) as round:
             self.start(len(questions))
-            asked.put(*questions, at_once=len(questions) > 1)  # a thread would take longer than many a question
-            return asked.answers(heard)
+            round.put(*questions, at_once=len(questions) > 1)  # a thread would take longer than many a question
+            return round.answers(on_answer)
 
     @contextlib.contextmanager
-    def asking(self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None) -> Iterator[Round]:
+    def open_round(self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None) -> Iterator[Round]:
         """Yield a round of questions, each of which is asked as soon as a process is free, while the block goes on.
 
         A question that raises, or takes more than these seconds, has a failure for its answer. `cpu_seconds` of
         processor time (None: no limit) do not depend on how busy the machine is; `clock_seconds` are the backstop for a
         process that waits for something else than a core. Whatever is raised in the block, as by Ctrl-C, ends all
-        processes. Nothing else can be asked meanwhile.
+        processes. Until the block ends this thread opens no other round, and other threads wait for theirs.
         """
         with self._lock:
+            assert not self._round_is_open, "two rounds would take each other's answers"
+            self._round_is_open = True
             try:
-                with Round(self, cpu_seconds, clock_seconds, doing or self.doing) as asked:
-                    yield asked
+                with Round(self, cpu_seconds, clock_seconds, doing or self.doing) as round:
+                    yield round
             except BaseException:
                 self.close()
                 raise
+            finally:
+                self._round_is_open = False
 
     def close(self) -> None:
         """End the processes. The next question starts others."""
@@ -362,14 +369,15 @@ class Round:
     def put(self, *questions: Any, at_once: bool = True) -> None:
         """Ask these questions after those that wait: in threads, or else when their answers are wanted."""
         with self._changed:
-            self._waiting += range(len(self._questions), len(self._questions) + len(questions))
-            self._questions += questions
+            first = len(self._questions)
+            self._questions += questions  # before a thread can take their indices
+            self._waiting += range(first, len(self._questions))
             self._changed.notify(len(questions))
         while at_once and len(self._threads) < min(len(self._questions), self.pool.workers):
             self._threads.append(threading.Thread(target=self._serve, args=(len(self._threads),), daemon=True))
             self._threads[-1].start()
 
-    def answers(self, heard: Heard = lambda done, answer: None) -> list[Any | GraderFailure]:
+    def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
         """Return the answers in the order of the questions, once all are there; no more are asked.
 
         StartFailure if a process does not become ready.
@@ -383,7 +391,7 @@ class Round:
             if isinstance(answer, BaseException):
                 raise answer
             answers[index] = answer
-            heard(len(answers), answer)
+            on_answer(len(answers), answer)
         return [answers[index] for index in range(len(self._questions))]
 
     def __enter__(self) -> Round:

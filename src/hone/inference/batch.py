@@ -82,8 +82,8 @@ class Batch:
         return max(self.left)
 
     @property
-    def way(self) -> SamplingParams | None:
-        """Return how all rows are sampled; None if not alike, or if more than ids and logprobs is asked for."""
+    def common_params(self) -> SamplingParams | None:
+        """Return what all rows are sampled by; None if they differ, or if more than ids and logprobs is asked for."""
         params = self._groups[0][0]
         return params if len(self._groups) == 1 and not (params.top_logprobs or params.keeps_ids) else None
 
@@ -210,8 +210,10 @@ def _pairs(best: Sequence[float], wanted: int) -> tuple[tuple[int, float], ...]:
 
 
 def read(drawn: Sequence[Tensor]) -> Callable[[], list[Tensor]]:
-    """Begin to copy what batches have drawn to the host. What is returned gives it, and waits until it is there: for
-    nothing that a GPU was told to do after this.
+    """Start copying what batches have drawn (`Batch.draw`) to the host, without waiting.
+
+    Return a function that waits for that copy alone, not for what a GPU is told to do later, and returns what each
+    batch has drawn.
     """
     if not drawn:
         return list

@@ -7,7 +7,8 @@ updated in place, their bf16 copies too (`Linear.refresh`), so a graph reads the
 
 A step goes from each row's last token to its next one, which it leaves where the next step reads it: so that can begin
 before the host knows the token. Rows that are sampled in different ways, or whose likeliest tokens are asked for, are
-sampled behind the step instead. What changes weights must be on the stream that steps are on.
+sampled behind the step instead; so are those that are sampled in a way that nobody has asked for before, for each way
+has graphs of its own. What changes weights must be on the stream that steps are on.
 
 On a CPU the very same step runs without being recorded. Recording and replay are tested on a fake GPU, which repeats
 recorded operations on the recorded memory; they have not been run on a real one, and nothing here has been measured.
@@ -29,6 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.inference.batch import Batch, Ticket, draw
+from hone.inference.memory import GRANULE, slot_tokens
 from hone.inference.prefill import Prompt
 from hone.inference.runner import Runner, first_logits, rows_of
 from hone.inference.types import SamplingParams
@@ -36,12 +38,12 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 from hone.model.head import head_logits
 
-GRANULE = 64
-"""Slots have a multiple of this many tokens, and a step covers at least as many: kernels want a mask aligned."""
 MAX_PADDING = 2
 """Batches are joined unless their cache would grow by more than this factor: a step reads all of it."""
 MAX_GRAPHS = 64
 """A state drops the graph that it has not used for longest when it has more."""
+MAX_WAYS = 1024
+"""Ways of sampling that are remembered, the latest ones."""
 
 
 class GraphRunner(Runner):
@@ -54,8 +56,14 @@ class GraphRunner(Runner):
         self.budget = kv_bytes // model.kv_bytes_per_token
         self.ahead = model.device.type == "cuda"
         self.states: list[SlotState] = []
+        self._asked: dict[tuple, int] = {}
+        """How often each way of sampling was asked for, by a prompt: `SamplingParams.transform`."""
 
     def start(self, tickets: Sequence[Ticket], prompts: Sequence[Prompt]) -> list[Batch]:
+        for way, _ in {(ticket.params.transform, ticket.job.prompt) for ticket in tickets}:
+            self._asked[way] = self._asked.pop(way, 0) + 1
+            if len(self._asked) > MAX_WAYS:
+                del self._asked[next(iter(self._asked))]
         prompt_of_row = rows_of(tickets, prompts)
         max_tokens = np.array([ticket.job.max_tokens for ticket in tickets])
         logits_BV = first_logits(self.model, prompts, prompt_of_row)
@@ -78,19 +86,25 @@ class GraphRunner(Runner):
         states = [_cache(batch).state or self._place(_cache(batch)) for batch in batches]
         for batch, state in zip(batches, states, strict=True):
             state.load(batch)
+            params = self._recorded_params(batch)
             tokens = max(GRANULE, _power_of_two(_cache(batch).longest + 1))
             shape = min(_power_of_two(len(batch)), state.slots), min(tokens, state.tokens)
-            key = *shape, batch.way and batch.way.transform
-            graph = state.graphs.pop(key, None) or self._record(state, *shape, batch.way)
+            key = *shape, params and params.transform
+            graph = state.graphs.pop(key, None) or self._record(state, *shape, params)
             state.graphs[key] = graph  # the last one used is the last one here
             if len(state.graphs) > MAX_GRAPHS:
                 del state.graphs[next(iter(state.graphs))]
             graph()
-            state.moved(batch)
+            state.moved(batch, sampled=params is not None)
 
-    def _record(self, state: SlotState, slots: int, tokens: int, way: SamplingParams | None) -> Callable[[], object]:
+    def _recorded_params(self, batch: Batch) -> SamplingParams | None:
+        """Return what a step samples the batch by; None if it is sampled behind the step."""
+        params = batch.common_params
+        return None if params is None or self._asked.get(params.transform, 0) < 2 else params
+
+    def _record(self, state: SlotState, slots: int, tokens: int, params: SamplingParams | None) -> Callable[[], object]:
         """Return what does one step of these slots when called."""
-        step = partial(_decode, self.model, state, slots, tokens, way)
+        step = partial(_decode, self.model, state, slots, tokens, params)
         if self.model.device.type != "cuda":
             return step
         graph = torch.cuda.CUDAGraph()
@@ -185,13 +199,13 @@ class SlotState:
                 width = min(here.shape[-1], mine.shape[-1])  # of uniforms; other rows have as many numbers
                 here[..., :width] = mine[..., :width]
 
-    def moved(self, batch: Batch) -> None:
-        """Give a batch what a step left here."""
+    def moved(self, batch: Batch, sampled: bool) -> None:
+        """Give a batch what a step left here; `sampled`: its next tokens too."""
         rows = len(batch)
         _cache(batch).moved()
         batch.next, batch.positions, batch.index = self.rows[:, :rows]
         batch.uniforms, batch.logits = self.uniforms[:rows], self.logits[:rows]
-        batch.drawn = None if batch.way is None else self.drawn[:rows]
+        batch.drawn = self.drawn[:rows] if sampled else None
 
     def drop_graphs(self) -> None:
         """Drop all graphs. Those of one state share the memory of what they compute; a pool serves no second set."""
@@ -230,7 +244,7 @@ class SlotCache:
     @property
     def span(self) -> int:
         """Return the tokens that each slot needs."""
-        return -(-int(self.ends.max()) // GRANULE) * GRANULE
+        return slot_tokens(int(self.ends.max()))
 
     @property
     def tokens(self) -> int:
@@ -291,9 +305,9 @@ class SlotCache:
                 layer[which][slot_N, :, column_N] = stored.index_select(0, source_N)
 
 
-def _decode(model: Decoder, state: SlotState, slots: int, tokens: int, way: SamplingParams | None) -> None:
-    """Decode one step of the first slots, of whose tokens it sees the first: from `rows` to `logits`, and, sampled in
-    this way, to `drawn` and the next token.
+def _decode(model: Decoder, state: SlotState, slots: int, tokens: int, params: SamplingParams | None) -> None:
+    """Decode one step of the first slots, of whose tokens it sees the first: from `rows` to `logits`, and, sampled by
+    `params`, to `drawn` and the next token.
 
     Nothing here may wait for the device, or depend on what it computes. Slots without a row, and rows that have ended,
     may stand anywhere: they write to their own slot.
@@ -304,8 +318,8 @@ def _decode(model: Decoder, state: SlotState, slots: int, tokens: int, way: Samp
     logits_BV = head_logits(hidden_BD, model.head_weight, model.precision, out=state.logits[:slots])
     state.rows[1:, :slots] += 1
     index.clamp_(max=state.tokens - 1)
-    if way is not None:
-        state.drawn[:slots] = draw(logits_BV, state.uniforms, index, way)
+    if params is not None:
+        state.drawn[:slots] = draw(logits_BV, state.uniforms, index, params)
         ids.copy_(state.drawn[:slots, 0])
 
 

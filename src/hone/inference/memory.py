@@ -12,6 +12,9 @@ VLLM_GIB = 8.0
 """Keys and values of a vLLM that a run starts on a GPU, unless the config says how much."""
 PREFIX_SHARE = 0.25
 """As much again of it for the prompts of conversations, whose next turns begin with them."""
+GRANULE = 64
+"""Slots of CUDA graphs have a multiple of this many tokens, and a step covers at least as many: kernels want a mask
+aligned."""
 GRAPHS_GIB = 0.5
 """What CUDA graphs take themselves, by guess."""
 MAX_PACKED_BYTES, MIN_FP32_PACKED = 8 * GIB, 2**20
@@ -57,7 +60,7 @@ def sampling_bytes(
     graphs = uses_graphs(config, device)
     return {
         "kv cache": 0 if graphs else (prompts + rows * completion) * token,
-        "kv slots": rows * _slot(prompt + completion) * token if graphs else 0,
+        "kv slots": rows * slot_tokens(prompt + completion) * token if graphs else 0,
         "graphs": 4 * logits + int(GRAPHS_GIB * GIB) if graphs else 0,
         "prefix cache": min(of_prefixes, asked * (prompt + completion) * token) if turns > 1 else 0,
         # Logits, logprobs, probabilities and their sums; scores of attention with their softmax.
@@ -80,7 +83,7 @@ def rows_asked_for(config: RLConfig) -> tuple[int, int]:
 def wave(config: RLConfig, model: DecoderConfig, device: str, rows: int, longest: int) -> int:
     """Return how many of `rows` go at once: as many as `inference.kv_gib` has room for at `longest` tokens each."""
     room = int((config.inference.kv_gib or KV_GIB) * GIB) // kv_bytes_per_token(model, config.precision, device)
-    return max(1, min(rows, room // max(1, _slot(longest) if uses_graphs(config, device) else longest)))
+    return max(1, min(rows, room // max(1, slot_tokens(longest) if uses_graphs(config, device) else longest)))
 
 
 def uses_graphs(config: RLConfig, device: str) -> bool:
@@ -88,6 +91,6 @@ def uses_graphs(config: RLConfig, device: str) -> bool:
     return config.samples_here and config.inference.decodes_with_graphs(device)
 
 
-def _slot(tokens: int) -> int:
-    """Return the tokens of the slot that has room for so many, as `hone.inference.graphs.GRANULE`."""
-    return -(-tokens // 64) * 64
+def slot_tokens(tokens: int) -> int:
+    """Return the tokens of the slot of CUDA graphs that has room for so many."""
+    return -(-tokens // GRANULE) * GRANULE

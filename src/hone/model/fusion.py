@@ -2,7 +2,8 @@
 
 Only plain functions of tensors are compiled, not layers: matrix products, attention and checkpointing stay as they are,
 and all layers share what is compiled. A function is compiled at its first call, for each type and device, and once more
-when the number of tokens first changes.
+when the number of tokens first changes. Which kernels a process has, and so the last bits, depend on the numbers of
+tokens that it saw first: a resumed run may have others, so runs with compiled functions are marked inexact.
 """
 
 from __future__ import annotations
@@ -24,20 +25,20 @@ COMPILERS = (os.environ.get("CXX", "g++"), "g++", "clang++")
 _on = False
 
 
-def compiles() -> bool:
+def is_compiled() -> bool:
     """Return True if the functions marked `fused` are compiled."""
     return _on
 
 
-def set_compiled(on: bool) -> None:
-    """Have the functions marked `fused` compiled in this process from now on, or not.
+def set_compiled(on: bool, device: str | torch.device = "cpu") -> None:
+    """Have the functions marked `fused` compiled in this process from now on, or not, for use on a `device`.
 
     Raises UserError where torch.compile lacks what it needs: a C++ compiler, and Triton for a GPU.
     """
     global _on
     if on and not any(map(shutil.which, COMPILERS)):
         raise UserError("model.compile needs a C++ compiler: install g++, or leave model.compile out")
-    if on and torch.cuda.is_available() and not has_triton():
+    if on and torch.device(device).type == "cuda" and not has_triton():
         raise UserError("model.compile needs Triton for a GPU: pip install triton, or leave model.compile out")
     _on = on
 

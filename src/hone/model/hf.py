@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
 ALIGNMENT = 64
-"""Where tensors begin that PyTorch allocates: a product of others may be rounded differently, and is slower."""
+"""Bytes to a multiple of which PyTorch aligns tensors on a CPU. A product of others may be rounded differently."""
 METADATA = {"format": "pt"}
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 # Files of other tools carry these beside the weights; both follow from what is loaded.
@@ -72,9 +72,11 @@ def load_model(
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
-    preset's random weights and size, and are ignored for a model that is loaded. `mapped`: on a CPU, weights that lie
-    in the files as in the decoder (see `reserve_files`) stay there; nobody may write into the files meanwhile. Raises
-    UserError for bf16 on a GPU that lacks it.
+    preset's random weights and size, and are ignored for a model that is loaded. Raises UserError for bf16 on a GPU
+    that lacks it.
+
+    `mapped`, on a CPU: parameters are views of the files, without a copy, where their rows lie there in the decoder's
+    order and dtype (see `reserve_files`); others are copied. Nobody may write into these files while the model is used.
     """
     if dtype not in (torch.float32, torch.bfloat16):
         raise UserError(f"dtype {dtype} is not supported: use torch.float32 or torch.bfloat16")
@@ -152,8 +154,8 @@ def save_model(
 def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD_BYTES) -> None:
     """Make the files that `save_model` then fills, with all the room that they take, for others to map.
 
-    Tensors lie as the decoder has them, and begin where PyTorch's do. Files of another version are used again: to write
-    over memory takes a third of the time of asking for it. Raises OSError if there is no room.
+    Tensors lie end to end in the decoder's order and dtype, the first at a multiple of `ALIGNMENT`. Files of another
+    version that are in `folder` are written over. Raises OSError if there is no room.
     """
     folder.mkdir(exist_ok=True)
     dtype, parameters = model.embed.dtype, dict(model.named_parameters())
@@ -326,7 +328,10 @@ def _load_weights(model: Decoder, folder: Path, files: list[Path], mapped: bool 
 
 
 def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:
-    """Let parameters be where all their rows lie in `file` as in the decoder; return the names of these rows there."""
+    """Make parameters views of `file`, where all their rows lie there in the decoder's order, dtype and alignment.
+
+    Return the names of their tensors in the file; the others are still to be copied.
+    """
     data = torch.from_file(str(file), shared=False, size=file.stat().st_size, dtype=torch.uint8)
     end = 8 + int(data[:8].view(torch.int64))
     bounds: dict[str, tuple[int, int]] = {}

@@ -12,7 +12,7 @@ import numpy as np
 
 from hone.algorithms.advantages import advantages, has_signal, normalized_components, overlong_penalty
 from hone.config.rl import RLConfig
-from hone.environments import Environment, MultiTurnEnv
+from hone.environments import Environment
 from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function
 from hone.errors import UserError
@@ -64,12 +64,10 @@ class GroupSampler:
         return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def early_grading(self) -> AbstractContextManager[EarlyGrading | None]:
-        """Return, for `sample` and `grade` of a step, what grades completions while others are sampled; or None.
-
-        Conversations are graded when all have ended, for the same processes answer the model meanwhile.
+        """Return, for `sample` and `grade` of a step, what grades completions while others are sampled; None if
+        `grading.overlap` is off, or has no effect for this task.
         """
-        one_turn = not isinstance(self.env, MultiTurnEnv) and not self.maker.tools
-        overlaps = self.config.orchestrator.grading.overlap and one_turn
+        overlaps = self.config.orchestrator.grading.overlap
         return self.env.early_grading(self.config.seed) if overlaps else nullcontext()
 
     def sample(

@@ -21,7 +21,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.shared_memory import NO_ROOM, by_disk
+from hone.orchestrator.shared_memory import NO_ROOM, disk_message
 from hone.orchestrator.types import Update
 from hone.runs.saving import Saver
 from hone.runs.signals import StepAbandoned
@@ -215,7 +215,7 @@ class RemoteTrainer:
             folder, memory = self.transport.weights(result.version), self.session.memory
             if memory is not None and not folder.is_relative_to(memory) and not self._by_disk:
                 self._by_disk = True
-                self.run.display.message(by_disk(NO_ROOM))
+                self.run.display.message(disk_message(NO_ROOM))
             self.policy.load(result.version, folder)
             self._served = result.version
             (scores,) = self.policy.score([list(self.session.canary)], self.session.temperature)

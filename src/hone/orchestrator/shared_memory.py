@@ -12,7 +12,7 @@ import shutil
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from hone.orchestrator.placement import ram
@@ -35,18 +35,33 @@ def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Pat
             lock = _locked(left)
             shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
+    folder = lock = None
     try:
-        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=root))  # mode 0700, at a name that nobody has taken
-        lock = _locked(folder)
+        folder, lock = _make_locked(root, prefix)
     except OSError as error:
-        say(by_disk(f"{root} can't be used ({error.strerror})"))
-        yield None
-        return
+        say(disk_message(f"{root} can't be used ({error.strerror})"))
     try:
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
-        os.close(lock)
+        if folder is not None and lock is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
+    """Return a fresh folder and its lock. OSError if that can't be done; nothing is left of it then.
+
+    It has a hidden name until it is locked, so that no other run finds it without a lock, and removes it.
+    """
+    hidden = Path(tempfile.mkdtemp(prefix=f".{prefix}", dir=root))  # mode 0700, at a name that nobody has taken
+    folder = hidden.with_name(hidden.name.removeprefix("."))
+    with ExitStack() as failed:
+        failed.callback(shutil.rmtree, hidden, ignore_errors=True)
+        lock = _locked(hidden)
+        failed.callback(os.close, lock)
+        hidden.rename(folder)
+        failed.pop_all()
+    return folder, lock
 
 
 def given_folder() -> Path | None:
@@ -54,18 +69,20 @@ def given_folder() -> Path | None:
     return Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
 
 
-def by_disk(why: str) -> str:
+def disk_message(reason: str) -> str:
     """Return the sentence that says why weights don't go through memory."""
-    return f"Weights travel by disk: {why}"
+    return f"Weights travel by disk: {reason}"
 
 
-def shortage(folder: Path, version: int) -> str | None:
-    """Return why two versions of a model, of `version` bytes each, have no room in `folder`; None if they have."""
+def shortage(folder: Path, size: int, versions: int) -> str | None:
+    """Return why so many versions of a model, of `size` bytes each, have no room in `folder`; None if they have."""
     stats = os.statvfs(folder)
-    free = min(stats.f_bavail * stats.f_frsize, ram()[1])
-    if free >= 2 * version:
+    free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
+    if free >= needed:
         return None
-    return by_disk(f"{folder.parent} has {_size(free)} free, two versions of the model need {_size(2 * version)}")
+    return disk_message(
+        f"{folder.parent} has {_size(free)} free, {versions} versions of the model need {_size(needed)}"
+    )
 
 
 def _size(count: int) -> str:

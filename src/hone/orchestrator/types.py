@@ -29,7 +29,7 @@ class Request:
 
 
 Finished = Callable[[int, Trajectory], None]
-"""Called with the index of a request, and its trajectory, as soon as that is there; it does not wait."""
+"""(index, trajectory) -> None; see `Sampler.sample`."""
 
 
 class Sampler(Protocol):
@@ -38,7 +38,10 @@ class Sampler(Protocol):
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Trajectory]:
-        """Return one trajectory per request, in their order."""
+        """Return one trajectory per request, in their order.
+
+        Call `finished(index, trajectory)` for each as soon as it has ended; it returns at once.
+        """
         ...
 
 

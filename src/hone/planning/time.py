@@ -107,7 +107,7 @@ def times(
     return Times(
         steps.steps,
         sample=sample_seconds(config, shape, device, rows, prompts, lengths),
-        grade=2e-5 * rows,
+        grade=2e-5 * rows,  # in full: a guess that leaves out what grading takes beside sampling (`grading.overlap`)
         train=train_seconds(config, shape, device, tokens, lengths.sequence / 2),
         other=0.005 + shape.parameters * 4 / device.bandwidth,
         evaluations=steps.evaluations,
@@ -151,6 +151,7 @@ def sample_seconds(
     cached *= kv_bytes_per_token(shape, config.precision, device.kind)
     reading = (weights + at_once * cached) / (device.bandwidth * BANDWIDTH)
     computing = at_once * (2 * shape.matrices / rate + 2 * shape.embedding / exact)
+    # One launch a step with graphs, taken for nothing: an assumption, for no GPU was measured.
     decode = max(reading, computing) + (0 if graphs else shape.num_layers * LAUNCH[device.kind])
     return prefill + -(-rows // at_once) * lengths.decoded * decode
 

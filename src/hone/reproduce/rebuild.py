@@ -91,7 +91,8 @@ def rebuild(
     config = config.model_copy(update={"model": model_config, "display": "auto"})
     config, model, renderer, missing_model = _load_model(run, records, config)
     threads = run.info.get("threads") or config.threads
-    configure(threads, model.num_parameters, bool(config.deterministic), compiled=config.model.compile)
+    kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
+    configure(threads, model.num_parameters, **kernels, device=model.device)
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
     kind = RebuiltRL if isinstance(config, RLConfig) else RebuiltSFT

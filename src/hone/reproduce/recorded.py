@@ -47,8 +47,13 @@ class RecordedPolicy:
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Trajectory]:
-        stops = sampling.stop_strings
-        return [trajectory(r, *self._turn(r, self._recorded[r.sample_id]), self._renderer, stops) for r in requests]
+        rollouts = []
+        for index, request in enumerate(requests):
+            turn = self._turn(request, self._recorded[request.sample_id])
+            rollouts.append(trajectory(request, *turn, self._renderer, sampling.stop_strings))
+            if finished is not None:
+                finished(index, rollouts[index])
+        return rollouts
 
     def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
         """Return the completion that was recorded for the request, and the versions of its tokens."""

@@ -15,9 +15,10 @@ from hone.model.hf import WEIGHTS_INDEX, load_model, non_finite, read_config, we
 
 
 class WeightsFolder:
-    """The only folder under which weights are taken, and another one in `memory`, if there is one.
+    """Loads weights from under the folder `root`, or under `memory`, a folder in shared memory, and from nowhere else.
 
-    A file that a link or the index leads to must be under one of them too.
+    The config, the index and all files of weights must be there too, with links followed. Raises UserError if `root` is
+    no folder.
     """
 
     def __init__(self, root: Path, memory: Path | None = None) -> None:
