@@ -13,8 +13,9 @@ faster of both counts in each round. hone computes the entropies besides, and it
 weights, which transformers' does not. `hone_…_shared` is what a run of hone does: it computes a prompt once for its
 group. The others compute it for each completion: the same tokens on both sides.
 
-All sides take turns, round by round, each round beginning with another one; figures are medians. Gradients of a step
-are compared before any update, by the norm of their difference.
+All sides take turns, round by round, each round beginning with another one; figures are medians. Seconds are the
+processor's: with one thread what the clock shows on a quiet core, whatever else runs. Gradients of a step are compared
+before any update, by the norm of their difference.
 """
 
 from __future__ import annotations
@@ -261,9 +262,9 @@ def timed(side: Callable[[list[Sequence]], None], rows: list[Sequence], steps: i
     side(rows)
     seconds = []
     for _ in range(steps):
-        began = time.perf_counter()
+        began = time.process_time()
         side(rows)
-        seconds.append(time.perf_counter() - began)
+        seconds.append(time.process_time() - began)
     return seconds
 
 
