@@ -84,14 +84,17 @@ class Case:
     precisions: tuple[str, ...]
 
     def rows(self, seed: int) -> list[Sequence]:
-        """Return random rows, whose old logprobs are 0 as yet."""
+        """Return random rows, whose old logprobs are 0 as yet.
+
+        Without the ids below 3, of which one pads: transformers gives it no gradient as an input.
+        """
         generator = rng.stream(seed, "bench")
         vocab, made = self.config.vocab_size, []
         for i in range(self.prompts * self.group):
             if i % self.group == 0:
-                prompt = generator.integers(0, vocab, self.prompt_tokens)
+                prompt = generator.integers(3, vocab, self.prompt_tokens)
             length = int(generator.integers(self.shortest, self.longest + 1))
-            ids = np.concatenate([prompt, generator.integers(0, vocab, length)])
+            ids = np.concatenate([prompt, generator.integers(3, vocab, length)])
             mask = np.arange(len(ids)) >= self.prompt_tokens
             advantage = float(generator.standard_normal())
             made.append(Sequence(ids, mask, None, advantage, group=i // self.group, sample=i % self.group))
