@@ -3,14 +3,14 @@
     .venv/bin/python benchmarks/train_step.py --out benchmarks/results/train_step.json
 
 - tiny: the tiny preset, 8 prompts x 16 completions of 24 + 64 tokens.
-- medium: Qwen3's shape with 100M parameters, 2 prompts x 4 completions of 24 + 64 tokens.
+- medium: Qwen3's shape with 100M parameters, 1 prompt x 4 completions of 24 + 64 tokens.
 - varied: the tiny preset, completions of 1 to 64 tokens. transformers pads them, as TRL does; hone packs.
 
 A step is packing or padding, forward, PPO's clipped surrogate over the step's tokens, backward, clipping by the global
 norm and AdamW; nothing is sampled. transformers gets the loss written plainly: logits of the completions, log_softmax,
-gather; torch's fused AdamW; sdpa. It takes all rows at once, or the tokens of hone's micro-batches at a time; the
-faster of both counts in each round. hone computes the entropies besides, and its bf16 keeps fp32 masters of the
-weights, which transformers' does not. `hone_…_shared` is what a run of hone does: it computes a prompt once for its
+gather; torch's fused AdamW; sdpa. It takes all rows at once, or (`…_micro`) the tokens of hone's micro-batches at a
+time; the faster of both counts in each round. hone computes the entropies besides, and its bf16 keeps fp32 masters of
+the weights, which transformers' does not. `hone_…_shared` is what a run of hone does: it computes a prompt once for its
 group. The others compute it for each completion: the same tokens on both sides.
 
 All sides take turns, round by round, each round beginning with another one; figures are medians. Seconds are the
@@ -82,6 +82,9 @@ class Case:
     shortest: int
     longest: int
     precisions: tuple[str, ...]
+    steps: int = 3
+    """Counted steps a turn."""
+    micro_batch: int = MICRO_BATCH_TOKENS["cpu"]
 
     def rows(self, seed: int) -> list[Sequence]:
         """Return random rows, whose old logprobs are 0 as yet.
@@ -104,7 +107,7 @@ class Case:
 BOTH = ("fp32", "bf16_linear", "bf16")
 CASES = {
     "tiny": Case(tiny_config(), 8, 16, 24, 64, 64, BOTH),
-    "medium": Case(MEDIUM, 2, 4, 24, 64, 64, BOTH),
+    "medium": Case(MEDIUM, 1, 4, 24, 64, 64, ("fp32", "bf16_linear"), steps=1),
     "varied": Case(tiny_config(), 8, 16, 24, 1, 64, ("fp32", "bf16_linear")),
 }
 TOY = DecoderConfig(**(vars(tiny_config(InitConfig(hidden=32, layers=1, heads=2, kv_heads=1, intermediate=48)))))
@@ -213,10 +216,11 @@ def relative(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return (apart / sum(float(t.double().square().sum()) for t in other.values())) ** 0.5
 
 
-def measure(case: Case, folder: Path, rounds: int, steps: int) -> dict[str, Any]:
-    """Time all sides on one case; `steps` in each turn, after one that warms up."""
+def measure(case: Case, folder: Path, rounds: int) -> dict[str, Any]:
+    """Time all sides on one case; in each turn the first step warms up."""
     save_model(random_decoder(case.config, seed=0), folder)
-    micro = MICRO_BATCH_TOKENS["cpu"]
+    rows = case.rows(0)
+    longest = max(map(len, rows))
     dtypes = {"fp32": torch.float32} | ({"bf16": torch.bfloat16} if "bf16" in case.precisions else {})
     makers: dict[str, Callable[[], HoneStep | TransformersStep]] = {}
     for precision in case.precisions:
@@ -224,25 +228,25 @@ def measure(case: Case, folder: Path, rounds: int, steps: int) -> dict[str, Any]
         makers[f"hone_{precision}_shared"] = partial(HoneStep, folder, precision, True)
     for name, dtype in dtypes.items():
         makers[f"transformers_{name}"] = partial(TransformersStep, folder, dtype, 10**9)
-        makers[f"transformers_{name}_micro"] = partial(TransformersStep, folder, dtype, micro)
+        if len(rows) * longest > case.micro_batch:
+            makers[f"transformers_{name}_micro"] = partial(TransformersStep, folder, dtype, case.micro_batch)
     sides = {name: make() for name, make in makers.items()}
     plain = sides["transformers_fp32"]
     assert isinstance(plain, TransformersStep)
-    rows = with_old_logprobs(case.rows(0), plain)
+    rows = with_old_logprobs(rows, plain)
     expected = plain.gradient(rows)
     gradients = {name: relative(side.gradient(rows), expected) for name, side in sides.items() if side is not plain}
     del expected
     found: list[dict[str, float]] = []
     for number in range(rounds):
         names = [*sides][number % len(sides) :] + [*sides][: number % len(sides)]
-        found.append({name: median(timed(sides[name], rows, steps)) for name in names})
+        found.append({name: median(timed(sides[name], rows, case.steps)) for name in names})
         print(
             f"round {number + 1}/{rounds}: " + ", ".join(f"{n} {found[-1][n] * 1000:.0f} ms" for n in sides), flush=True
         )
     seconds = {name: median(row[name] for row in found) for name in sides}
     tokens = sum(map(len, rows))
     parameters = sum(p.numel() for p in plain.model.parameters())
-    longest = max(map(len, rows))
     return {
         "workload": {
             "prompts": case.prompts,
@@ -290,7 +294,6 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     parser.add_argument("--rounds", type=int, default=5, help="turns of each side")
-    parser.add_argument("--steps", type=int, default=3, help="counted steps a turn")
     parser.add_argument("--quick", action="store_true", help="toys of the models: says nothing but that it runs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
@@ -298,14 +301,14 @@ def main(argv: list[str] | None = None) -> None:
     cases = {name: CASES[name] for name in args.cases}
     if args.quick:
         cases = {
-            n: replace(c, config=TOY, prompts=2, group=2, longest=9, shortest=min(9, c.shortest))
+            n: replace(c, config=TOY, prompts=2, group=2, longest=9, shortest=min(9, c.shortest), micro_batch=66)
             for n, c in cases.items()
         }
-        args.rounds = args.steps = 1
+        args.rounds = 1
     result: dict[str, Any] = {}
     for name, case in cases.items():
         with tempfile.TemporaryDirectory() as tmp:
-            result[name] = measure(case, Path(tmp), args.rounds, args.steps)
+            result[name] = measure(case, Path(tmp), args.rounds)
     versions = {name: version(name) for name in ("torch", "transformers")}
     result["machine"] = {
         "cpu": cpu_model(),
