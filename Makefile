@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
 	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
+	@echo "make test-trl     test losses and advantages against TRL's own trainers"
 	@echo "make test-browser  test hone view in a real browser; needs chromium"
 	@echo "make check        formatting, lint and types"
 	@echo "make docs         build the site of the documentation into outputs/site"
@@ -61,7 +62,7 @@ test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
 # EVERY=16 leaves the long contracts one case in sixteen, always the same ones.
-test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm test-adapters test-browser check docs
+test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm test-adapters test-trl test-browser check docs
 
 WHEEL := outputs/wheel
 test-wheel: dev
@@ -116,6 +117,10 @@ verifiers-env: .venv-verifiers/.installed
 test-adapters: dev verifiers-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m adapters tests/environments --durations=5
+
+test-trl: dev
+	@$(PIP) --quiet --editable ".[dev,bench]"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m trl tests/algorithms --durations=5
 
 # Debian's chromium: the browsers that Playwright would fetch are another download. Screenshots: outputs/browser.
 test-browser: dev

@@ -10,15 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import algorithms
 import gap_depth
 import grading
 import grading_overlap
+import numpy as np
 import parser_drift
 import pytest
 import sampling
 import serving
 import tasks
 import torch
+import train_step
 import viewer
 from gpu import measures
 from gpu import run as gpu_run
@@ -26,6 +29,7 @@ from limits import sampling_limits
 
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
+from hone.runs import Run
 
 TOY = DecoderConfig(
     family="llama",
@@ -233,6 +237,60 @@ def test_the_table_of_tasks() -> None:
     page = tasks.with_table(f"before\n{tasks.BEGIN}old\n{tasks.END}after\n", {"runs": runs})
     assert page == f"before\n{tasks.BEGIN}{tasks.table({'runs': runs})}{tasks.END}after\n"
     assert tasks.with_table(page, {"runs": runs}) == page
+
+
+def test_train_step(run) -> None:
+    """hone's gradient is transformers', packed or padded; a speedup is against the faster way of the same precision."""
+    result = run(train_step.main, "--quick", "--cases", "tiny", "varied")
+    tiny, varied = (result[name]["workload"] for name in ("tiny", "varied"))
+    assert (tiny["tokens"], tiny["padding"]) == (4 * (24 + 9), 0) and varied["padding"] > 0
+    assert (varied["tokens"] + varied["padding"]) % 4 == 0
+    for name in ("tiny", "varied"):
+        found = result[name]
+        (row,) = found["rounds"]
+        assert found["seconds"] == row and min(row.values()) > 0
+        fastest = min(row["transformers_fp32"], row["transformers_fp32_micro"])
+        assert found["speedup"]["fp32_shared"] == fastest / row["hone_fp32_shared"]
+        fastest = min(seconds for side, seconds in row.items() if side.startswith("transformers"))
+        assert found["speedup"]["default_shared"] == fastest / row["hone_bf16_linear_shared"]
+        gradients = found["gradients_relative"]
+        assert max(gradients["hone_fp32"], gradients["hone_fp32_shared"]) < 5e-6 < gradients["hone_bf16_linear"] < 0.02
+
+
+def test_the_table_of_algorithms() -> None:
+    """Pooled over seeds, with an interval over examples, which are the same for all seeds; steps are a median."""
+    rising = [0.5] * 5 + [0.95] * 20
+    cells = [
+        {"algorithm": "grpo", "seed": seed, "rewards": rewards, "correct": 0.5, "lr": 3e-4, "seconds_per_step": 0.3}
+        for seed, rewards in enumerate([[1.0, 0.5, 1.0], [0.9, 0.6, 0.7], [1.0, 0.6, 0.9]])
+    ]
+    curves = [rising, [0.1] * 25, [0.5, *rising]]
+    found = algorithms.summary([cell | {"curve": curve} for cell, curve in zip(cells, curves, strict=True)])
+    assert found["steps_to"] == [14, None, 15]  # of ten rewards 9 are 0.95: their mean is 0.905
+    means = np.array([2.9, 1.7, 2.6]) / 3
+    half = 4.302653 * means.std(ddof=1) / 3**0.5
+    assert (found["reward"], found["ci95/high"]) == (pytest.approx(0.8), pytest.approx(0.8 + half, abs=1e-5))
+    start = algorithms.summary(cells) | {"reward": 0.4}
+    rows = algorithms.table({"algorithms": {"after SFT": start, "grpo": found}}).splitlines()[2:]
+    assert rows[0].startswith("| after SFT | 0.400 (") and rows[0].endswith(" | 0.733 | 50 % | — |  |")
+    assert rows[1] == f"| `grpo` | 0.800 ({0.8 - half:.3f} to {0.8 + half:.3f}) | 0.733 | 50 % | 15 | 0.30 |"
+
+
+@pytest.mark.long
+def test_algorithms(tmp_path: Path) -> None:
+    """A toy of all runs. What is done is not done again, unless it is another number of steps."""
+    out, work = tmp_path / "out.json", tmp_path / "work"
+    flags = ["--algorithms", "defaults", "grpo", "--seeds", "1", "--sft-steps", "2", "--examples", "4"]
+    flags += ["--work", str(work), "--out", str(out), "--steps"]
+    algorithms.main([*flags, "2"])
+    found = json.loads(out.read_text())
+    assert list(found["algorithms"]) == ["after SFT", "defaults", "grpo"]
+    assert [len(found["algorithms"]["grpo"]["curves"][0]), found["algorithms"]["grpo"]["lr"]] == [2, 3e-4]
+    ids = {name: Run(work / f"{name}-0").info["id"] for name in ("after-SFT", "defaults", "grpo")}
+    algorithms.main([*flags, "2"])
+    assert json.loads(out.read_text()) == found
+    assert ids == {name: Run(work / f"{name}-0").info["id"] for name in ids}
+    assert Run(work / "grpo-0").config["algorithm"] == "grpo" and "algorithm" not in Run(work / "defaults-0").config
 
 
 @pytest.mark.long

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from hone.config.algorithms import ALGORITHMS
 from hone.config.base import BaseConfig
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
-from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
+from hone.config.rl import AdvantageConfig, OrchestratorRole, RLConfig, TrainerRole
 from hone.config.sft import SFTConfig
 from hone.config.shared import transport_weights
 
@@ -105,6 +106,17 @@ def test_rl_in_three_files_with_root_flags() -> None:
     config = rl(f"{THREE_FILES} --model.name M --wandb.project P --wandb.name N --ckpt")
     assert values(config, "model.name", "wandb.project", "wandb.name") == ["M", "P", "N"]
     assert config.ckpt is not None
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_algorithms_are_compared_by_the_tiny_recipe(name: str) -> None:
+    """But for the algorithm and its evaluation, which benchmarks/algorithms.py does at the end."""
+    plain, tiny = rl("@ examples/algorithms/tiny.toml"), rl(f"@ {REVERSE_TEXT}/tiny.toml")
+    orchestrator = tiny.orchestrator.model_copy(update={"eval": None, "advantage": AdvantageConfig()})
+    other = {"output_dir": plain.output_dir, "orchestrator": orchestrator}
+    assert plain.output_dir != tiny.output_dir and tiny.model_copy(update=other) == plain
+    config = rl(f"@ examples/algorithms/tiny.toml --algorithm {name}")
+    assert values(config, *ALGORITHMS[name]) == list(ALGORITHMS[name].values())
 
 
 def test_tiny_sft() -> None:
