@@ -29,7 +29,7 @@ GSM8K = {
     "seq_len": 1024,
     "trainer.optim.lr": 1e-6,
     "trainer.loss.kl_coef": 0.0,
-    "trainer.loss.eps_high": 0.28,
+    "trainer.loss.type": "clip",
     "orchestrator.batch_size": 16,
     "orchestrator.rollouts_per_example": 4,
     "orchestrator.sampling.max_tokens": 512,

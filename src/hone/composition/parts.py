@@ -109,7 +109,7 @@ def make_trainer(
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
     trainer.weigh = partial(weighed, loss)
     trainer.updates_per_batch, trainer.minibatches = config.trainer.updates_per_batch, config.trainer.minibatches
-    trainer.keeps_old = config.trainer.correction.type != "none"
+    trainer.keeps_old = loss.old_policy == "trainer" or config.trainer.correction.type != "none"
     trainer.kl_in_reward = loss.kl_coef if loss.kl_in == "reward" else 0.0
     trainer.reference_interval = loss.reference_interval
     return trainer

@@ -28,8 +28,8 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     "dapo": _GROUP_STD
     | _loss("clip", "token", True, eps_low=0.2, eps_high=0.28)
     | {"orchestrator.truncated": "penalize"},
-    # arXiv:2507.18071
-    "gspo": _GROUP_STD | _loss("gspo", "sequence", True, eps_low=3e-4, eps_high=4e-4),
+    # arXiv:2507.18071; its range is narrower than what rounding in bf16 makes of a ratio to the sampler
+    "gspo": _GROUP_STD | _loss("gspo", "sequence", True, eps_low=3e-4, eps_high=4e-4, old_policy="trainer"),
     # arXiv:2506.13585
     "cispo": _GROUP_STD | _loss("cispo", "token", True, eps_high=5.0),
     # arXiv:2402.14740

@@ -44,6 +44,9 @@ class LossConfig(BaseConfig):
     """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
     function: str | None = None
     """A loss of your own, `MODULE:FUNCTION`, in place of `type`."""
+    old_policy: Literal["sampler", "trainer"] = "sampler"
+    """The ratio is to the probability with which a token was sampled, so it corrects for older weights and other
+    kernels; or to the trainer's own before the step's first update, as always with a correction."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
     """The ratio is clipped below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: a fall in probability."""
     eps_high: float | None = Field(default=None, ge=0)

@@ -131,7 +131,8 @@ def train_seconds(
     if isinstance(config, RLConfig):
         trainer = config.trainer
         passes, updates = trainer.updates_per_batch, trainer.updates_per_batch * trainer.minibatches
-        before = (trainer.loss.kl_coef > 0) + (trainer.correction.type != "none" and updates > 1)  # forward passes
+        keeps_old = trainer.correction.type != "none" or trainer.loss.old_policy == "trainer"
+        before = (trainer.loss.kl_coef > 0) + (keeps_old and updates > 1)  # forward passes
         seconds, update = seconds * (passes + before / 3), update * updates
     micro_batches = max(1.0, tokens / micro_batch_limit(config, device.kind))
     return seconds + update + 3 * micro_batches * shape.num_layers * LAUNCH[device.kind]

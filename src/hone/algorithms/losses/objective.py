@@ -78,8 +78,8 @@ def policy_objective(
     """Compute a policy gradient: the loss that `config` names, or `custom`, and what is added to it.
 
     The old policy of the ratio is that in the batch (`old_logprobs`). Without it, it is the sampler's: so the ratio
-    corrects for tokens of older versions (`stale`) and for a sampler that computes otherwise. With a correction, which
-    does that by itself, it is the policy before the update.
+    corrects for tokens of older versions (`stale`) and for a sampler that computes otherwise. With `old_policy` =
+    "trainer", or a correction, which does that by itself, it is the policy before the update.
 
     A token whose logprob by the sampler is not finite has no loss.
     """
@@ -93,7 +93,7 @@ def policy_objective(
         sampling_M = batch.sampling_logprobs[indices_M]
         finite_M = sampling_M.isfinite()
         sampling_M = torch.where(finite_M, sampling_M, now_M)
-        old_M = sampling_M if weigh is None else now_M
+        old_M = sampling_M if weigh is None and config.old_policy == "sampler" else now_M
         if batch.old_logprobs is not None:
             old_M = batch.old_logprobs[indices_M]
 
