@@ -94,7 +94,7 @@ def cell(algorithm: str, seed: int, work: Path, sft_steps: int, steps: int, exam
         seconds = train("sft", SFT, *flags, "--max-steps", str(sft_steps)) / sft_steps
     else:
         start = work / f"{BASELINE.replace(' ', '-')}-{seed}" / "weights" / f"step_{sft_steps}"
-        flags += ["--model.name", str(start), "--max-steps", str(steps)]
+        flags += ["--model.name", str(start), "--max-steps", str(steps), "--no-orchestrator.eval"]
         flags += [] if algorithm == DEFAULTS else ["--algorithm", algorithm]
         flags += ["--trainer.optim.lr", str(settings["lr"])] if settings["lr"] else []
         seconds = train("rl", RL, *flags) / steps

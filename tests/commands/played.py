@@ -52,11 +52,12 @@ class Orchestrator:
     def put(self, step: int, save: Path | None = None, unlikely: float = 0.0) -> None:
         """The recorded batch; all its tokens were less likely by so many nats when they were sampled."""
         groups = groups_from_rows(self.records.rows(step), RLConfig(), 10**6)
-        sequences = trainable(groups, self.config.orchestrator.truncated)
+        batch = trainable(groups, self.config)
         if unlikely:
-            sequences = [replace(s, logprobs=s.logprobs - np.float32(unlikely) * s.loss_mask) for s in sequences]
-        tokens = sum(map(len, sequences))
-        self.transport.put(Order(step, "batch", to_arrays(sequences), save and str(save), tokens))
+            less = [replace(s, logprobs=s.logprobs - np.float32(unlikely) * s.loss_mask) for s in batch.sequences]
+            batch = replace(batch, sequences=less)
+        tokens = sum(map(len, batch.sequences))
+        self.transport.put(Order(step, "batch", to_arrays(batch), save and str(save), tokens))
 
     def result(self, version: int) -> Result:
         found = self.transport.result(version)

@@ -403,7 +403,7 @@ def test_without_model_and_checkpoints_only_the_files_are_checked(copied, tmp_pa
 def test_a_drifted_resume_is_verified_from_there_on(bench: Bench, tmp_path, verify):
     run = bench.rl("drifted", "--max-steps", "4", "--ckpt.interval", "3")
     changed = "--max-steps 5 --ckpt.interval 3 --trainer.optim.lr 2e-3 --orchestrator.batch-size 12 --resume.step 3"
-    bench.rl("drifted", *changed.split(), "--orchestrator.advantage.normalize-std", "true", "--allow-drift")
+    bench.rl("drifted", *changed.split(), "--orchestrator.advantage.scale", "group_std", "--allow-drift")
     code, certificate = verify(run)
     assert (code, certificate["verdict"]) == (0, "verified")
     assert [check["step"] for check in certificate["steps"]] == [3, 4]
