@@ -5,9 +5,9 @@
 
 A question that hangs, crashes or takes too much costs itself alone: its process is replaced. If it was killed from
 outside, the question is asked again. The kernel ends the process when a question takes more processor time than it may.
-A busy machine changes no verdict: a limit by the clock leaves out the time in which the process waited for a core. With
-it ends whatever was started there, also in a session of its own, also when hone is killed. What runs there is
-`process_main.py`.
+A busy machine changes no verdict: a limit by the clock leaves out the time in which the process waited for a core, up
+to ten times the limit. With it ends whatever was started there, also in a session of its own, also when hone is killed.
+What runs there is `process_main.py`.
 
 Why not Pebble (5.2, measured by `benchmarks/grading.py`): it leaves alive what a task had started, takes 4 seconds more
 for code that ignores signals, limits no memory or processor time, and is no faster.

@@ -1,9 +1,16 @@
-"""Bytes that hone's own engine takes beside the weights, by part. Needs no torch, as `hone.trainer.memory`."""
+"""Bytes that hone's own engine takes beside the weights, by part. Needs no torch, as `hone.trainer.memory`.
+
+Nor does it need pydantic at runtime, for the engine imports it.
+"""
 
 from __future__ import annotations
 
-from hone.config.rl import RLConfig
+from typing import TYPE_CHECKING
+
 from hone.model.config import DecoderConfig
+
+if TYPE_CHECKING:
+    from hone.config.rl import RLConfig
 
 GIB = 2**30
 KV_GIB = 4.0
