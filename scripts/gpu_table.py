@@ -135,7 +135,7 @@ def rows(records: list[Record]) -> list[str]:
     if not records:
         aims = [f"- {name}: {aim}" for name, aim, _ in ROWS if aim]
         return ["No GPU has been measured yet. hone's aims for one H200:", "", *aims]
-    names = [record["gpu"] for record in records]
+    names = [str(record["gpu"]) for record in records]
     lines = [f"| | aim, one H200 | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     for name, aim, of in ROWS:
         lines.append(f"| {name} | {aim} | {' | '.join(cell(of, record) for record in records)} |")
