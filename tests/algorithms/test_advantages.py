@@ -86,6 +86,12 @@ def test_components_normalised_before_the_sum_count_by_their_weight():
     assert found == pytest.approx(expected.numpy(), abs=1e-6)
 
 
+def test_a_group_in_which_no_component_varies_has_no_advantages():
+    values = np.array([[[1.0, 0.2], [0.0, 0.7], [1.0, 0.1]], [[0.3, 0.1]] * 3])
+    found = normalized_components(values, np.array([1.0, 0.3]), np.ones((2, 3), dtype=bool))
+    assert found[0].all() and found[1].tolist() == [0.0] * 3
+
+
 def test_the_overlong_penalty_grows_over_the_buffer():
     assert overlong_penalty(np.array([70, 80, 90, 100, 120]), 100, 20).tolist() == [0.0, 0.0, 0.5, 1.0, 1.0]
     assert overlong_penalty(np.array([99, 100]), 100, 0, 0.5).tolist() == [0.0, 0.5]

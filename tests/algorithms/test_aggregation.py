@@ -17,5 +17,6 @@ FILTERED = Counts(tokens=8, sequences=2, prompts=1)
     ],
 )
 def test_weights_by_hand(kind, alone, with_filtered):
+    assert aggregation_weights(kind, [], [], longest=10).tolist() == []
     assert aggregation_weights(kind, TOKENS, GROUPS, longest=10).tolist() == pytest.approx(alone)
     assert aggregation_weights(kind, TOKENS, GROUPS, 10, FILTERED).tolist() == pytest.approx(with_filtered)

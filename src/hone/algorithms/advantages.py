@@ -39,9 +39,15 @@ def advantages(
     A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has advantages 0
     unless the baseline is the batch's: then what counts is whether the step's rewards differ.
     """
+    return _advantages(rewards_PG, valid_PG, baseline, scale, std_ddof, std_eps).astype(np.float32)
+
+
+def _advantages(
+    rewards_PG: np.ndarray, valid_PG: np.ndarray, baseline: str, scale: str, std_ddof: int, std_eps: float
+) -> np.ndarray:
+    """Compute `advantages` in float64."""
     rewards_PG = np.where(valid_PG, np.asarray(rewards_PG, dtype=np.float64), np.nan)
-    own = baseline != "batch"
-    groups = list(rewards_PG) if own else [rewards_PG.reshape(-1)]
+    groups = [rewards_PG.reshape(-1)] if baseline == "batch" else list(rewards_PG)
     everything = rewards_PG[valid_PG]
     batch_std = everything.std(ddof=std_ddof) if len(everything) > std_ddof else 0.0
     rows = []
@@ -60,7 +66,7 @@ def advantages(
             "group_mean": known.mean(),
         }[scale]
         rows.append(deviations / divisor)
-    return np.stack(rows).reshape(rewards_PG.shape).astype(np.float32)
+    return np.stack(rows).reshape(rewards_PG.shape)
 
 
 def normalized_components(
@@ -70,15 +76,16 @@ def normalized_components(
 
     GDPO (arXiv:2601.05242): each component minus its group's mean, divided by its group's std + std_eps; the weighted
     sum of those, minus its mean over the step, divided by its std over the step + std_eps. So a component counts by
-    its weight, not by how much it happens to vary. NaN is a component that abstained: it counts 0.
+    its weight, not by how much it happens to vary. NaN is a component that abstained: it counts 0. A group in which no
+    component varies has advantages 0.
     """
     values_PGK = np.where(valid_PG[:, :, None], np.asarray(values_PGK, dtype=np.float64), np.nan)
     sums_PG = np.zeros(valid_PG.shape)
     for values_PG, weight in zip(np.moveaxis(values_PGK, -1, 0), weights_K, strict=True):
         known_PG = ~np.isnan(values_PG)
-        normed = advantages(np.nan_to_num(values_PG), known_PG, "group", "group_std", std_ddof, std_eps)
-        sums_PG += weight * normed.astype(np.float64)
-    return advantages(sums_PG, valid_PG, "batch", "batch_std", std_ddof, std_eps)
+        sums_PG += weight * _advantages(np.nan_to_num(values_PG), known_PG, "group", "group_std", std_ddof, std_eps)
+    found_PG = _advantages(sums_PG, valid_PG, "batch", "batch_std", std_ddof, std_eps)
+    return np.where(sums_PG.any(axis=1, keepdims=True), found_PG, 0.0).astype(np.float32)
 
 
 def overlong_penalty(lengths: np.ndarray, limit: np.ndarray | int, buffer: int, penalty: float = 1.0) -> np.ndarray:

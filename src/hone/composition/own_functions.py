@@ -29,12 +29,12 @@ class OwnFunctions:
     files: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, config: RLConfig) -> OwnFunctions:
-        """Import those that the config names. Raises UserError if one is missing."""
+    def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
+        """Import those that the config names, but for some. Raises UserError if one is missing."""
         own = cls()
         for name, (section, key) in KEYS.items():
             place = getattr(getattr(config, section), key).function
-            if place is not None:
+            if place is not None and name not in without:
                 own.functions[name], file = find_function(place)
                 own.digests |= {} if file is None else {name: source_digest(file)}
         return own
@@ -55,7 +55,7 @@ class OwnFunctions:
             part = getattr(config, section)
             changed = getattr(part, key).model_copy(update={"function": place})
             config = config.model_copy(update={section: part.model_copy(update={key: changed})})
-        own = cls.of(config) if not here else cls()
+        own = cls.of(config, without=tuple(here))
         own.functions |= here
         own.digests |= dict.fromkeys(here, text_sha256(text))
         own.files |= {FILE: text} if here else {}

@@ -323,14 +323,14 @@ def evaluate_policy(
     config: RLConfig, settings: OnlineEvalConfig, env: Environment, renderer: ChatRenderer, policy: Policy
 ) -> EvalResult:
     """Evaluate the policy on held-out examples, as `settings` say."""
-    sampling = settings.sampling
+    sampling, training = settings.sampling, config.orchestrator.sampling
     return evaluate(
         policy,
         env,
         num_examples=settings.num_examples,
         rollouts_per_example=settings.rollouts_per_example,
-        sampling=sampling_params(sampling),
-        max_tokens=sampling.max_tokens or config.orchestrator.sampling.max_tokens,
+        sampling=sampling_params(sampling.model_copy(update={"stop": sampling.stop or training.stop})),
+        max_tokens=sampling.max_tokens or training.max_tokens,
         seq_len=config.seq_len,
         seed=config.seed,
         renderer=renderer,

@@ -71,6 +71,11 @@ class SplitRL(RL):
         self.hello = hello
         # A trainer that was started alone has its settings from a file of its own.
         own = TrainerConfig.model_validate(hello.settings | {"ranks": hello.ranks})
+        if self.config.algorithm and own.loss != self.config.trainer.loss:
+            raise UserError(
+                f"algorithm = {self.config.algorithm} sets another trainer.loss than the trainer has that is up: start "
+                f"that with --algorithm {self.config.algorithm}, too"
+            )
         config = self.config.model_copy(update={"trainer": own})
         config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
         self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))

@@ -19,12 +19,12 @@ def _loss(kind: str, aggregation: str, counts_filtered: bool, **more: Any) -> di
     return {f"trainer.loss.{name}": value for name, value in keys.items()}
 
 
-ALGORITHMS: dict[str, dict[str, Any]] = {
+_OWN: dict[str, dict[str, Any]] = {
     # arXiv:2402.03300, as TRL's loss_type "grpo"; the paper adds a KL term of 0.04, here trainer.loss.kl_coef
     "grpo": _GROUP_STD | _loss("clip", "sequence", True, eps_low=0.2, eps_high=0.2),
     # arXiv:2503.20783
     "dr_grpo": _GROUP_MEAN | _loss("clip", "constant", True, eps_low=0.2, eps_high=0.2),
-    # arXiv:2503.14476, as TRL's "dapo"
+    # arXiv:2503.14476: the loss is TRL's "dapo", which counts filtered groups; the length penalty is the paper's
     "dapo": _GROUP_STD
     | _loss("clip", "token", True, eps_low=0.2, eps_high=0.28)
     | {"orchestrator.truncated": "penalize"},
@@ -44,4 +44,15 @@ ALGORITHMS: dict[str, dict[str, Any]] = {
     # prime-rl's default
     "prime": _GROUP_MEAN | _loss("dppo", "token", False, eps_low=0.2, eps_high=0.2, ratio_penalty=1e-3),
 }
-assert tuple(ALGORITHMS) == get_args(Algorithm)
+_DEFAULTS: dict[str, Any] = {
+    "orchestrator.truncated": "keep",
+    "trainer.loss.eps_low": None,
+    "trainer.loss.eps_high": None,
+    "trainer.loss.old_policy": "sampler",
+    "trainer.loss.kl_estimator": "k3",
+    "trainer.loss.kl_in": "loss",
+    "trainer.loss.ratio_penalty": 1e-3,
+}
+"""Of the keys that only some set: all set them, so that another algorithm over a run's config leaves nothing of the old."""
+ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
+assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1

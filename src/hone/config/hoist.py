@@ -71,9 +71,9 @@ def hoist(settings: Settings) -> Settings:
 
 
 def name_algorithm(settings: Settings) -> None:
-    """Set the keys of the `algorithm` that is named: under those that stand beside it, in files or flags.
+    """Set the keys of the `algorithm` that is named, but for those that are set themselves.
 
-    A flag that names one goes before what files say of its keys.
+    A flag that names one wins over what files say of its keys.
     """
     named = settings.get(("algorithm",))
     if named is None or named.is_off:

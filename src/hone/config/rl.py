@@ -69,7 +69,7 @@ class LossConfig(BaseConfig):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the divergence to the loss, or take a completion's sum off its reward (less its group's mean)."""
+    """Add the divergence to the loss; or take a completion's sum, less its group's mean, off its advantage."""
     reference_interval: int | None = Field(default=None, ge=1)
     """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
     entropy_coef: float = Field(default=0.0, ge=0)
@@ -87,6 +87,8 @@ class LossConfig(BaseConfig):
             raise UserError(
                 'the gradient of k1 in the loss is 0 on average: take kl_estimator "k2" or "k3", or kl_in "reward"'
             )
+        if self.kl_coef and self.kl_in == "reward" and self.kl_estimator != "k1":
+            raise UserError('the KL in the reward is that of k1, the log ratio: set kl_estimator = "k1", too')
         if self.reference_interval and not self.kl_coef:
             raise UserError("reference_interval is for the policy that the KL divergence refers to: set kl_coef, too")
         return self
@@ -163,6 +165,15 @@ class AdvantageConfig(BaseConfig):
     """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
     (GDPO), in place of `baseline` and `scale`."""
 
+    @model_validator(mode="after")
+    def _check_scale(self) -> AdvantageConfig:
+        if self.baseline == "batch" and self.scale in ("group_std", "group_mean"):
+            raise UserError(
+                f"advantage.baseline = \"batch\" is scaled by the step's deviation, not by the group's: set scale to "
+                f'"batch_std" or "none", not "{self.scale}"'
+            )
+        return self
+
 
 class PoolConfig(BaseConfig):
     """Leaves out prompts that are nearly always or never solved: a completion whose outcome is `correct` solves."""
@@ -201,7 +212,7 @@ class OnlineEvalConfig(BaseConfig):
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions per example."""
     sampling: SamplingConfig = SamplingConfig()
-    """How evaluation samples; `max_tokens` defaults to training's."""
+    """How evaluation samples; `max_tokens` and `stop` default to training's."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
     """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
 
@@ -276,6 +287,11 @@ class OrchestratorConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check(self) -> OrchestratorConfig:
+        if self.truncated == "penalize" and self.advantage.components == "normalize":
+            raise UserError(
+                'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
+                '"normalize" does not use: take one of them'
+            )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:
             below, above = size // group * group, (size // group + 1) * group

@@ -161,12 +161,13 @@ def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
 def _penalties(group: Sequence[Trajectory], config: RLConfig) -> np.ndarray:
     """Return what is taken off the rewards of a group's completions for their length, `[G]` float64.
 
-    The limit is the length that the completion could have had: that of the config, or what was left of `seq_len`.
+    Of several turns the last one counts. The limit is the length that it could have had: that of the config, or what
+    was left of `seq_len`.
     """
     orch = config.orchestrator
-    room = [config.seq_len - trajectory.prompt_length for trajectory in group]
+    lengths = np.array([np.logical_and.accumulate(t.sampled_mask[::-1]).sum() for t in group])
+    room = config.seq_len - np.array([len(t.token_ids) for t in group]) + lengths
     limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
-    lengths = np.array([len(trajectory.token_ids) - trajectory.prompt_length for trajectory in group])
     lengths = np.where([trajectory.truncated for trajectory in group], limits, np.minimum(lengths, limits - 1))
     return overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from hone.inference.text import before_stop
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
@@ -49,13 +50,13 @@ class RecordedPolicy:
     ) -> list[Trajectory]:
         rollouts = []
         for index, request in enumerate(requests):
-            turn = self._turn(request, self._recorded[request.sample_id])
+            turn = self._turn(request, self._recorded[request.sample_id], sampling.stop_strings)
             rollouts.append(trajectory(request, *turn, self._renderer, sampling.stop_strings))
             if finished is not None:
                 finished(index, rollouts[index])
         return rollouts
 
-    def _turn(self, request: Request, recorded: Trajectory) -> tuple[Completion, list[int]]:
+    def _turn(self, request: Request, recorded: Trajectory, stops: Sequence[str]) -> tuple[Completion, list[int]]:
         """Return the completion that was recorded for the request, and the versions of its tokens."""
         indices = np.flatnonzero(recorded.sampled_mask)
         turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
@@ -67,7 +68,12 @@ class RecordedPolicy:
         reason = recorded.stop_reason
         if recorded.state is not None and request.turn < len(turns) - 1:
             reason = "stop"
-        elif recorded.state is not None and reason == "length" and ids[-1] in self._renderer.stop_ids:
+        elif recorded.state is not None and reason == "length" and self._ended(ids, stops):
             reason = "stop"  # it was the environment's answer that left no room
         kept = recorded.kept and recorded.kept.where(np.isin(np.arange(len(recorded.token_ids)), turn))
         return Completion(ids, logprobs, reason, kept), versions
+
+    def _ended(self, ids: list[int], stops: Sequence[str]) -> bool:
+        """Return True if a turn ended by itself: by an end token, or by a text."""
+        text = self._renderer.decode(ids)
+        return ids[-1] in self._renderer.stop_ids or before_stop(text, stops) != text

@@ -218,7 +218,7 @@ def _entropy_blowup(history: History, threshold: float) -> Measured:
 
 
 def _grad_spike(history: History, threshold: float) -> Measured:
-    if history.latest("optimizer/skipped") == 1.0 and history.latest("groups/trained") != 0.0:
+    if history.latest("optimizer/skipped") > 0 and history.latest("groups/trained") != 0.0:
         return math.inf, "the gradient was not finite, and the update was left out"
     known = [value for value in history.values("grad_norm")[-1 - 2 * history.window :] if value > 0]
     norm, before = history.latest("grad_norm"), known[:-1]

@@ -81,7 +81,7 @@ def shapes(folder: Path) -> dict[str, dict[str, torch.Tensor]]:
     index: Any = _read_index(folder / FOLDER)
     for key, stored in index.state_dict_metadata.items():
         group, name = key.split("/", 1)
-        groups[group][name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
+        groups.setdefault(group, {})[name] = torch.empty(stored.size, dtype=stored.properties.dtype, device="meta")
     return groups
 
 

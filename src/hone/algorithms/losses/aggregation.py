@@ -31,16 +31,16 @@ def aggregation_weights(
     tokens, completions and prompts of the step as well: groups without a signal, whose losses are 0.
     """
     tokens, groups = np.array(tokens_S, dtype=np.int64), np.array(groups_S, dtype=np.int64)
+    if not len(tokens):
+        return np.zeros(0)
     left_out = filtered or Counts()
+    sequences = len(tokens) + left_out.sequences
     if kind == "token":
         return np.full(len(tokens), 1 / (tokens.sum() + left_out.tokens))
-    if kind == "prompt":
-        _, group_S = np.unique(groups, return_inverse=True)
-        of_group = np.bincount(group_S, weights=tokens)
-        return 1 / (of_group[group_S] * (len(of_group) + left_out.prompts))
-    sequences = len(tokens) + left_out.sequences
-    return (
-        1 / (np.maximum(tokens, 1) * sequences)
-        if kind == "sequence"
-        else np.full(len(tokens), 1 / (longest * sequences))
-    )
+    if kind == "constant":
+        return np.full(len(tokens), 1 / (longest * sequences))
+    if kind == "sequence":
+        return 1 / (np.maximum(tokens, 1) * sequences)
+    _, group_S = np.unique(groups, return_inverse=True)
+    of_group = np.bincount(group_S, weights=tokens)
+    return 1 / (of_group[group_S] * (len(of_group) + left_out.prompts))

@@ -17,6 +17,7 @@ from hone.algorithms.losses.kl import kl_estimate
 from hone.algorithms.losses.ratio import MAX_LOG_RATIO
 from hone.algorithms.losses.reinforce import reinforce
 from hone.algorithms.losses.sapo import sapo
+from hone.errors import UserError
 from hone.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -99,6 +100,11 @@ def policy_objective(
 
         found = loss_of(logprobs_M, old_M, batch.advantages[indices_M], lengths_S)
         loss_M, clipped_M = found if isinstance(found, tuple) else (found, None)
+        if loss_M.shape != logprobs_M.shape:
+            raise UserError(
+                f"a loss must return a number for each token, {tuple(logprobs_M.shape)}, not their sum or mean; "
+                f"it gave {tuple(loss_M.shape)}"
+            )
         gap_M = (now_M - sampling_M).abs()
         sums = {"logprob_gap/mean": gap_M.sum(), "logprob_gap/max": gap_M.max()}
         if clipped_M is not None:
@@ -111,9 +117,11 @@ def policy_objective(
             sums["correction/mean"] = weights_M.sum()
             sums["correction/rejected"] = (weights_M == 0).sum()
         if batch.ref_logprobs is not None:
-            kl_M = kl_estimate(logprobs_M, batch.ref_logprobs[indices_M], config.kl_estimator)
+            in_loss = config.kl_in == "loss"
+            new_M = logprobs_M if in_loss else now_M
+            kl_M = kl_estimate(new_M, batch.ref_logprobs[indices_M], config.kl_estimator)
             sums["kl"] = kl_M.detach().sum()
-            if config.kl_in == "loss":
+            if in_loss:
                 loss_M = loss_M + config.kl_coef * kl_M
         if config.entropy_coef:
             loss_M = loss_M - config.entropy_coef * entropies_M
