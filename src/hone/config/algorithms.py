@@ -53,6 +53,6 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.kl_in": "loss",
     "trainer.loss.ratio_penalty": 1e-3,
 }
-"""Of the keys that only some set: all set them, so that another algorithm over a run's config leaves nothing of the old."""
+"""Of the keys that only some set: all set them, so that one algorithm after another leaves nothing of the first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1
