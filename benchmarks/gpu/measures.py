@@ -53,11 +53,11 @@ SEGMENTS = {"1 x 16384": [16384], "64 x 256": [256] * 64}
 FAMILIES = {"qwen3": ("Qwen3Config", {"head_dim": 32}), "qwen2": ("Qwen2Config", {}), "llama": ("LlamaConfig", {})}
 """Class of the config in transformers, and what is not its default."""
 OPTIM: Any = SimpleNamespace(
-    lr=1e-9, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, max_norm=1.0, state="fp32", offload=False
+    type="adamw", lr=1e-9, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, max_norm=1.0, state="fp32", offload=False
 )
 OPTIM.check_ranks = lambda ranks: None
 SCHEDULER: Any = SimpleNamespace(type="constant", warmup_steps=0, min_ratio=0.0)
-LOSS: Any = SimpleNamespace(eps_low=0.2, eps_high=0.28, dual_clip=None, kl_coef=0.0)
+LOSS: Any = SimpleNamespace(type="clip", range=(0.2, 0.28), dual_clip=None, old_policy="sampler", entropy_coef=0.0)
 """Settings that the trainer reads, with hone's defaults: hone.config needs pydantic. Weights hardly move."""
 
 

@@ -43,6 +43,18 @@ def in_a_program():
     return {"loss": softer, "advantages": ranks}
 
 
+def averaged(logprobs, old_logprobs, advantages, lengths):
+    return softened(logprobs, old_logprobs, advantages).mean()
+
+
+def detached(logprobs, old_logprobs, advantages, lengths):
+    return softened(logprobs, old_logprobs, advantages).detach()
+
+
+def softened(logprobs, old_logprobs, advantages):
+    return -(logprobs - old_logprobs).exp() * advantages
+
+
 def wrong_shape(rewards, valid):
     return np.zeros(3)
 
@@ -89,3 +101,6 @@ def test_what_is_no_function_or_gives_no_advantages_is_refused(settings, tmp_pat
         RL(**settings, output_dir=tmp_path / "a", loss=f"{__file__}:sofer")
     with pytest.raises(UserError, match=r"\(2, 4\); it gave \(3,\)"):
         run(settings, tmp_path / "b", advantages=wrong_shape)
+    for number, wrong in enumerate((averaged, detached)):
+        with pytest.raises(UserError, match="a number for each token"):
+            run(settings, tmp_path / f"c{number}", loss=wrong)

@@ -76,3 +76,8 @@ def test_the_range_of_a_loss_goes_by_its_type():
 def test_settings_that_contradict_each_other_are_refused(flags, message):
     with pytest.raises(UserError, match=message):
         parse(RLConfig, flags, "rl")
+
+
+def test_another_loss_beside_an_algorithm_has_bounds_of_its_own():
+    config = parse(RLConfig, ["--algorithm", "gspo", "--trainer.loss.type", "cispo"], "rl")
+    assert (config.trainer.loss.range, config.trainer.loss.aggregation) == ((0.0, 5.0), "sequence")

@@ -78,7 +78,12 @@ def name_algorithm(settings: Settings) -> None:
     named = settings.get(("algorithm",))
     if named is None or named.is_off:
         return
-    for key, value in ALGORITHMS.get(str(named.value), {}).items():
+    keys = ALGORITHMS.get(str(named.value), {})
+    kind = settings.get(("trainer", "loss", "type"))
+    if kind is not None and (kind.is_flag or not named.is_flag) and kind.value != keys.get("trainer.loss.type"):
+        bounds = dict.fromkeys(("trainer.loss.eps_low", "trainer.loss.eps_high"))  # those of the type
+        keys = keys | bounds if keys else keys
+    for key, value in keys.items():
         path = tuple(key.split("."))
         known = settings.get(path)
         if known is None or (named.is_flag and not known.is_flag):
