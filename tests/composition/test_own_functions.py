@@ -103,4 +103,4 @@ def test_what_is_no_function_or_gives_no_advantages_is_refused(settings, tmp_pat
         run(settings, tmp_path / "b", advantages=wrong_shape)
     for number, wrong in enumerate((averaged, detached)):
         with pytest.raises(UserError, match="a number for each token"):
-            run(settings, tmp_path / f"c{number}", loss=wrong)
+            run(settings, tmp_path / f"c{number}", loss=wrong, advantages=in_a_program()["advantages"])

@@ -102,8 +102,8 @@ def policy_objective(
         loss_M, clipped_M = found if isinstance(found, tuple) else (found, None)
         if loss_M.shape != logprobs_M.shape or (logprobs_M.requires_grad and not loss_M.requires_grad):
             raise UserError(
-                f"a loss must return a number for each token, {tuple(logprobs_M.shape)}, with a gradient; neither summed "
-                f"nor detached; it gave {tuple(loss_M.shape)}"
+                f"a loss must return a number for each token, {tuple(logprobs_M.shape)}, not summed and not detached; "
+                f"it gave {tuple(loss_M.shape)}"
             )
         gap_M = (now_M - sampling_M).abs()
         sums = {"logprob_gap/mean": gap_M.sum(), "logprob_gap/max": gap_M.max()}
