@@ -133,7 +133,7 @@ def cell(of: Callable[[Record], str], record: Record) -> str:
 def rows(records: list[Record]) -> list[str]:
     """Return the lines of the table, with a column for each record; the aims if there is none."""
     if not records:
-        aims = [f"- {name}: {aim}" for name, aim, _ in ROWS if aim]
+        aims = [f"- {name}: {aim}; {NOT_MEASURED}" for name, aim, _ in ROWS if aim]
         return ["No GPU has been measured yet. hone's aims for one H200:", "", *aims]
     names = [str(record["gpu"]) for record in records]
     lines = [f"| | aim, one H200 | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]

@@ -214,8 +214,10 @@ def main(argv: list[str] | None = None) -> int:
         for name in chosen:
             budget += STAGES[name].seconds * (4 if args.tiny else 1)
             if not runner.run(name, max(1, began + budget - time.monotonic())):
-                print(f"Nothing is measured: torch finds no device {args.device} here.")
-                return 0
+                print(
+                    f"Nothing is measured: torch finds no device {args.device} here. A toy of all: --device cpu --tiny"
+                )
+                return NO_GPU
     table = runpy.run_path(str(ROOT / "scripts" / "gpu_table.py"))
     print("\n".join(table["rows"]([runner.record])))
     lost = any(stage.get("exit_code") == NO_GPU for stage in runner.record["stages"].values())

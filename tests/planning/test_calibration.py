@@ -60,7 +60,7 @@ def test_sft_through_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[s
 def test_memory_that_runs_out_is_a_run_that_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fail(*args: object) -> None:
+    def fail(*args: object, **more: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
     monkeypatch.setattr("hone.composition.parts.make_trainer", fail)

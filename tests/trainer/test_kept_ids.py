@@ -16,7 +16,7 @@ from hone.inference.types import Job, SamplingParams
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_hidden, token_logprobs
 from hone.trainer.packing import Batch, Sequence, pack, split_micro_batches
-from hone.trainer.step import Trainer
+from hone.trainer.step import BatchUse, Trainer
 from hone.trainer.wire import from_arrays, to_arrays
 from hone.types import Kept
 
@@ -122,8 +122,9 @@ def test_a_first_update_has_the_ratio_1_and_the_gradient_of_plain_autograd_in_fl
 def test_the_old_policy_and_the_reference_are_renormalised_over_the_same_ids():
     decoder, reference = model(), random_decoder(CONFIG, seed=5)
     objective = policy_objective(LossConfig(kl_coef=0.1))
-    trainer = Trainer(decoder, OptimConfig(), SchedulerConfig(), 1, objective, WAY.temperature, reference)
-    trainer.updates_per_batch, trainer.keeps_old, trainer.record_tokens = 2, True, True
+    use = BatchUse(updates_per_batch=2, keeps_old=True)
+    trainer = Trainer(decoder, OptimConfig(), SchedulerConfig(), 1, objective, WAY.temperature, reference, use=use)
+    trainer.record_tokens = True
     batch = pack(sampled(decoder))
     (prepared,) = trainer._prepared([batch])
     assert prepared.old_logprobs is not None and prepared.ref_logprobs is not None and batch.kept is not None

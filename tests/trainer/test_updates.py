@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from hone.algorithms.losses import aggregation_weights, policy_objective
-from hone.composition.parts import weighed
-from hone.config.rl import CorrectionConfig, LossConfig
+from hone.composition.parts import batch_use, weighed
+from hone.config.rl import CorrectionConfig, LossConfig, TrainerConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_logprobs
@@ -39,14 +39,9 @@ def make_trainer(config: LossConfig | None = None, correction: CorrectionConfig 
     reference = random_decoder(CONFIG, seed=2) if config.kl_coef else None
     objective = policy_objective(config, correction)
     optim = OptimConfig(lr=1e-2, max_norm=1e9)
-    trainer = Trainer(random_decoder(CONFIG, seed=1), optim, SchedulerConfig(), 10, objective, reference=reference)
-    trainer.weigh = lambda batch: weighed(config, batch)
-    trainer.keeps_old = correction is not None
-    trainer.kl_in_reward = config.kl_coef if config.kl_in == "reward" else 0.0
-    trainer.reference_interval = config.reference_interval
-    for name, value in settings.items():
-        setattr(trainer, name, value)
-    return trainer
+    use = batch_use(TrainerConfig(loss=config, correction=correction or CorrectionConfig(), **settings))
+    model, weigh = random_decoder(CONFIG, seed=1), lambda batch: weighed(config, batch)
+    return Trainer(model, optim, SchedulerConfig(), 10, objective, reference=reference, use=use, weigh=weigh)
 
 
 def gradients(trainer: Trainer, batch: Batch, max_tokens: int = 10_000, share: bool = False) -> list[torch.Tensor]:
@@ -208,11 +203,9 @@ def test_updates_of_minibatches_are_those_of_steps_on_parts_with_the_old_logprob
     assert [[(s.group, s.sample) for s in part] for part in parts] == [[(g, 0), (g, 1)] for g in range(3)]
     total = sum(s.num_loss_tokens for s in sequences())
     assert all(s.weight == pytest.approx(3 / total) for part in parts for s in part)
-    by_hand = make_trainer()
-    norms = []
+    by_hand, norms = make_trainer(), []
     for _ in range(2):
         for part in parts:
-            by_hand.weigh = None
             norms.append(by_hand.step(split_micro_batches(part, 40, share_prompts=True))["grad_norm"])
     assert all(map(torch.equal, once.model.parameters(), by_hand.model.parameters()))
     assert metrics["grad_norm"] == pytest.approx(sum(norms) / 6)

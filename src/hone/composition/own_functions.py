@@ -6,15 +6,16 @@ and verified without the program; where that can't be done, only the program can
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hone.config.rl import RLConfig
-from hone.digests import text_sha256
 from hone.environments.functions import checked_function, place_of
 from hone.environments.kept_source import kept_source
-from hone.environments.task_files import find_function, source_digest
+from hone.environments.task_files import find_function, source_digest, text_digest
 
 FILE = "algorithm.py"
 KEYS = {"loss": ("trainer", "loss"), "advantages": ("orchestrator", "advantage")}
@@ -22,11 +23,15 @@ KEYS = {"loss": ("trainer", "loss"), "advantages": ("orchestrator", "advantage")
 
 @dataclass
 class OwnFunctions:
-    """The functions of a run by what they are (`loss`, `advantages`), with digests, and the file that keeps them."""
+    """The functions of a run by what they are (`loss`, `advantages`), with digests, and the file that keeps them.
+
+    `not_kept` says why that file can't be imported by itself, "" if it can.
+    """
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    not_kept: str = ""
 
     @classmethod
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
@@ -47,7 +52,7 @@ class OwnFunctions:
         }
         places = {name: f if isinstance(f, str) else place_of(f) for name, f in functions.items() if f is not None}
         here = {name: objects[name] for name, place in places.items() if place is None}
-        text = kept_source(list(here.values()))[0] if here else ""
+        text, not_kept = kept_source(list(here.values())) if here else ("", "")
         for name in here:
             places[name] = f"{config.output_dir / FILE}:{objects[name].__name__}"
         for name, place in places.items():
@@ -57,6 +62,7 @@ class OwnFunctions:
             config = config.model_copy(update={section: part.model_copy(update={key: changed})})
         own = cls.of(config, without=tuple(here))
         own.functions |= here
-        own.digests |= dict.fromkeys(here, text_sha256(text))
+        own.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
         own.files |= {FILE: text} if here else {}
+        own.not_kept = not_kept
         return config, own

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
-from hone.config.rl import LossConfig, OnlineEvalConfig, RLConfig
+from hone.config.rl import LossConfig, OnlineEvalConfig, RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig, RunConfig
 from hone.environments import Environment
@@ -39,7 +39,7 @@ from hone.trainer.fingerprint import fingerprint
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
-from hone.trainer.step import Trainer
+from hone.trainer.step import BatchUse, Trainer
 
 if TYPE_CHECKING:
     from hone.environments.functions import Given
@@ -105,14 +105,22 @@ def make_trainer(
         ranks=ranks,
         head_cache_bytes=config.trainer.head_cache_bytes,
         checkpointing=config.trainer.checkpointing or "none",
+        use=batch_use(config.trainer),
+        weigh=partial(weighed, loss),
     )
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
-    trainer.weigh = partial(weighed, loss)
-    trainer.updates_per_batch, trainer.minibatches = config.trainer.updates_per_batch, config.trainer.minibatches
-    trainer.keeps_old = loss.old_policy == "trainer" or config.trainer.correction.type != "none"
-    trainer.kl_in_reward = loss.kl_coef if loss.kl_in == "reward" else 0.0
-    trainer.reference_interval = loss.reference_interval
     return trainer
+
+
+def batch_use(trainer: TrainerConfig) -> BatchUse:
+    """Return what a step does with its batch."""
+    return BatchUse(
+        trainer.updates_per_batch,
+        trainer.minibatches,
+        trainer.keeps_old,
+        kl_in_reward=trainer.loss.kl_coef if trainer.loss.kl_in == "reward" else 0.0,
+        reference_interval=trainer.loss.reference_interval,
+    )
 
 
 def weighed(loss: LossConfig, batch: Batch) -> list[Packed]:
@@ -180,13 +188,18 @@ def note_given(given: Given, run: RunWriter) -> None:
         return
     if os.environ.get("PYTHONHASHSEED") != "0":
         run.mark_inexact(run.start_step, "reward functions run in this process, whose PYTHONHASHSEED is not 0")
-    if given.not_kept:
-        run.display.message(
-            f"Warning: rewards.py can't be imported by itself ({given.not_kept}): this program can resume the run "
-            "(resume=True), but no command can, nor verify it."
-        )
+    warn_not_kept("rewards.py", given.not_kept, run)
     names = ", ".join(given.graded_here)
     run.note(grading=f"in the process that trains, without limits: no other one can import {names}")
+
+
+def warn_not_kept(file: str, not_kept: str, run: RunWriter) -> None:
+    """Warn if the functions that a program gave can't be imported from the run's `file`; `not_kept` says why."""
+    if not_kept:
+        run.display.message(
+            f"Warning: {file} can't be imported by itself ({not_kept}): this program can resume the run (resume=True), "
+            "but no command can, nor verify it."
+        )
 
 
 def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:

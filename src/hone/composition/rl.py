@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.algorithms.losses import TokenLoss
-from hone.composition import parts
+from hone.composition import own_functions, parts
 from hone.composition.machine import configure, device_of, resolved
 from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
@@ -358,6 +358,7 @@ class RL(Training):
         run.note(reward_ranges=env.rubric.ranges_as_lists(), **facts)
         if given is not None:
             parts.note_given(given, run)
+        parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
         return run
 
     def _restored(self, state: dict[str, Any] | None) -> Ledger:

@@ -1,4 +1,5 @@
-"""The published algorithms, as the keys in which each differs from hone's defaults. `docs/algorithms.md` compares them.
+"""What is learned from rewards: loss, off-policy correction, advantages; and the published algorithms, as the keys in
+which each differs from hone's defaults. `docs/algorithms.md` compares them.
 
 hone's own defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same;
 groups without a signal count nothing; no KL.
@@ -7,6 +8,131 @@ groups without a signal count nothing; no KL.
 from __future__ import annotations
 
 from typing import Any, Literal, get_args
+
+from pydantic import Field, model_validator
+
+from hone.config.base import BaseConfig
+from hone.errors import UserError
+
+LossType = Literal["clip", "gspo", "cispo", "sapo", "dppo", "reinforce"]
+CLIPS = {"clip": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (0.0, 5.0), "dppo": (0.2, 0.2)}
+"""`eps_low` and `eps_high` by the type of the loss, where it has them."""
+
+
+class LossConfig(BaseConfig):
+    """Policy-gradient loss."""
+
+    bare = "type"
+
+    type: LossType = "clip"
+    """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
+    function: str | None = None
+    """A loss of your own, `MODULE:FUNCTION`, in place of `type`."""
+    old_policy: Literal["sampler", "trainer"] = "sampler"
+    """The ratio is to the probability with which a token was sampled, so it corrects for older weights and other
+    kernels; or to the trainer's own before the step's first update, as always with a correction."""
+    eps_low: float | None = Field(default=None, ge=0, lt=1)
+    """The ratio is clipped below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: a fall in probability."""
+    eps_high: float | None = Field(default=None, ge=0)
+    """The ratio is clipped above at 1 + eps_high (0.28, gspo: 4e-4); cispo: at eps_high (5); dppo: a rise (0.2)."""
+    dual_clip: float | None = Field(default=None, gt=1)
+    """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else not."""
+    tau_positive: float = Field(default=1.0, gt=0)
+    """Temperature of sapo's gate where the advantage is positive."""
+    tau_negative: float = Field(default=1.05, gt=0)
+    """Temperature of sapo's gate elsewhere."""
+    ratio_penalty: float = Field(default=1e-3, ge=0)
+    """Weight of the squared log ratio in dppo."""
+    aggregation: Literal["token", "sequence", "prompt", "constant"] = "token"
+    """What counts the same in the step's loss: each token, completion or prompt; or divide by the longest completion
+    possible (`constant`)."""
+    count_filtered: bool = False
+    """Count groups whose rewards are all equal, too, in the tokens, completions or prompts that are divided by."""
+    kl_coef: float = Field(default=0.0, ge=0)
+    """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """Add the divergence to the loss; or take a completion's sum, less its group's mean, off its advantage."""
+    reference_interval: int | None = Field(default=None, ge=1)
+    """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
+    entropy_coef: float = Field(default=0.0, ge=0)
+    """Weight of an entropy bonus, which keeps the policy from narrowing."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """eps_low and eps_high, by default those of the type."""
+        low, high = CLIPS.get(self.type, (0.0, 0.0))
+        return low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high
+
+    @model_validator(mode="after")
+    def _check_loss(self) -> LossConfig:
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+            raise UserError(
+                'the gradient of k1 in the loss is 0 on average: take kl_estimator "k2" or "k3", or kl_in "reward"'
+            )
+        if self.kl_coef and self.kl_in == "reward" and self.kl_estimator != "k1":
+            raise UserError('the KL in the reward is that of k1, the log ratio: set kl_estimator = "k1", too')
+        if self.reference_interval and not self.kl_coef:
+            raise UserError("reference_interval is for the policy that the KL divergence refers to: set kl_coef, too")
+        return self
+
+
+class CorrectionConfig(BaseConfig):
+    """Off-policy correction by ρ, the trainer's probability of a token before the update over the sampler's."""
+
+    bare = "type"
+
+    type: Literal["none", "token", "sequence", "band", "geometric"] = "none"
+    """Weigh by ρ up to `cap`, of a token or of a completion (truncated importance sampling); by ρ between `low` and
+    `high`, else 0 (IcePop); or leave out completions whose geometric mean of ρ is not between them."""
+    cap: float = Field(default=2.0, gt=0)
+    """The most that ρ weighs a token."""
+    low: float | None = Field(default=None, ge=0)
+    """Least ρ (band: 0.5, geometric: 0.99)."""
+    high: float | None = Field(default=None, gt=0)
+    """Largest ρ (band: 5, geometric: 1.01)."""
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """low and high, by default those of the type."""
+        low, high = {"band": (0.5, 5.0), "geometric": (0.99, 1.01)}.get(self.type, (0.0, 1.0))
+        return low if self.low is None else self.low, high if self.high is None else self.high
+
+    @model_validator(mode="after")
+    def _check_range(self) -> CorrectionConfig:
+        low, high = self.range
+        if low >= high:
+            raise UserError(f"correction.low = {low:g} must be less than correction.high = {high:g}")
+        return self
+
+
+class AdvantageConfig(BaseConfig):
+    """Advantage of a completion: its reward minus a baseline, divided by a scale."""
+
+    function: str | None = None
+    """Advantages of your own, `MODULE:FUNCTION`, in place of the keys below."""
+    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
+    scale: Literal["none", "group_std", "batch_std", "group_mean"] = "none"
+    """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL)."""
+    std_ddof: int = Field(default=1, ge=0, le=1)
+    """Divisor of the variance: 0 is the number of rewards n, 1 is n - 1, as in TRL and most papers' code."""
+    std_eps: float = Field(default=1e-4, ge=0)
+    """Added to the standard deviation."""
+    components: Literal["sum", "normalize"] = "sum"
+    """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
+    (GDPO), in place of `baseline` and `scale`."""
+
+    @model_validator(mode="after")
+    def _check_scale(self) -> AdvantageConfig:
+        if self.baseline == "batch" and self.scale in ("group_std", "group_mean"):
+            raise UserError(
+                f"advantage.baseline = \"batch\" is scaled by the step's deviation, not by the group's: set scale to "
+                f'"batch_std" or "none", not "{self.scale}"'
+            )
+        return self
+
 
 Algorithm = Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "maxrl", "reinforce++", "prime"]
 
@@ -24,10 +150,9 @@ _OWN: dict[str, dict[str, Any]] = {
     "grpo": _GROUP_STD | _loss("clip", "sequence", True, eps_low=0.2, eps_high=0.2),
     # arXiv:2503.20783
     "dr_grpo": _GROUP_MEAN | _loss("clip", "constant", True, eps_low=0.2, eps_high=0.2),
-    # arXiv:2503.14476: the loss is TRL's "dapo", which counts filtered groups; the length penalty is the paper's
-    "dapo": _GROUP_STD
-    | _loss("clip", "token", True, eps_low=0.2, eps_high=0.28)
-    | {"orchestrator.truncated": "penalize"},
+    # arXiv:2503.14476, as TRL's loss_type "dapo", which counts filtered groups. The paper's length penalty
+    # is orchestrator.truncated.
+    "dapo": _GROUP_STD | _loss("clip", "token", True, eps_low=0.2, eps_high=0.28),
     # arXiv:2507.18071; its range is narrower than what rounding in bf16 makes of a ratio to the sampler
     "gspo": _GROUP_STD | _loss("gspo", "sequence", True, eps_low=3e-4, eps_high=4e-4, old_policy="trainer"),
     # arXiv:2506.13585
@@ -45,7 +170,6 @@ _OWN: dict[str, dict[str, Any]] = {
     "prime": _GROUP_MEAN | _loss("dppo", "token", False, eps_low=0.2, eps_high=0.2, ratio_penalty=1e-3),
 }
 _DEFAULTS: dict[str, Any] = {
-    "orchestrator.truncated": "keep",
     "trainer.loss.eps_low": None,
     "trainer.loss.eps_high": None,
     "trainer.loss.old_policy": "sampler",

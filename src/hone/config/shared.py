@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hone.config.alarms import AlarmsConfig
 from hone.config.base import BaseConfig
@@ -248,8 +248,15 @@ class SamplingConfig(BaseConfig):
     """Of those, among the smallest set that has this share of their probability (nucleus sampling); 1 is off."""
     min_p: float = Field(default=0.0, ge=0, le=1)
     """Of those, among the ones at least this many times as likely as the likeliest; 0 is off."""
-    stop: list[Annotated[str, Field(min_length=1)]] = []
+    stop: list[str] = []
     """Texts that end a completion (repeatable): its text ends before them, their tokens are kept and trained on."""
+
+    @field_validator("stop")
+    @classmethod
+    def _check_stop(cls, stop: list[str]) -> list[str]:
+        if "" in stop:
+            raise UserError("sampling.stop has an empty text, which would end every completion before its first token")
+        return stop
 
     @property
     def cuts(self) -> bool:

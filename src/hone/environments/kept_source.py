@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
-HEAD = '"""The reward functions of this run and what they use, as they were when it began."""\n'
+HEAD = '"""Functions of this run and what they use, as they were when it began."""\n'
 
 
 def kept_source(functions: Sequence[Callable[..., Any]], runs: bool = True) -> tuple[str, str]:

@@ -128,14 +128,14 @@ def train_seconds(
     seconds = 3 * tokens * 2 * shape.matrices / rate
     seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
     update = shape.parameters * 28 / (device.bandwidth * BANDWIDTH)
+    passes = 1.0
     if isinstance(config, RLConfig):
         trainer = config.trainer
         passes, updates = trainer.updates_per_batch, trainer.updates_per_batch * trainer.minibatches
-        keeps_old = trainer.correction.type != "none" or trainer.loss.old_policy == "trainer"
-        before = (trainer.loss.kl_coef > 0) + (keeps_old and updates > 1)  # forward passes
-        seconds, update = seconds * (passes + before / 3), update * updates
+        before = (trainer.loss.kl_coef > 0) + (trainer.keeps_old and updates > 1)  # forward passes, a third of a pass
+        passes, update = passes + before / 3, update * updates
     micro_batches = max(1.0, tokens / micro_batch_limit(config, device.kind))
-    return seconds + update + 3 * micro_batches * shape.num_layers * LAUNCH[device.kind]
+    return update + passes * (seconds + 3 * micro_batches * shape.num_layers * LAUNCH[device.kind])
 
 
 def sample_seconds(

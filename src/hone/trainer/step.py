@@ -8,15 +8,17 @@ micro-batches or among ranks. A batch may be used for several updates: `updates_
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from hone.algorithms.losses.objective import Objective
 from hone.algorithms.losses.ratio import log_ratio, sequence_sums, spread
 from hone.model.decoder import Decoder
+from hone.model.device import upload
 from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.logprobs import token_logprobs
@@ -32,15 +34,36 @@ if TYPE_CHECKING:
     from hone.config.shared import OptimConfig, SchedulerConfig
 
 
+@dataclass(frozen=True)
+class BatchUse:
+    """What a step does with its batch: `updates_per_batch` passes, with an update for each of `minibatches`.
+
+    `keeps_old`: the old policy is the trainer's before the first update, not the sampler's. `kl_in_reward`: the
+    coefficient of the divergence that is taken off the advantages. The reference becomes the policy every
+    `reference_interval` steps.
+    """
+
+    updates_per_batch: int = 1
+    minibatches: int = 1
+    keeps_old: bool = False
+    kl_in_reward: float = 0.0
+    reference_interval: int | None = None
+
+    @property
+    def updates(self) -> int:
+        return self.updates_per_batch * self.minibatches
+
+
+ONE_UPDATE = BatchUse()
+
+
 class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
-    `reference`, if given, is the model of the KL term, set to the policy every `reference_interval` steps; with
-    `kl_in_reward` the divergence is taken off the advantages, times this coefficient. `temperature` is the sampler's:
-    the ratio compares the distributions that the tokens were really drawn from. `weigh` gives the tokens of a batch
-    their weights; without it each counts the same. With `keeps_old` the logprobs before a step's first update are those
-    of the old policy. `interrupt` is called before each micro-batch of a step's first update; what it raises ends the
-    step (or evaluation) there, with weights, optimiser and counter as they were before it. With `record_tokens`,
+    `reference`, if given, is the model of the KL term. `temperature` is the sampler's: the ratio compares the
+    distributions that the tokens were really drawn from. `weigh` gives the tokens of a batch their weights; without it
+    each counts the same. `interrupt` is called before each micro-batch of a step's first update; what it raises ends
+    the step (or evaluation) there, with weights, optimiser and counter as they were before it. With `record_tokens`,
     `token_stats` has what the last step computed of each token, before its first update of it.
 
     On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
@@ -50,12 +73,6 @@ class Trainer:
 
     interrupt: Callable[[], None]
     record_tokens = False
-    weigh: Callable[[Batch], list[Packed]] | None = None
-    updates_per_batch = 1
-    minibatches = 1
-    keeps_old = False
-    kl_in_reward = 0.0
-    reference_interval: int | None = None
 
     def __init__(
         self,
@@ -69,6 +86,8 @@ class Trainer:
         ranks: Ranks = ALONE,
         head_cache_bytes: int = HEAD_CACHE_BYTES,
         checkpointing: str = "none",
+        use: BatchUse = ONE_UPDATE,
+        weigh: Callable[[Batch], list[Packed]] | None = None,
     ) -> None:
         self.model = model
         model.set_checkpointing(checkpointing)
@@ -80,6 +99,7 @@ class Trainer:
         self.temperature = temperature
         self.reference = reference
         self.head_cache_bytes = head_cache_bytes
+        self.use, self.weigh = use, weigh
         self.interrupt = lambda: None
         self.version = 0
         self._recording = False
@@ -94,7 +114,7 @@ class Trainer:
         """Return this rank's micro-batches of a step's batch, which all ranks have; see `packing.deal`."""
         sequences = self.weigh(batch) if self.weigh is not None else batch.sequences
         device = self.model.device
-        return deal(sequences, micro_batch_tokens, device, share_prompts, self.ranks, self.minibatches)
+        return deal(sequences, micro_batch_tokens, device, share_prompts, self.ranks, self.use.minibatches)
 
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
         """Take one step on its micro-batches: an update for each of their minibatches, in each pass.
@@ -105,54 +125,49 @@ class Trainer:
         their share).
         """
         self._tokens.clear()
-        metrics, sums, norms = {"lr": self.lr}, dict[str, float](), list[float]()
+        metrics, parts, norms = {"lr": self.lr}, list[dict[str, torch.Tensor]](), list[float]()
         try:
-            micro_batches = self._prepared(micro_batches)
-            for number in range(self.updates_per_batch):
+            minibatches = [list(part) for _, part in groupby(self._prepared(micro_batches), lambda b: b.minibatch)]
+            own = [sum(len(batch.loss_indices) for batch in part) for part in minibatches]
+            tokens = [sum(counts) for counts in zip(*self.ranks.collect(own), strict=True)]
+            for number in range(self.use.updates_per_batch):
                 self._recording = self.record_tokens and number == 0
-                for _, members in groupby(micro_batches, lambda batch: batch.minibatch):
-                    update_sums, norm = self._update(list(members), first=not norms)
-                    sums = _summed([sums, update_sums])
-                    norms += [norm] if update_sums else []
+                for part in (part for part, count in zip(minibatches, tokens, strict=True) if count):
+                    found, norm = self._update(part, first=not norms)
+                    parts, norms = parts + found, [*norms, norm]
+            sums = _summed(self.ranks.collect(_summed(_read(parts))))
         except BaseException:
             drop_gradients(self.model)
             self.optimizer.clear()
             raise
         if norms:
-            count = micro_batches[0].num_loss_tokens * self.updates_per_batch
+            count, first = sum(tokens) * self.use.updates_per_batch, next(filter(None, tokens))
             metrics["grad_norm"] = sum(norms) / len(norms)
             metrics |= {name: v if name.endswith("/max") else v / count for name, v in sums.items()}
             metrics["loss"] = sums["loss"] / len(norms)  # its tokens are weighed already
+            if "logprob_gap/mean" in sums:
+                metrics["logprob_gap/mean"] = sums["logprob_gap/mean"] / first
         finite = [norm < float("inf") for norm in norms] or [False]
         metrics["optimizer/skipped"] = 1 - sum(finite) / len(finite)
         self.version += 1
-        if self.reference is not None and self.reference_interval and self.version % self.reference_interval == 0:
+        interval = self.use.reference_interval
+        if self.reference is not None and interval and self.version % interval == 0:
             self._follow()
         return metrics
 
-    def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[dict[str, float], float]:
-        """Take one update; returns summed statistics of all ranks, {} without loss tokens, and the gradient's norm.
+    def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
+        """Take one update; returns the statistics of its micro-batches, and the gradient's norm.
 
-        The gap to the sampler is that of the `first`: after it the policy is another one. Its mean is made that of the
-        update's tokens, for a step's statistics are divided by all of them.
+        The gap to the sampler is that of the `first` one: after it the policy is another.
         """
         parts = []
         for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
-            parts.append(self._accumulate(batch))
-        tokens = sum(len(batch.loss_indices) for batch in micro_batches)
-        collected = self.ranks.collect((_summed(_read(parts)), tokens))
-        sums, tokens = _summed(part for part, _ in collected), sum(count for _, count in collected)
-        if "logprob_gap/mean" in sums and not first:
-            sums = {name: value for name, value in sums.items() if not name.startswith("logprob_gap/")}
-        elif "logprob_gap/mean" in sums:
-            sums["logprob_gap/mean"] *= micro_batches[0].num_loss_tokens * self.updates_per_batch / tokens
-        if not sums:
-            self.optimizer.clear()
-            return {}, 0.0
+            found = self._accumulate(batch)
+            parts.append({name: v for name, v in found.items() if first or not name.startswith("logprob_gap/")})
         norm = self.optimizer.step(self.lr)
         self.model.refresh()
-        return sums, norm
+        return parts, norm
 
     def _uninterrupted(self, micro_batches: Iterable[PackedBatch]) -> Iterable[PackedBatch]:
         """Yield the micro-batches, until `interrupt` raises."""
@@ -186,11 +201,11 @@ class Trainer:
     def _prepared(self, micro_batches: Sequence[PackedBatch]) -> list[PackedBatch]:
         """Add what is fixed before the first update: old logprobs, the reference's, the KL in the reward."""
         prepared = list(micro_batches)
-        if self.keeps_old and self.updates_per_batch * self.minibatches > 1:
+        if self.use.keeps_old and self.use.updates > 1:
             prepared = [replace(batch, old_logprobs=self._logprobs_by(self.model, batch)) for batch in prepared]
         if self.reference is not None:
             prepared = [replace(batch, ref_logprobs=self._logprobs_by(self.reference, batch)) for batch in prepared]
-            if self.kl_in_reward:
+            if self.use.kl_in_reward and prepared:
                 prepared = self._with_kl_in_reward(prepared)
         return prepared
 
@@ -208,26 +223,29 @@ class Trainer:
 
         A completion's is the sum of its tokens' log pi_old - log pi_ref (k1), as in RLOO (arXiv:2402.14740).
         """
-        sums, own = [], []
+        owners, sums = list[int](), list[torch.Tensor]()
         for batch in batches:
             indices_M = batch.loss_indices
             old = batch.sampling_logprobs if batch.old_logprobs is None else batch.old_logprobs
             assert batch.ref_logprobs is not None
-            kl_M = torch.nan_to_num(log_ratio(old[indices_M], batch.ref_logprobs[indices_M]))
-            own.append([group for group, length in zip(batch.groups, batch.loss_lengths, strict=True) if length])
-            sums.append(sequence_sums(kl_M, batch.sequence_lengths).double())
-        mine = [list(zip(groups, kl_S.tolist(), strict=True)) for groups, kl_S in zip(own, sums, strict=True)]
+            kl_M = torch.where(old[indices_M].isfinite(), log_ratio(old, batch.ref_logprobs)[indices_M], 0.0)
+            owners += [group for group, length in zip(batch.groups, batch.loss_lengths, strict=True) if length]
+            sums.append(sequence_sums(kl_M, batch.sequence_lengths))
+        kl_S = torch.cat(sums).double()
         of_group: dict[int, list[float]] = {}
-        for group, value in (pair for part in self.ranks.collect(mine) for pairs in part for pair in pairs):
+        for group, value in chain(*self.ranks.collect(list(zip(owners, kl_S.tolist(), strict=True)))):
             of_group.setdefault(group, []).append(value)
-        means = {group: sum(values) / len(values) for group, values in of_group.items()}
-        adjusted = []
-        for batch, groups, kl_S in zip(batches, own, sums, strict=True):
-            mean_S = torch.tensor([means[group] for group in groups], dtype=torch.float64, device=kl_S.device)
-            off_M = spread((kl_S - mean_S).float(), batch.sequence_lengths, len(batch.loss_indices))
-            advantages = batch.advantages.index_add(0, batch.loss_indices, -self.kl_in_reward * off_M)
-            adjusted.append(replace(batch, advantages=advantages))
-        return adjusted
+        means_S = upload(np.array([np.mean(of_group[group]) for group in owners]), kl_S.device)
+        off = (self.use.kl_in_reward * (kl_S - means_S)).float().split([len(part) for part in sums])
+        return [
+            replace(
+                batch,
+                advantages=batch.advantages.index_add(
+                    0, batch.loss_indices, spread(-off_S, batch.sequence_lengths, len(batch.loss_indices))
+                ),
+            )
+            for batch, off_S in zip(batches, off, strict=True)
+        ]
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -265,7 +283,7 @@ class Trainer:
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
         """Return everything an exact resume needs, as named tensors: model and optimiser; in shards, if they are."""
         tensors = {"model": _weights(self.model), "optimizer": self.optimizer.state()}
-        if self.reference is not None and self.reference_interval:
+        if self.reference is not None and self.use.reference_interval:
             tensors["reference"] = _weights(self.reference)
         return tensors
 
