@@ -10,7 +10,7 @@ from hone.algorithms.losses import sft_objective
 from hone.composition.memory import memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.config.shared import InitConfig, SchedulerConfig
 from hone.inference.memory import packed_bytes
 from hone.model.presets import random_decoder, tiny_config
 from hone.planning.shape import KNOWN
@@ -53,10 +53,11 @@ def test_versions_of_the_weights_that_a_server_on_this_machine_reads_are_counted
     assert part not in parts(*split, "--orchestrator.client.base-url", "http://127.0.0.1:1/v1")
 
 
-@pytest.mark.parametrize("optim", [OptimConfig(), OptimConfig(type="muon")], ids=["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, optim: OptimConfig) -> None:
-    model = random_decoder(tiny_config(INIT), precision=precision)
+def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, kind: str) -> None:
+    config = rl("--precision", precision, "--trainer.optim.type", kind)
+    model, optim = random_decoder(tiny_config(INIT), precision=precision), config.trainer.optim
     trainer = Trainer(model, optim, SchedulerConfig(), 1, sft_objective)
     trainer.step([pack(sequences(2, 16))])
     shape = model.config
@@ -64,7 +65,9 @@ def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, op
     assert weight_bytes(shape, precision) == bytes_of["model"]
     # AdamW also counts its steps, 4 bytes a tensor.
     assert optimiser_bytes(shape, precision, optim) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
-    assert checkpoint_bytes(shape, precision, optim) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
+    assert checkpoint_bytes(config, shape) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
+    follows = rl("--precision", precision, "--trainer.loss.kl-coef", "0.1", "--trainer.loss.reference-interval", "2")
+    assert checkpoint_bytes(follows, shape) - checkpoint_bytes(rl("--precision", precision), shape) == bytes_of["model"]
 
 
 def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:

@@ -2,7 +2,7 @@ import tomllib
 
 import pytest
 
-from hone.config.algorithms import ALGORITHMS
+from hone.config.algorithms import ALGORITHMS, by_algorithm
 from hone.config.dump import to_toml
 from hone.config.parse import from_settings, parse
 from hone.config.rl import CorrectionConfig, LossConfig, RLConfig
@@ -42,6 +42,17 @@ def test_a_key_beside_the_algorithm_goes_before_it(tmp_path):
     assert config.orchestrator.advantage.scale == "none"
     config = parse(RLConfig, ["--algorithm", "dapo", "--trainer.loss.eps-high", "0.3"], "rl")
     assert config.trainer.loss.range == (0.2, 0.3)
+
+
+def test_what_is_set_otherwise_than_the_algorithm_sets_it_is_told():
+    assert by_algorithm(RLConfig()) == "" and by_algorithm(RLConfig(algorithm="gspo")) == "by gspo"
+    config = parse(RLConfig, ["--algorithm", "dapo", "--trainer.loss.eps-high", "0.3"], "rl")
+    assert by_algorithm(config) == "by dapo, but trainer.loss.eps_high = 0.3"
+
+
+def test_a_part_of_a_penalty_that_is_not_taken_is_refused():
+    with pytest.raises(UserError, match=r"overlong_buffer = 4 .* set truncated to \"penalize\""):
+        parse(RLConfig, ["--orchestrator.overlong-buffer", "4"], "rl")
 
 
 @pytest.mark.parametrize("old", ALGORITHMS)

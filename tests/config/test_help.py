@@ -58,8 +58,15 @@ def test_help_of_a_section_shows_all_of_it() -> None:
     assert {"--trainer.ranks", "--trainer.optim.eps", "--trainer.loss.kl-coef"} <= set(flags_in(page))
     assert "Takes these keys of the top as well: model, max_steps" in " ".join(page.split())
     assert set(flags_in(render(RLConfig, "rl", "trainer.loss"))) < set(flags_in(page))
-    with pytest.raises(UserError, match="there is no such section; did you mean trainer"):
+    with pytest.raises(UserError, match="there is no such section or key; did you mean trainer"):
         render(RLConfig, "rl", "traner")
+
+
+def test_help_of_a_key_lists_what_its_values_stand_for() -> None:
+    page = " ".join(render(RLConfig, "rl", "algorithm").split())
+    assert "--algorithm {grpo,dr_grpo," in page and "--model.name" not in page
+    assert "gspo orchestrator.advantage.baseline = group, orchestrator.advantage.scale = group_std," in page
+    assert flags_in(render(RLConfig, "rl", "trainer.optim.lr")) == ["--trainer.optim.lr"]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
-"""Contracts 1 to 4 where sampling cuts the distribution. Changing what is compared here is a decision to report.
+"""Contracts 1 to 4 where sampling cuts the distribution, a step has several updates, and the reference follows.
+
+Changing what is compared here is a decision to report.
 
 - The ids that each token was sampled among are those that transformers' warpers keep, and are in the rollouts.
-- The sampler's logprobs of these alone are the trainer's, within 1e-5: the ratio of a first update is 1.
+- The sampler's logprobs of these alone are the trainer's, within 1e-5.
 - A run that is killed and resumed ends with the same bytes; `hone verify` and `hone replay` find it equal.
 - A text ends before the stop string; its tokens are trained on.
 - A run without cuts has no column for them.
@@ -59,7 +61,7 @@ def test_sampler_and_trainer_agree_and_the_run_trains(recipe):
     lines = states.lines(recipe.unbroken / "metrics.jsonl")
     steps = [line for line in lines if "logprob_gap/max" in line]
     assert len(steps) >= STEPS - 2 and all(line["grad_norm"] > 0 for line in steps)
-    assert all(line["logprob_gap/max"] <= 1e-5 and line["clipped"] == 0 for line in steps)
+    assert all(line["logprob_gap/max"] <= 1e-5 for line in steps)
     assert all(line["canary/gap/max"] <= 1e-5 for line in lines)
     assert all(1 < line["completion/kept_ids/mean"] < 20 for line in steps)
     assert all(0 < line["entropy"] < np.log(20) for line in steps)

@@ -75,7 +75,7 @@ def test_lock_step_is_done_again_in_one_process(
 ) -> None:
     before = tampering.snapshot(lock_step)
     code, text = tool(bench, capsys, "verify", "lock-step", "--steps", str(STEPS))
-    assert code == 0 and "6 steps and the last evaluation came out equal, bit for bit" in text, text
+    assert code == 0 and "6 steps and what was measured at the end came out equal, bit for bit" in text, text
     assert "not as they were" not in text and "note" not in text, text
     code, text = tool(bench, capsys, "replay", "lock-step")
     assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text

@@ -23,7 +23,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.commands import trainer as trainer_command
-from hone.config.rl import LossConfig, TrainerRole
+from hone.composition.parts import batch_use
+from hone.config.rl import CorrectionConfig, LossConfig, TrainerConfig, TrainerRole
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import RankLost, UserError
 from hone.model import head
@@ -48,7 +49,14 @@ CASES = {
     "fp32 policy": ("fp32", CONFIG, "rl"),
     "bf16_linear policy untied": ("bf16_linear", UNTIED, "rl"),
     "bf16": ("bf16", CONFIG, "sft"),
+    "fp32 several updates": ("fp32", CONFIG, "several updates"),
 }
+SEVERAL = TrainerConfig(
+    loss=LossConfig(kl_coef=0.1, kl_estimator="k1", kl_in="reward", reference_interval=2),
+    correction=CorrectionConfig(type="token"),
+    updates_per_batch=2,
+    minibatches=2,
+)
 
 
 def sequences(step: int, count: int = 7) -> list[Sequence]:
@@ -67,13 +75,14 @@ def sequences(step: int, count: int = 7) -> list[Sequence]:
 def make_trainer(ranks: Ranks, case: str = "fp32") -> Trainer:
     precision, config, kind = CASES[case]
     model = random_decoder(config, seed=1, precision=precision)
-    reference = random_decoder(config, seed=2, precision=precision) if kind == "rl" else None
+    reference = random_decoder(config, seed=2, precision=precision) if kind != "sft" else None
     for one in filter(None, (model, reference)):
         shard(one, ranks)
-    objective = policy_objective(LossConfig(kl_coef=0.1)) if kind == "rl" else sft_objective
+    settings = {"rl": TrainerConfig(loss=LossConfig(kl_coef=0.1)), "several updates": SEVERAL}.get(kind)
+    objective = policy_objective(settings.loss, settings.correction) if settings else sft_objective
     optim, scheduler = OptimConfig(lr=1e-2, weight_decay=0.1), SchedulerConfig(type="cosine", warmup_steps=2)
-    temperature = 0.8 if kind == "rl" else 1.0
-    return Trainer(model, optim, scheduler, 10, objective, temperature, reference, ranks)
+    use, temperature = batch_use(settings or TrainerConfig()), 0.8 if settings else 1.0
+    return Trainer(model, optim, scheduler, 10, objective, temperature, reference, ranks, use=use)
 
 
 def steps(trainer: Trainer, first: int, count: int, rl: bool = False) -> list[dict[str, float]]:
@@ -83,7 +92,7 @@ def steps(trainer: Trainer, first: int, count: int, rl: bool = False) -> list[di
         some = sequences(step, 1 if step == 1 else 7)
         if step == 2:
             some = [dataclasses.replace(s, loss_mask=np.zeros(len(s), dtype=np.bool_)) for s in some]
-        lines.append(trainer.step(deal(some, 60, "cpu", rl, trainer.ranks)))
+        lines.append(trainer.step(trainer.deal(Batch(some), 60, rl)))
     return lines
 
 
@@ -105,7 +114,7 @@ def training(ranks: Ranks, folder: Path) -> None:
         trainer = make_trainer(ranks, case)
         trainer.record_tokens = True
         before = trainer.fingerprint()
-        lines = steps(trainer, 0, STEPS, kind == "rl")
+        lines = steps(trainer, 0, STEPS, kind != "sft")
         shown = trainer.token_stats()
         loss = trainer.evaluate(deal(sequences(9), 60, "cpu", False, ranks)) if kind == "sft" else 0.0
         # The fingerprint of shards, and that of the same weights when they are whole.

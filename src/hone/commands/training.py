@@ -18,6 +18,7 @@ from hone.commands.detach import COMMAND, hand_over
 from hone.commands.status import command
 from hone.composition.machine import device_of
 from hone.composition.training import predictions_text
+from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
@@ -187,7 +188,7 @@ def introduction(training: Any) -> Iterator[str]:
         orch = config.orchestrator
         prompts, completions = orch.batch_size // orch.rollouts_per_example, config.max_steps * orch.batch_size
         work = f"{prompts} prompts x {orch.rollouts_per_example} completions = {completions:,} completions"
-        task = orch.env.id + (f" by {config.algorithm}" if config.algorithm else "")
+        task = f"{orch.env.id} {by_algorithm(config)}".rstrip()
     work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
     if hello is not None:

@@ -115,7 +115,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         status.clear()
         way = f"from {check.start}" + (f", {check.replayed} replayed" if check.replayed else "")
         outcome = "equal" if check.difference is None else "differs"
-        what = "evaluation" if check.is_evaluation else f"step {check.step}"
+        what = "at the end" if check.is_evaluation else f"step {check.step}"
         print_labelled(what, f"{outcome} ({way}, {check.seconds:.1f} s)")
 
     check_steps(
@@ -156,7 +156,7 @@ def explain(verification: Verification) -> str:
         )
     if verdict == "verified":
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
-        what += " and the last evaluation" if verification.evaluation else ""
+        what += " and what was measured at the end" if verification.evaluation else ""
         from_recorded = "" if verification.resampled else " from their recorded completions"
         exactly = f"up to {verification.limit:g}" if verification.limit else "bit for bit"
         although = ", although these are not as they were for the run:" if verification.reasons else ""

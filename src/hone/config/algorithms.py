@@ -7,6 +7,7 @@ groups without a signal count nothing; no KL.
 
 from __future__ import annotations
 
+from functools import reduce
 from typing import Any, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -179,4 +180,14 @@ _DEFAULTS: dict[str, Any] = {
 }
 """Of the keys that only some set: all set them, so that one algorithm after another leaves nothing of the first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
+SUMMARIES = {name: ", ".join(f"{key} = {value}" for key, value in keys.items()) for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1
+
+
+def by_algorithm(config: Any) -> str:
+    """Return "by NAME", with the keys that are set otherwise than the algorithm sets them; "" without one."""
+    if config.algorithm is None:
+        return ""
+    values = {key: reduce(getattr, key.split("."), config) for key in ALGORITHMS[config.algorithm]}
+    others = [f"{key} = {value}" for key, value in values.items() if value != ALGORITHMS[config.algorithm][key]]
+    return f"by {config.algorithm}" + (f", but {', '.join(others)}" if others else "")

@@ -54,6 +54,8 @@ class BaseConfig(pydantic_config.BaseConfig):
     """Keys of the top that are accepted in this section too."""
     common: ClassVar[dict[str, str]] = {}
     """Keys that most people set, by heading: `--help` shows these. Without any, it shows all."""
+    choices: ClassVar[dict[str, dict[str, str]]] = {}
+    """What each value of a key stands for: `--help KEY` shows it."""
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:

@@ -26,7 +26,7 @@ class Row(NamedTuple):
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
-    """Return the help page of a command, wrapped to the terminal; of `topic`: a section, or `all`.
+    """Return the help page of a command, wrapped to the terminal; of `topic`: a section, a key, or `all`.
 
     Without a topic it has the keys that most people set, where the config names them (`common`).
     """
@@ -35,11 +35,12 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
     sections = [dotted(row.path) for row in rows if row.is_section and len(row.path) == 1]
     if topic not in ("", "all") and not topic.startswith(("-", "@")):
         key = lookup(cls, path := tuple(topic.split(".")))
-        if key is None or key.section is None:
+        if key is None:
             close = nearest(cls, path)
             hint = f"did you mean {dotted(close)}?" if close else "--help all lists all keys"
-            raise UserError(f"--help {topic}: there is no such section; {hint}")
+            raise UserError(f"--help {topic}: there is no such section or key; {hint}")
         rows = [row for row in rows if row.path[: len(key.path)] == key.path]
+        rows += [Row(key.path, value, text) for value, text in cls.choices.get(dotted(key.path), {}).items()]
     elif topic != "all" and cls.common:
         known, rows = {dotted(row.path): row for row in rows}, []
         for heading, keys in cls.common.items():

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hone.config import hoist
-from hone.config.algorithms import AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
+from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
 from hone.config.base import BaseConfig, Settings
 from hone.config.shared import (
     TRANSPORT,
@@ -172,6 +172,11 @@ class OrchestratorConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check(self) -> OrchestratorConfig:
+        if self.overlong_buffer and self.truncated != "penalize":
+            raise UserError(
+                f"orchestrator.overlong_buffer = {self.overlong_buffer} is part of a penalty that "
+                f'truncated = "{self.truncated}" does not take: set truncated to "penalize", or leave it out'
+            )
         if self.truncated == "penalize" and self.advantage.components == "normalize":
             raise UserError(
                 'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
@@ -239,11 +244,12 @@ class RLConfig(RunConfig):
         "Watching": "wandb.project wandb.name alarms.action predict display",
         "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
     }
+    choices = {"algorithm": SUMMARIES}
 
     reward: list[str] | None = None
     """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
     algorithm: Algorithm | None = None
-    """Sets the keys of a published algorithm; any of them can be set beside it. `hone.config.algorithms` has them."""
+    """Sets the keys of a published algorithm, which `--help algorithm` lists; any of them can be set beside it."""
     data: str | None = None
     """Its examples: a JSONL or Parquet file, a folder of them, or a hub id."""
     seq_len: int = Field(default=2048, ge=2)

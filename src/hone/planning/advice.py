@@ -154,7 +154,7 @@ def _rounded(tokens: int) -> int:
 
 def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
     """Return the most bytes that checkpoints, one being written, and weights take on the disk."""
-    each = checkpoint_bytes(shape, config.precision, trainer_of(config).optim) if config.ckpt else 0
+    each = checkpoint_bytes(config, shape) if config.ckpt else 0
     return (checkpoints_kept(config) + 1) * (each + weight_bytes(shape, config.precision))
 
 

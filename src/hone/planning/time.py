@@ -113,7 +113,7 @@ def times(
         evaluations=steps.evaluations,
         evaluate=evaluate,
         start=start,
-        save=steps.checkpoints * checkpoint_bytes(shape, config.precision, config.trainer.optim) / device.bandwidth,
+        save=steps.checkpoints * checkpoint_bytes(config, shape) / device.bandwidth,
         usd_per_hour=price,
     )
 

@@ -96,9 +96,11 @@ def host_bytes(model: DecoderConfig, optim: OptimConfig) -> int:
     return int(model.parameters * STATE_BYTES[optim.state]) + 2 * block if optim.offload else 0
 
 
-def checkpoint_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) -> int:
-    """Return the bytes of model and optimiser state, in memory or on the disk."""
-    return weight_bytes(model, precision) + optimiser_bytes(model, precision, optim)
+def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
+    """Return the bytes of model, optimiser state, and a reference that follows the policy; in memory or on the disk."""
+    follows = isinstance(config, RLConfig) and config.trainer.loss.reference_interval is not None
+    weights = weight_bytes(model, config.precision) * (1 + follows)
+    return weights + optimiser_bytes(model, config.precision, trainer_of(config).optim)
 
 
 def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:

@@ -223,7 +223,7 @@ def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequen
     if count == 1 or len(groups) < 2:
         return [sequences] if sequences else []
     count = min(count, len(groups))
-    total = sum(sequence.num_loss_tokens for sequence in sequences)
+    total = max(1, sum(sequence.num_loss_tokens for sequence in sequences))
     cuts = [len(groups) * number // count for number in range(count + 1)]
     return [
         [
