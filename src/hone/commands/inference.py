@@ -58,7 +58,14 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     name = config.model.name
     print(f"Loading {name} ...", flush=True)
     device = device_of(config.model.device)
-    model = load_model(name, device=device, precision=config.precision, seed=config.seed, init=config.model.init)
+    model = load_model(
+        name,
+        device=device,
+        precision=config.precision,
+        seed=config.seed,
+        init=config.model.init,
+        implementation=config.model.implementation,
+    )
     if (found := non_finite(model)) is not None:
         raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
     on_cpu = model.device.type == "cpu"

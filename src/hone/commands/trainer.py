@@ -64,7 +64,8 @@ def _end(signum: int, _frame: FrameType | None) -> None:
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     def resolve() -> TrainerRole:
         check_state(config.trainer.optim, ranks.world)
-        return resolved(config, model_config(config.model.name, config.model.init), device, ranks)
+        model = config.model
+        return resolved(config, model_config(model.name, model.init, model.implementation), device, ranks)
 
     config = ranks.agree(ranks.together(resolve))
 

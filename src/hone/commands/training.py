@@ -196,6 +196,8 @@ def introduction(training: Any) -> Iterator[str]:
         yield f"sampled by {training.server.name}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
+    if hello is None and model.config.implementation != "hone":
+        yield f"A model of type {model.config.family} is computed by transformers' code: slower than hone's own."
     decoder, env = (training.model.config, None) if sft else (training.decoder, training.env)
     yield from forecast(config, decoder, training.renderer, env, alone=hello is None and ranks == 1)
 

@@ -72,6 +72,7 @@ def load_policy(config: RunConfig, source: str | None = None, device: str | None
         precision=config.precision,
         seed=config.seed,
         init=config.model.init,
+        implementation=config.model.implementation,
     )
 
 

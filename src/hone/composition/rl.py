@@ -283,7 +283,7 @@ class RL(Training):
         self.config = changed(self.config, orchestrator={"grading": {"overlap": False}})
 
     def _load_model(self) -> None:
-        self.decoder = model_config(self.source, self.config.model.init)
+        self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)
         turns = self.env.max_turns if isinstance(self.env, MultiTurnEnv) else 1
         self.config = resolved(self.config, self.decoder, device_of(self.config.model.device), turns=turns)
         self.env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))

@@ -187,7 +187,7 @@ class SFT(Training):
         def resolve() -> tuple[SFTConfig, str]:
             check_state(parsed.optim, ranks.world)
             source = parts.model_source(parsed)
-            model = model_config(source, parsed.model.init)
+            model = model_config(source, parsed.model.init, parsed.model.implementation)
             return resolved(parsed, model, ranks.device(device), ranks), source
 
         self.config: SFTConfig

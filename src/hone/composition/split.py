@@ -59,7 +59,7 @@ class SplitRL(RL):
     def _refuse_unsupported(self) -> None: ...
 
     def _load_model(self) -> None:
-        self.decoder = model_config(self.source, self.config.model.init)
+        self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)
 
     def _open(self, stack: ExitStack) -> None:
         self._check()

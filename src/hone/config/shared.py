@@ -85,6 +85,9 @@ class ModelConfig(BaseConfig):
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
+    implementation: Literal["auto", "hone", "transformers"] = "auto"
+    """Whose code computes the model: hone's own decoder, or transformers', which knows many more families; `auto` takes
+    hone's where it knows the model."""
     compile: bool = False
     """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
     init: InitConfig = InitConfig()

@@ -8,7 +8,7 @@ gives a model that is silently wrong.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from hone.errors import UserError
 
@@ -73,6 +73,9 @@ class DecoderConfig:
     eos_token_ids: tuple[int, ...] = ()
     bos_token_id: int | None = None
     pad_token_id: int | None = None
+
+    implementation: ClassVar[str] = "hone"
+    """Whose code computes it, as `model.implementation` names it."""
 
     def __post_init__(self) -> None:
         if self.family not in FAMILIES:

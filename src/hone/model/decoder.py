@@ -152,7 +152,7 @@ class DecoderLayer(nn.Module):
         arguments = hidden_ND, cos, sin, attention, only
         if self.checkpointing == "none" or not torch.is_grad_enabled():
             return self._compute(*arguments)
-        keep = _kept_contexts if self.checkpointing == "selective" else noop_context_fn
+        keep = kept_contexts if self.checkpointing == "selective" else noop_context_fn
         return checkpoint(self._compute, *arguments, use_reentrant=False, preserve_rng_state=False, context_fn=keep)  # pyright: ignore[reportReturnType]
 
     def _compute(
@@ -199,7 +199,7 @@ def _is_kept(operation: Any) -> bool:
     return str(operation) in _KEPT
 
 
-def _kept_contexts() -> Any:
+def kept_contexts() -> Any:
     return create_selective_checkpoint_contexts(lambda _context, operation, *_, **__: _is_kept(operation))
 
 
@@ -210,6 +210,9 @@ class Decoder(nn.Module):
     fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). Parameters are uninitialised: see
     `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
     """
+
+    records = True
+    """Its forward pass can be recorded in a CUDA graph."""
 
     def __init__(self, config: DecoderConfig, precision: str = "fp32", dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -224,9 +227,7 @@ class Decoder(nn.Module):
         self.packed_head = PackedWeight()
         self.rotary = RotaryTable(config)
         self.generation_config = _generation_config(config)
-        if self.num_parameters * dtype.itemsize > MAX_PACKED_BYTES:
-            for packed in (self.packed_head, *(m.packed for m in self.modules() if isinstance(m, Linear))):
-                packed.enabled = False
+        pack_unless_large(self)
 
     def set_checkpointing(self, mode: str) -> None:
         """Say what each layer keeps for its backward pass, by a name that `DecoderLayer` explains."""
@@ -296,6 +297,13 @@ class Decoder(nn.Module):
         for module in self.modules():
             if isinstance(module, Linear):
                 module.refresh()
+
+
+def pack_unless_large(model: Decoder) -> None:
+    """Let a model sample from packed weights on a CPU only if they are small enough to be held twice."""
+    if model.num_parameters * model.embed.itemsize > MAX_PACKED_BYTES:
+        for packed in (model.packed_head, *(m.packed for m in model.modules() if isinstance(m, Linear))):
+            packed.enabled = False
 
 
 def _generation_config(config: DecoderConfig) -> dict[str, Any]:

@@ -24,10 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from hone.errors import UserError
+from hone.model import foreign
 from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder
 from hone.model.device import has_bf16
 from hone.model.files import TINY, read_json, resolve_model, write_json
+from hone.model.foreign import TransformersConfig
 from hone.model.presets import random_decoder, tiny_config
 
 if TYPE_CHECKING:
@@ -43,21 +45,36 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
-def read_config(folder: Path) -> DecoderConfig:
-    """Read the config of the model in `folder`; ids that end a turn are those of generation_config.json, if any."""
+def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
+    """Read the config of the model in `folder`; ids that end a turn are those of generation_config.json, if any.
+
+    `implementation` is as in `model.implementation`. Raises UserError for a model that it can't compute.
+    """
     config = read_json(folder, "config.json", needed=True)
     generation = read_json(folder, "generation_config.json")
     for key in ("eos_token_id", "bos_token_id", "pad_token_id"):
         if generation.get(key) is not None:
             config[key] = generation[key]
-    return DecoderConfig.from_hf(config)
+    if implementation == "transformers":
+        return TransformersConfig.read(folder, config)
+    try:
+        return DecoderConfig.from_hf(config)
+    except UserError as error:
+        if implementation == "hone" or config.get("model_type") is None:
+            raise
+        try:
+            return TransformersConfig.read(folder, config)
+        except UserError as other:
+            raise UserError(f"{error}. By transformers' code: {other}") from None
 
 
-def model_config(path_or_preset: str | Path, init: InitConfig | None = None) -> DecoderConfig:
+def model_config(
+    path_or_preset: str | Path, init: InitConfig | None = None, implementation: str = "auto"
+) -> DecoderConfig:
     """Return the config of the model that `load_model` would load, without its weights."""
     if str(path_or_preset) == TINY:
         return tiny_config(init)
-    return read_config(resolve_model(path_or_preset))
+    return read_config(resolve_model(path_or_preset), implementation)
 
 
 def load_model(
@@ -68,6 +85,7 @@ def load_model(
     seed: int = 0,
     init: InitConfig | None = None,
     mapped: bool = False,
+    implementation: str = "auto",
 ) -> Decoder:
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
@@ -93,11 +111,14 @@ def load_model(
     if str(path_or_preset) == TINY:
         return random_decoder(tiny_config(init), seed, precision).to(device)
     folder = resolve_model(path_or_preset)
-    config = read_config(folder)
+    config = read_config(folder, implementation)
     files = weight_files(folder)
-    with torch.device(device):
-        model = Decoder(config, precision)
-    _load_weights(model, folder, files, mapped and place.type == "cpu")
+    if isinstance(config, TransformersConfig):
+        model = foreign.load(folder, config, place, precision)
+    else:
+        with torch.device(device):
+            model = Decoder(config, precision)
+        _load_weights(model, folder, files, mapped and place.type == "cpu")
     model.generation_config = read_json(folder, "generation_config.json") or model.generation_config
     return model
 
@@ -200,6 +221,8 @@ def _append(file: BinaryIO, tensor: Tensor) -> None:
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
     """Map Hugging Face name → (parameter of the decoder, first row, end row or None for all of it), in file order."""
+    if isinstance(config, TransformersConfig):
+        return {name: (f"{foreign.NET}.{name}", 0, None) for name in config.shapes}
     c = config
     slices: dict[str, tuple[str, int, int | None]] = {"model.embed_tokens.weight": ("embed", 0, None)}
     for i in range(c.num_layers):

@@ -38,14 +38,15 @@ class WeightsFolder:
             raise UserError(f"there is no folder {folder}: give that of saved weights, such as weights/step_20")
         for name in ("config.json", "generation_config.json", WEIGHTS_INDEX):
             self._resolve(folder / name, f"{path}/{name}")
-        config = read_config(folder)
+        config = read_config(folder, model.config.implementation)
         for file in weight_files(folder):
             self._resolve(file, f"{path}/{file.name}")
         for field in fields(model.config):
             ours, theirs = getattr(model.config, field.name), getattr(config, field.name)
             if ours != theirs:
                 raise UserError(f"{path} is another model: its {field.name} is {theirs}, that of the served one {ours}")
-        loaded = load_model(folder, device=model.device, precision=model.precision, mapped=self._is_in_memory(folder))
+        mapped, by = self._is_in_memory(folder), model.config.implementation
+        loaded = load_model(folder, device=model.device, precision=model.precision, mapped=mapped, implementation=by)
         if (bad := non_finite(loaded)) is not None:
             name, count = bad
             raise UserError(f"{path} is not taken: {count} values of {name} are not finite; give earlier weights")

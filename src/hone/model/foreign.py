@@ -1,0 +1,312 @@
+"""Decoders of other families, computed by transformers' own code: what `hone.model.decoder` does not know.
+
+transformers lets others attend in its layers' place. So its model computes one row of flat tokens, as hone's decoder
+does, and its layers hand queries, keys and values to the `attention` of the caller: packing, prompts shared by a group,
+the KV cache and `batch_invariant` are the same code as for hone's decoder, and sampler and trainer agree as closely.
+
+That holds for a model whose tokens see each other through causal softmax attention alone, and whose logits are a matrix
+times the last hidden states. When a model is loaded, its logits for two packed sequences are compared with those that
+transformers computes of each by itself; a model that differs is refused. Attention within a window is the same as full
+attention up to the window's length, which is taken as the model's longest context.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint, noop_context_fn
+
+from hone.errors import UserError
+from hone.model.attention import PackedAttention
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Attention, Decoder, Linear, kept_contexts, pack_unless_large
+from hone.model.packed import PackedWeight
+
+NAME = "hone"
+"""Of hone's attention, among transformers'."""
+NET = "net"
+"""Attribute of `TransformersDecoder` that holds transformers' model; its parameters' names begin with it."""
+CHECKED = (5, 9)
+"""Lengths of the sequences whose logits are compared when a model is loaded."""
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+"""Mean difference of their logprobs that is let pass, by the type of the weights."""
+UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
+
+
+@dataclass(frozen=True)
+class TransformersConfig(DecoderConfig):
+    """The shape of a model that transformers computes; `hf` is its config.json.
+
+    `shapes` has the names of its parameters in transformers, without a tied head, in order.
+    """
+
+    hf: dict[str, Any] = field(default_factory=dict)
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    scale: float = 1.0
+    """Of hidden states, before the head."""
+
+    implementation: ClassVar[str] = "transformers"
+
+    def __post_init__(self) -> None:
+        pass
+
+    @property
+    def matrices(self) -> int:
+        return self.parameters - self.embedding * (1 if self.tie_word_embeddings else 2)
+
+    @property
+    def layer_matrices(self) -> int:
+        return self.matrices // self.num_layers
+
+    @property
+    def parameters(self) -> int:
+        return sum(torch.Size(shape).numel() for shape in self.shapes.values())
+
+    def to_hf(self) -> dict[str, Any]:
+        return dict(self.hf)
+
+    @classmethod
+    def read(cls, folder: Path, hf: dict[str, Any]) -> TransformersConfig:
+        """Read the config of a model of which `hf` is the config.json. Raises UserError if it can't be computed."""
+        kind = hf.get("model_type")
+        try:
+            with quiet():
+                from transformers import AutoConfig, AutoModelForCausalLM
+
+                config = AutoConfig.from_pretrained(folder)
+                with torch.device("meta"):
+                    net = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+        except Exception as error:
+            raise UserError(
+                f"transformers cannot make a model of {folder} ({first_line(error)}): {SUPPORTED}"
+            ) from None
+        if hf.get("quantization_config"):
+            raise UserError(
+                f"the weights in {folder} are quantised: give the model before quantisation, in bf16 or fp32"
+            )
+        if getattr(config, "vision_config", None) is not None:
+            raise UserError(f"model_type {kind!r} has a vision part: give the text model alone, as its own folder")
+        head, embed = net.get_output_embeddings(), net.get_input_embeddings()
+        if head is None or getattr(head, "bias", None) is not None:
+            raise UserError(f"the head of model_type {kind!r} is no plain matrix: {SUPPORTED}")
+        heads = config.num_attention_heads
+        window = max_window(config)
+        longest = getattr(config, "max_position_embeddings", None) or 2048
+        eos = hf.get("eos_token_id")
+        return cls(
+            family=str(kind),
+            vocab_size=head.weight.shape[0],
+            hidden_size=config.hidden_size,
+            intermediate_size=getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
+            num_layers=config.num_hidden_layers,
+            num_heads=heads,
+            num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            tie_word_embeddings=head.weight is embed.weight,
+            max_position_embeddings=min(longest, window or longest),
+            eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+            bos_token_id=hf.get("bos_token_id"),
+            pad_token_id=hf.get("pad_token_id"),
+            hf={name: value for name, value in hf.items() if name not in UNSAVED},
+            shapes={name: tuple(p.shape) for name, p in net.named_parameters()},
+            scale=logit_scale(config),
+        )
+
+
+SUPPORTED = "of other families hone takes decoders of transformers with causal softmax attention and a plain head"
+
+
+def max_window(config: Any) -> int | None:
+    """Return the tokens that the layers with the narrowest window see; None if all see everything."""
+    kinds = getattr(config, "layer_types", None)
+    windowed = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
+    return getattr(config, "sliding_window", None) if windowed else None
+
+
+def logit_scale(config: Any) -> float:
+    """Return what the model multiplies its logits with: Cohere and Granite do."""
+    return float(getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1))
+
+
+class TransformersDecoder(Decoder):
+    """A model of transformers in the place of a `Decoder`: flat tokens in, hidden states and logits out."""
+
+    records = False
+
+    def __init__(self, net: Any, config: TransformersConfig, precision: str) -> None:
+        nn.Module.__init__(self)
+        self.config, self.precision = config, precision
+        self.net = net.eval()  # dropout is off in training, too: the sampler has none
+        self.generation_config: dict[str, Any] = {}
+        self.packed_head = PackedWeight()
+        self._tokens = _Tokens()
+        for module in [*net.modules()]:
+            if hasattr(module, "layer_idx"):
+                module.tokens = self._tokens
+            for name, child in module.named_children():
+                if type(child) is nn.Linear and child is not net.get_output_embeddings():
+                    setattr(module, name, _Linear.of(child, precision == "bf16_linear"))
+        pack_unless_large(self)
+
+    @property
+    def embed(self) -> nn.Parameter:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.net.get_input_embeddings().weight
+
+    @property
+    def lm_head(self) -> nn.Parameter | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return None if self.config.tie_word_embeddings else self.net.get_output_embeddings().weight
+
+    def set_checkpointing(self, mode: str) -> None:
+        from transformers.modeling_layers import GradientCheckpointingLayer
+
+        keep: Any = kept_contexts if mode == "selective" else noop_context_fn
+        again: Any = partial(checkpoint, use_reentrant=False, preserve_rng_state=False, context_fn=keep)
+        for layer in self.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                # `training` of the layer itself lets transformers do so; of the modules in it it stays off.
+                layer.training = layer.gradient_checkpointing = mode != "none"
+                layer._gradient_checkpointing_func = again
+
+    def hidden(
+        self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None
+    ) -> Tensor:
+        self._tokens.attention, self._tokens.half = attention, self.kv_dtype == torch.bfloat16
+        out = self.net.base_model(
+            input_ids=token_ids_N[None], position_ids=positions_N[None], use_cache=False, return_dict=True
+        )
+        hidden_ND = out.last_hidden_state[0]
+        if only is not None:
+            hidden_ND = hidden_ND.index_select(0, only)
+        return hidden_ND if self.config.scale == 1 else hidden_ND * self.config.scale  # pyright: ignore
+
+
+class _Tokens:
+    """What the layers of a model ask for their attention: that of the forward pass that runs, or is computed again."""
+
+    attention: Attention
+    half: bool
+
+
+class _Linear(Linear):
+    """hone's product in the place of `nn.Linear`; x is [..., in]."""
+
+    @classmethod
+    def of(cls, plain: nn.Linear, bf16_product: bool) -> _Linear:
+        with torch.device("meta"):
+            made = cls(plain.in_features, plain.out_features, plain.bias is not None, plain.weight.dtype, bf16_product)
+        made.weight, made.bias = plain.weight, plain.bias
+        return made
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+def attend(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    """Attend as the caller of `TransformersDecoder.hidden` says: query [1, H, N, Dh] → [1, N, H, Dh]."""
+    for name in ("softcap", "s_aux"):
+        if others.get(name) is not None:
+            raise UserError(f"this model's attention has {name}, which hone's attention does not compute")
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
+    size = q.shape[-1]
+    if scaling is not None and scaling != size**-0.5:
+        q = q * (scaling * size**0.5)
+    if module.tokens.half:
+        q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    return module.tokens.attention(module.layer_idx, q, k, v).to(query.dtype)[None], None
+
+
+@cache
+def register() -> None:
+    """Make hone's attention known to transformers."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(NAME, attend)
+    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers from writing to the terminal in the block."""
+    register()
+    from transformers.utils import logging
+
+    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.set_verbosity(level)
+        if bar:
+            logging.enable_progress_bar()
+
+
+def load(folder: Path, config: TransformersConfig, device: torch.device, precision: str) -> TransformersDecoder:
+    """Load the model in `folder`. Raises UserError if weights are missing, or its logits are not transformers'."""
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with quiet():
+        from transformers import AutoModelForCausalLM
+
+        try:
+            loaded: Any = AutoModelForCausalLM.from_pretrained(
+                folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, use_safetensors=True
+            )
+            net, found = loaded
+        except Exception as error:
+            raise UserError(f"transformers cannot load {folder} ({first_line(error)}): complete the download") from None
+    for problem, names in found.items():
+        if names:
+            some = ", ".join(sorted(map(str, names))[:3])
+            raise UserError(f"the weights in {folder} do not fit its config.json: {problem.replace('_', ' ')} {some}")
+    net = net.to(device)
+    ids = torch.arange(sum(CHECKED), device=device) * 7 % config.vocab_size
+    expected = _plain_logprobs(net, ids)
+    net.set_attn_implementation(NAME)
+    model = TransformersDecoder(net, config, "bf16" if precision == "bf16" else "fp32")
+    apart = float((_packed_logprobs(model, ids) - expected).abs().mean())
+    if not apart <= TOLERANCE[dtype]:
+        raise UserError(
+            f"hone computes other logits of {folder} than transformers, by {apart:.2g} nats a token: its tokens see "
+            f"each other by other ways than causal attention, or its head is no plain matrix; {SUPPORTED}"
+        )
+    for module in model.modules():
+        if isinstance(module, Linear):
+            module.bf16_product = precision == "bf16_linear"
+    model.precision = precision
+    return model
+
+
+@torch.no_grad()
+def _plain_logprobs(net: Any, ids: Tensor) -> Tensor:
+    rows = [net(input_ids=part[None], use_cache=False).logits[0] for part in ids.split(CHECKED)]
+    return torch.cat(rows).float().log_softmax(-1)
+
+
+@torch.no_grad()
+def _packed_logprobs(model: TransformersDecoder, ids: Tensor) -> Tensor:
+    positions = torch.cat([torch.arange(length, device=ids.device) for length in CHECKED])
+    return model.logits(model.hidden(ids, positions, PackedAttention(CHECKED))).log_softmax(-1)
+
+
+def first_line(error: Exception) -> str:
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__

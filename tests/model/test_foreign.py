@@ -1,0 +1,200 @@
+"""Families that only transformers computes: hone's flat tokens through its layers, against transformers by itself."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hone.cli import main
+from hone.config.shared import OptimConfig
+from hone.errors import UserError
+from hone.inference import Engine, SamplingParams
+from hone.model.attention import PackedAttention
+from hone.model.foreign import TransformersDecoder
+from hone.model.hf import load_model, read_config, save_model
+from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE, save_tokenizer
+from hone.runs import Run
+from hone.trainer.logprobs import token_logprobs
+from hone.trainer.optim import Optimizer
+from hone.trainer.packing import Sequence, pack
+
+SHAPE = {
+    **{"vocab_size": VOCAB_SIZE, "hidden_size": 48, "num_hidden_layers": 2, "intermediate_size": 64},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128, "bos_token_id": None},
+    **{"eos_token_id": [IM_END_ID, ENDOFTEXT_ID], "pad_token_id": ENDOFTEXT_ID},
+}
+WINDOW = {"sliding_window": 96, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
+EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+MULTIPLIERS = {"logits_scaling": 4.0, "attention_multiplier": 0.2, "embedding_multiplier": 3.0}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "gemma3_text": WINDOW | {"query_pre_attn_scalar": 32},
+    "mistral": {"sliding_window": None},
+    "phi3": {},
+    "olmo2": {"tie_word_embeddings": True},
+    "granite": MULTIPLIERS,
+    "qwen3_moe": EXPERTS,
+}
+
+
+def write(folder: Path, family: str, **settings: Any) -> Any:
+    """Write a random model of a family; return transformers' own, in fp32."""
+    torch.manual_seed(0)
+    net: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **(SHAPE | settings))).eval()
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.mul_(1 + 3 * (parameter.dim() > 1)).add_(torch.randn_like(parameter) * 0.02)
+    net.save_pretrained(folder)
+    save_tokenizer(folder)
+    return net
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def both(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, TransformersDecoder, Path]:
+    folder = tmp_path_factory.mktemp(request.param)
+    net, model = write(folder, request.param, **FAMILIES[request.param]), load_model(folder)
+    assert isinstance(model, TransformersDecoder)
+    return net, model, folder
+
+
+def batch() -> list[Sequence]:
+    """Two completions of each of two prompts, of different lengths."""
+    made = []
+    for i, length in enumerate((9, 14, 11, 20)):
+        prompt = np.random.default_rng(i // 2).integers(3, VOCAB_SIZE, 6)
+        ids = np.concatenate([prompt, np.random.default_rng([7, i]).integers(3, VOCAB_SIZE, length - 6)])
+        made.append(Sequence(ids, np.arange(length) >= 6, None, 1.0, group=i // 2, sample=i))
+    return made
+
+
+def plain_logprobs(net: Any, sequence: Sequence) -> torch.Tensor:
+    ids = torch.from_numpy(sequence.token_ids)[None]
+    logprobs = net(input_ids=ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+    return logprobs.gather(1, ids[0, 1:, None]).squeeze(1)[sequence.prompt_length - 1 :]
+
+
+@pytest.mark.parametrize(("checkpointing", "share"), [("none", False), ("layer", True), ("selective", True)])
+def test_logprobs_and_gradients_are_those_of_transformers(both: Any, checkpointing: str, share: bool) -> None:
+    net, model, _ = both
+    model.set_checkpointing(checkpointing)
+    packed = pack(batch(), share_prompts=share)
+    logprobs_M, _ = token_logprobs(model, packed, packed.loss_indices)
+    expected = torch.cat([plain_logprobs(net, sequence) for sequence in batch()])
+    order = np.argsort([int(i) for i in packed.loss_indices])
+    assert logprobs_M[order].tolist() == pytest.approx(expected.tolist(), abs=2e-5)
+    logprobs_M.square().sum().backward()
+    expected.square().sum().backward()
+    ours = {name.removeprefix("net."): p.grad for name, p in model.named_parameters()}
+    theirs = {name: p.grad for name, p in net.named_parameters()}
+    total = math.sqrt(sum(float(grad.square().sum()) for grad in theirs.values()))
+    assert ours.keys() == theirs.keys() and total > 0
+    assert math.sqrt(sum(float((ours[n] - theirs[n]).square().sum()) for n in theirs)) < 2e-5 * total
+    for one in (net, model):
+        one.zero_grad()
+
+
+def test_the_engine_takes_the_tokens_that_transformers_takes(both: Any) -> None:
+    net, model, _ = both
+    prompts = [[5, 9, 30, 31], [40, 41, 42, 43, 44, 45, 46], [5, 9, 30, 31, 8]]
+    for engine in (Engine(model), Engine(model, batch_invariant=True)):
+        found = engine.generate(prompts, SamplingParams(max_tokens=10, temperature=0.0, ignore_eos=True))
+        for prompt, (completion,) in zip(prompts, found, strict=True):
+            ids = torch.tensor([prompt])
+            for _ in range(10):
+                ids = torch.cat([ids, net(input_ids=ids, use_cache=False).logits[:, -1:].argmax(-1)], dim=1)
+            assert completion.token_ids == ids[0, len(prompt) :].tolist()
+            assert completion.logprobs == pytest.approx(engine.score([ids[0].tolist()])[0][len(prompt) - 1 :], abs=1e-5)
+
+
+def test_it_is_written_as_transformers_reads_it(both: Any, tmp_path: Path) -> None:
+    net, model, _ = both
+    save_model(model, tmp_path)
+    again: Any = AutoModelForCausalLM.from_pretrained(tmp_path)
+    ids = torch.arange(3, 20)[None]
+    assert torch.equal(again(input_ids=ids).logits, net(input_ids=ids).logits)
+    assert read_config(tmp_path) == model.config
+
+
+def test_a_model_that_hone_knows_is_computed_alike_by_both(tmp_path: Path) -> None:
+    write(tmp_path, "qwen3", head_dim=16)
+    ids, attention = torch.arange(3, 24), PackedAttention([8, 13])
+    positions = torch.cat([torch.arange(8), torch.arange(13)])
+    for precision, apart in (("fp32", 1e-5), ("bf16_linear", 0.05), ("bf16", 0.1)):
+        logits = []
+        for implementation in ("hone", "transformers"):
+            model = load_model(tmp_path, precision=precision, implementation=implementation)
+            assert model.config.implementation == implementation
+            with torch.no_grad():
+                logits.append(model.logits(model.hidden(ids, positions, attention)))
+        assert float((logits[0] - logits[1]).abs().mean()) < apart, precision
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "reason"),
+    [
+        ("gemma2", {"head_dim": 16}, "attention has softcap"),
+        ("phi", {}, "head of model_type 'phi' is no plain matrix"),
+        ("mamba", {}, "tokens see each other by other ways than causal attention"),
+    ],
+)
+def test_what_hone_would_compute_otherwise_is_refused(
+    family: str, settings: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    write(tmp_path, family, **settings)
+    with pytest.raises(UserError, match=reason):
+        load_model(tmp_path)
+    with pytest.raises(UserError, match="hone's decoder supports dense"):
+        load_model(tmp_path, implementation="hone")
+
+
+def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
+    write(tmp_path, "mistral")
+    other = tmp_path / "other"
+    write(other, "mistral", num_hidden_layers=1)
+    (tmp_path / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
+    with pytest.raises(UserError, match=r"do not fit its config.json: missing keys model\.layers\.1"):
+        load_model(tmp_path)
+
+
+def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "gemma3_text", **FAMILIES["gemma3_text"])
+    model = load_model(tmp_path)
+    assert model.config.max_position_embeddings == 96
+    with pytest.raises(UserError, match="muon"):
+        Optimizer(model, OptimConfig(type="muon"))
+
+
+def test_a_run_trains_it_and_is_verified(tmp_path: Path) -> None:
+    write(tmp_path / "model", "gemma3_text", **FAMILIES["gemma3_text"])
+    out = tmp_path / "run"
+    flags = [
+        "--model.name",
+        str(tmp_path / "model"),
+        "--max-steps",
+        "3",
+        "--seq-len",
+        "64",
+        "--trainer.optim.lr",
+        "1e-3",
+    ]
+    flags += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--ckpt.interval", "1"]
+    flags += ["--orchestrator.sampling.max-tokens", "12", "--orchestrator.env.id", "reverse-text", "--no-audit"]
+    flags += [
+        "--trainer.loss.kl-coef",
+        "0.1",
+        "--trainer.loss.count-filtered",
+        "--orchestrator.advantage.scale",
+        "none",
+    ]
+    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none"]) == 0
+    assert main(["verify", str(out), "--steps", "3"]) == 0
+    lines = Run(out).metrics().to_pylist()
+    assert all(line["canary/gap/max"] < 0.05 for line in lines)
+    assert load_model(out / "weights" / "step_3").config.family == "gemma3_text"
