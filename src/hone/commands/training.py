@@ -38,10 +38,10 @@ if TYPE_CHECKING:
     from hone.composition.rl import RL
     from hone.composition.sft import SFT
 
-EXAMPLES = 16
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
 """Measured on one Zen 3 core with Qwen3's shape: 0.4M parameters train 1.1 to 1.2 and sample 1.5 to 1.9 times as long,
 100M 1.0 and 1.0 to 1.1 times."""
+EXAMPLES = 16
 """Of the task that are measured for the forecast: few, for it must not delay the start."""
 LENIENT_SECONDS = 10.0
 """Most that grading for the card may delay the end of a run."""
