@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -62,7 +62,7 @@ test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
 # EVERY=16 leaves the long contracts one case in sixteen, always the same ones.
-test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm test-adapters test-trl test-browser check docs
+test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm test-adapters test-trl test-smollm2 test-browser check docs
 
 WHEEL := outputs/wheel
 test-wheel: dev
@@ -121,6 +121,10 @@ test-adapters: dev verifiers-env
 test-trl: dev
 	@$(PIP) --quiet --editable ".[dev,bench]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m trl tests/algorithms --durations=5
+
+# SmolLM2-135M-Instruct, 93 MB of the package index.
+test-smollm2: dev
+	OMP_NUM_THREADS=2 $(BIN)/python -m pytest -q -m smollm2 tests/smollm2 --durations=5
 
 # Debian's chromium: the browsers that Playwright would fetch are another download. Screenshots: outputs/browser.
 test-browser: dev

@@ -41,6 +41,7 @@ COMMANDS = {
     "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig", "quickstart.run"),
     "examples": Command("list or copy the recipes of hone", "init.ExamplesConfig", "quickstart.examples"),
     "init-model": Command("write a small model made from nothing", "init.InitModelConfig", "init_model.run"),
+    "fetch-model": Command("write a small pretrained model to start from", "init.FetchModelConfig", "fetch_model.run"),
     "init-env": Command("write a task of your own to start from", "init.InitEnvConfig", "init_env.run"),
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
     "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),

