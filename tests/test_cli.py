@@ -96,7 +96,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("words", "hint"),
     [
         ("evl", "hone has no command 'evl': did you mean `hone eval`?"),
-        ("xyzzy", "there are quickstart, examples, init-model, init-env, sft, rl"),
+        ("xyzzy", "there are quickstart, examples, init-model, fetch-model, init-env, sft, rl"),
         ("runs lst", "did you mean `hone runs list`?"),
         ("runs xyzzy", "there are runs list, runs show, runs stop, "),
         ("run", "did you mean `hone runs`?"),
