@@ -28,6 +28,7 @@ from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
 from hone.runs import predictions
 from hone.runs.observer import Observer
+from hone.runs.opening import target_in_words
 from hone.runs.outputs import CARD
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.writer import RunWriter, watching
@@ -244,10 +245,11 @@ def report(training: Any) -> str:
         text += f"Stopped{why} after {version} of {config.max_steps} steps{used}. "
         go_on = resume_command(run.folder, run.info, *more)
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
+    why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
     env = config.data.env if sft else config.orchestrator.env
     weights, task = str(run.weights_path(version)), {"a": env.args, "template": env.template} if env else {}
     evaluate = command("hone", "eval", env.id if env else "ENV", m=weights, n=100, r=4, **task)
     return (
-        f"{text}Done: {version} step{'' if version == 1 else 's'}{figures}. Weights: {weights}\n"
+        f"{text}Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
         f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluate}"
     )

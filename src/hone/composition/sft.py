@@ -32,6 +32,7 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
 from hone.model.hf import model_config
+from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -96,6 +97,8 @@ class SFTSteps:
     saver: Saver
     newest: dict[str, float] = field(default_factory=dict, init=False)
     """The latest value of each metric."""
+    _measured: dict[str, float] = field(default_factory=dict, init=False)
+    _begun: int | None = field(default=None, init=False)
 
     @property
     def version(self) -> int:
@@ -104,21 +107,30 @@ class SFTSteps:
 
     @property
     def done(self) -> bool:
-        """True once no step is left to take, a stop was asked for, or the budget is used up."""
-        return self.version >= self.config.max_steps or self.saver.stopping
+        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
+        return self.version >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
-    def begin(self) -> bool:
-        """Save the version if that is due; False if a stop was asked for in a pause."""
-        self.saver.save(self.version)
-        return not self.saver.stopping
+    def begin(self, validate: bool | None = None) -> bool:
+        """Save the version, and measure its validation loss, once, if that is due (of the loss, or as `validate` says).
+
+        False if a stop was asked for in a pause.
+        """
+        version, val = self.version, self.config.val
+        self.saver.save(version)
+        if self.saver.stopping:
+            return False
+        if self._begun != version:
+            due = val is not None and version % val.interval == 0
+            self._measured = self.validate() if (due if validate is None else validate) else {}
+            self._begun = version
+            self.saver.at_target(version, self._measured)
+        return True
 
     def step(self, validate: bool | None = None) -> dict[str, float]:
-        """Measure the validation loss, if that is due (or as `validate` says), then update on the next examples."""
-        if not self.begin():
+        """Begin the version, then update on the next examples."""
+        if not self.begin(validate):
             raise StepAbandoned
-        step, weights, progress = self.version, self.fingerprint(), self.progress
-        due = self.config.val is not None and step % self.config.val.interval == 0
-        metrics = self.validate() if (due if validate is None else validate) else {}
+        step, weights, progress, metrics = self.version, self.fingerprint(), self.progress, dict(self._measured)
         with self.log.phase("data"):
             sequences, position = next_batch(self.source, step, progress.position, self.config.data)
         with self.log.phase("train"):
@@ -131,6 +143,8 @@ class SFTSteps:
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         self.log.log_step(step, metrics, {"tokens/s": tokens / self.log.seconds_so_far}, weights)
         self.newest |= metrics
+        if self.config.stop and not self.done:  # for `done` to tell if this version is at the target
+            self.begin()
         return metrics
 
     def validate(self) -> dict[str, float]:
@@ -144,7 +158,8 @@ class SFTSteps:
         """Save the last version, measure and record it; returns how the run ended."""
         ending = self.saver.ending(self.version, self.config.max_steps) if complete else "stopped"
         self.saver.save(self.version, last=True)
-        metrics = {} if ending == "stopped" else self.validate()
+        measured = self._measured if self._begun == self.version else {}  # it came to the target
+        metrics = {} if ending == "stopped" else measured or self.validate()
         self.log.log_step(self.version, metrics, weights=self.fingerprint())
         self.newest |= metrics
         return ending
@@ -181,6 +196,7 @@ class SFT(Training):
     ) -> None:
         parsed, self.rows = with_dataset(config, dataset, settings)
         check_predictions(parsed)
+        check_metrics(parsed)
         device = device_of(parsed.model.device)
         self.observers, self.ranks = checked_observers(observers), ranks
 
