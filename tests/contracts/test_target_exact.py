@@ -57,7 +57,7 @@ def test_it_ends_with_the_version_that_was_measured(longer, stopped):
     assert mine == [*theirs[:step], evaluation]
     files = [f for kind in ("rollouts", "evals") for f in sorted(path.name for path in (run.path / kind).iterdir())]
     assert len(files) == step + step // 2 + 1
-    same = ["weights/step_%d/model.safetensors" % step, f"evals/step_{step:06d}.jsonl", "rollouts/step_000001.parquet"]
+    same = [f"weights/step_{step}/model.safetensors", f"evals/step_{step:06d}.jsonl", "rollouts/step_000001.parquet"]
     if (whole / same[0]).exists():
         assert all(states.sha256(run.path / name) == states.sha256(whole / name) for name in same)
     assert run.info["status"] == "done" and run.info["target"]["step"] == step
@@ -89,8 +89,7 @@ def test_it_is_verified_replayed_and_goes_on_with_another_target(longer, stopped
     before = states.everything(run)
     assert trials.run(stopped.argv(run, "--resume"), log) == 0, log.read_text()
     assert "Nothing left to do in" in log.read_text() and states.everything(run) == before
-    further = [arg.replace("--stop.above", "--stop.below") for arg in longer.args]
-    assert trials.run([*further, "--output-dir", str(run), "--resume"], log) == 0, log.read_text()
+    assert trials.run(longer.argv(run, "--resume"), log) == 0, log.read_text()
     assert states.fingerprint(run) == states.fingerprint(longer.unbroken) and "target" not in Run(run).info
 
 

@@ -126,6 +126,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     if one.kind == "eval":
         yield "result", one.progress.evaluation()
         return
+    yield "examples", [info.get("profile", "")]
     yield "reproducible", [summary.exactness(info)]
     if one.progress.history:
         yield "latest", [f"step {one.progress.done}: {', '.join(one.progress.summary())}"]

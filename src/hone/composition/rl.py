@@ -351,6 +351,7 @@ class RL(Training):
         kept = (given.files if given else {}) | self.own.files
         digests = digests | parts.task_digests(config, env) | (given.digests if given else {}) | self.own.digests
         reads = parts.local_sources([config.model.name, config.model.chat_template], config.orchestrator.env.args)
+        reads += [path] if (path := config.orchestrator.env.profile) else []
         reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
@@ -363,6 +364,8 @@ class RL(Training):
         facts: dict[str, Any] = {"pool": self.curriculum.size, "correctness": env.rubric.correctness}
         if self.left_out or "left_out" in run.info:  # a resume with --allow-drift may leave none out
             facts["left_out"] = self.left_out
+        if env.left_out:
+            facts["profile"] = env.left_out
         run.info.pop("grading", None)
         run.note(reward_ranges=env.rubric.ranges_as_lists(), **facts)
         if given is not None:

@@ -128,6 +128,23 @@ class RLGradingConfig(GradingConfig):
     least half of the cores are left over."""
 
 
+class TaskConfig(EnvConfig):
+    """Which task, and which of its training examples."""
+
+    profile: Path | None = None
+    """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
+    pass_rate: tuple[float, float] | None = None
+    """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> TaskConfig:
+        if (self.profile is None) != (self.pass_rate is None):
+            raise UserError("orchestrator.env.profile and pass_rate belong together: set both, such as [0.1, 0.9]")
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(f"pass_rate = {[*self.pass_rate]} are no two rates from 0 to 1: set such as [0.1, 0.9]")
+        return self
+
+
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
@@ -150,7 +167,7 @@ class OrchestratorConfig(BaseConfig):
     """With `penalize`: what is taken off at the limit."""
     sampling: SamplingConfig = SamplingConfig()
     """How rollouts are sampled."""
-    env: EnvConfig = EnvConfig()
+    env: TaskConfig = TaskConfig()
     """The task."""
     grading: RLGradingConfig = RLGradingConfig()
     """How reward functions are run."""

@@ -16,6 +16,7 @@ from hone.config.sft import SFTConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
 from hone.errors import UserError
+from hone.evaluation.profile import train_within
 from hone.planning.arithmetic import Lengths
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
     if isinstance(config, RLConfig):
         task = config.orchestrator.env
         env = configured(task.id, task.args, task.template, "orchestrator.env.template")
+        train_within(env, task)
         return facts_of_task(config, env, renderer)
     data = config.data
     if data.env is not None:
