@@ -38,10 +38,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def train(model: Path, *flags: str) -> int:
     few = "--orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4 --orchestrator.sampling.max-tokens 4"
-    return main(
-        *[["rl", "--model.name", str(model), "--orchestrator.env.id", "by-chance", "--max-steps", "6", *few.split()]
-          + ["--seq-len", "64", "--ckpt", "--display", "plain", *flags]]
-    )  # fmt: skip
+    few += " --orchestrator.env.id by-chance --max-steps 6 --seq-len 64 --ckpt --display plain --no-audit"
+    return main(["rl", "--model.name", str(model), *few.split(), *flags])
 
 
 def test_it_trains_on_examples_whose_pass_rate_is_within(here: Path, tiny_model_dir: Path, capsys):
@@ -53,8 +51,8 @@ def test_it_trains_on_examples_whose_pass_rate_is_within(here: Path, tiny_model_
     for row in rows:
         own = [sample["outcome"] == "correct" for sample in samples if sample["example_id"] == row["example_id"]]
         ends = wilson(sum(own), 6)
-        assert row == {"example_id": row["example_id"], "graded": 6, "correct": sum(own), "pass_rate": sum(own) / 6} | {
-            "low": ends.low, "high": ends.high}  # fmt: skip
+        counts = {"graded": 6, "correct": sum(own), "pass_rate": sum(own) / 6, "low": ends.low, "high": ends.high}
+        assert row == {"example_id": row["example_id"]} | counts
     assert [rows[i]["pass_rate"] for i in (0, 4, 5)] == [0, 1, 0]
     within = {row["example_id"] for row in rows if 0.1 <= row["pass_rate"] <= 0.9}
     assert f"p.parquet: {len(within)} of 8 training examples are solved at times, not always" in printed

@@ -3,8 +3,8 @@
     hone eval gsm8k -m MODEL --profile gsm8k.parquet -n 2000 -r 8
     hone rl ... --orchestrator.env.profile gsm8k.parquet --orchestrator.env.pass-rate '[0.1, 0.9]'
 
-A row per example: `example_id`, `graded` and `correct` completions, `pass_rate`, and `low` and `high`, the ends of its 95 %
-interval (Wilson's). A group whose completions all pass, or all fail, has no gradient: 0 < pass rate < 1 is what teaches.
+A row per example: `example_id`, `graded` and `correct` completions, `pass_rate`, and `low` and `high`, the ends of its
+95 % interval (Wilson's). A group whose completions all pass, or all fail, has no gradient.
 """
 
 from __future__ import annotations
