@@ -191,6 +191,8 @@ def introduction(training: Any) -> Iterator[str]:
         task = orch.env.id + (f" by {config.algorithm}" if config.algorithm else "")
     work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
+    if sft and config.data.run:
+        yield f"{len(training.data.source):,} examples have such a completion"
     if not sft and training.env.left_out:
         yield training.env.left_out
     if hello is not None:

@@ -32,9 +32,11 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
 from hone.model.hf import model_config
+from hone.runs.listing import find_run
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
+from hone.runs.reader import Run
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
@@ -52,6 +54,7 @@ from hone.trainer.sft_data import (
     hold_out_rows,
     next_batch,
     prepare,
+    sampled_rows,
     validation_demonstrations,
     validation_set,
 )
@@ -228,7 +231,7 @@ class SFT(Training):
         digests |= self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
         digests |= {name: text_sha256(text) for name, text in kept.items()}
-        names = [config.model.name, config.model.chat_template, config.data.path]
+        names = [config.model.name, config.model.chat_template, config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
         reads = [path for path in reads if path != config.output_dir / DATA or not kept]
         parameters = dict(self.model.named_parameters())
@@ -304,7 +307,8 @@ def with_dataset(
         return from_settings(SFTConfig, config, settings), None
     place = DATA if isinstance(rows, Rows) else rows
     local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
-    chosen = {"data.path": place if local else None, "data.name": None if local else place, "data.env": None}
+    chosen = {"data.path": place if local else None, "data.name": None if local else place}
+    chosen |= {"data.env": None, "data.run": None}
     parsed = from_settings(SFTConfig, config, {**settings, **chosen})
     if not isinstance(rows, Rows):
         return parsed, None
@@ -318,10 +322,10 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
     Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
-    name = config.data.path or config.data.name
+    name = config.data.path or config.data.name or config.data.run
     validation: list[Packed] = []
     if name is None:
-        assert config.data.env is not None, "the config has exactly one of name, path and env"
+        assert config.data.env is not None, "the config has exactly one of name, path, run and env"
         task = config.data.env
         env = configured(task.id, task.args, task.template, "data.env.template")
         source = DemonstrationSource(env, renderer, limit, config.seed)
@@ -332,7 +336,10 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
         path = None if config.data.path is None else Path(name).expanduser()
         if path is not None and given is None and not path.exists():
             raise UserError(f"data.path {name} does not exist: give a JSONL or Parquet file, or a folder of them.")
-        rows = given or load_rows(path or name, config.data.split)
+        if config.data.run is not None:
+            rows = sampled_rows(Run(find_run(config.data.run)), config.data.min_reward, renderer.digest())
+        else:
+            rows = given or load_rows(path or name, config.data.split)
         if config.data.template is not None:
             from hone.environments.template import Template
 
@@ -357,6 +364,9 @@ def data_name(config: SFTConfig) -> str:
     """Describe what is imitated."""
     if config.data.env:
         return f"demonstrations of environment `{config.data.env.id}`"
+    if config.data.run:
+        run = Path(config.data.run).resolve().name
+        return f"the best completions of run `{run}`, of a reward from {config.data.min_reward:g}"
     return f"data set `{config.data.name or Path(config.data.path or '').name}`"
 
 

@@ -94,8 +94,14 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
         whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
         return Facts(prompts=prompts, references=whole, estimated=renderer is None)
     from hone.environments.data import load_rows
+    from hone.runs import Run
+    from hone.runs.listing import find_run
+    from hone.trainer.sft_data import sampled_rows
 
-    rows = load_rows(data.path or data.name or "", data.split)
+    if data.run is not None:
+        rows = sampled_rows(Run(find_run(data.run)), data.min_reward, "")
+    else:
+        rows = load_rows(data.path or data.name or "", data.split)
     lengths = tuple(_count(str(rows[i]), renderer) for i in _spread(len(rows), EXAMPLES))
     return Facts(references=lengths, estimated=True, pool=len(rows), tokens=int(np.mean(lengths) * len(rows)))
 
