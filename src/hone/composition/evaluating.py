@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.config.shared import EngineConfig
+from hone.config.shared import EngineConfig, InitConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -148,12 +148,13 @@ def load_weights(
     threads: int | None = None,
     kv_gib: float | None = None,
     env: Environment | None = None,
+    init: InitConfig | None = None,
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
 
     It has `kv_gib` for keys and values (None: what suits the device), and more for the conversations of `env`.
     """
-    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
+    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, init=init)
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
