@@ -14,6 +14,7 @@ from recipes import STEPS, Recipe
 from traps import At, Call, Trap
 
 from hone.runs import Run
+from hone.runs.summary import status_text, summarize
 
 REWARD = "eval/reverse-text/reward/mean"
 KILLS = {
@@ -71,6 +72,8 @@ def test_a_metric_of_training_ends_it_after_its_step(longer, tmp_path):
     mine, theirs = (states.lines(run / "metrics.jsonl") for run in (out, longer.unbroken))
     assert mine[:-1] == theirs[: step + 1] and mine[-1]["step"] == step + 1 and REWARD in mine[-1]
     assert f"Done: {step + 1} steps of {STEPS}, for reward/mean was" in log.read_text()
+    ended = status_text(summarize(out)).partition(": ")[2]
+    assert ended.startswith(f"done, {step + 1} of {STEPS} steps, for reward/mean was ") and f"at step {step}" in ended
 
 
 @pytest.mark.parametrize("event", KILLS)

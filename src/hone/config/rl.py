@@ -246,7 +246,8 @@ class RLConfig(RunConfig):
 
     common = {
         "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward data",
-        "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd mode",
+        "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.above budget.hours
+            budget.usd mode""",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
         "Training": """algorithm trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type

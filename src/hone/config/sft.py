@@ -64,8 +64,9 @@ class SFTConfig(RunConfig, MemoryConfig):
 
     common = {
         "Model and data": """model.name model.chat_template data.name data.path data.split data.template data.env.id
-            data.env.args data.seq_len data.batch_size data.pack data.too_long""",
-        "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd",
+            data.env.args data.run data.min_reward data.seq_len data.batch_size data.pack data.too_long""",
+        "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.below budget.hours
+            budget.usd""",
         "Training": "optim.lr optim.weight_decay scheduler.type scheduler.warmup_steps val.interval val.fraction",
         "Watching": "wandb.project wandb.name alarms.action predict display",
         "Machine": "precision deterministic threads model.device",

@@ -334,7 +334,7 @@ def target_in_words(info: Mapping[str, Any]) -> str:
     """Return how a run came to its target; empty for one that has not."""
     if not (target := info.get("target")):
         return ""
-    return "{metric} was {value:.4g} ({target}) at step {step}".format(**target)
+    return "{metric} was {value:.4g} (target {target}) at step {step}".format(**target)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

@@ -131,7 +131,7 @@ def status_text(run: Summary) -> str:
     if run.kind == "eval":
         return f"{path}: {run.status}"
     by = f"the alarm {alarm}" if (alarm := run.info.get("stopped_by")) else "a signal"
-    target = f": {target_in_words(run.info)}" if run.status == "done" and "target" in run.info else ""
+    target = f", for {target_in_words(run.info)}" if run.status == "done" and "target" in run.info else ""
     return f"{path}: " + _ENDED.get(run.status, run.status + ", {}").format(steps, by=by) + target
 
 
