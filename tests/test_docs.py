@@ -125,8 +125,10 @@ def cut(words: list[str], model: Path) -> list[str]:
     for weights in {match for word in words for match in re.findall(r"[\w/.-]+/weights/step_\d+", word)}:
         stand_in(Path(weights), model)
     train = ["--max-steps", "2", "--display", "plain", "--model.name", str(model)]
-    few = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--orchestrator.eval", "None"]
+    few = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
     few += ["--orchestrator.sampling.max-tokens", "8"]
+    named = any(word.startswith("eval/") for word in words)
+    few += ["--orchestrator.eval.interval", "1"] if named else ["--orchestrator.eval", "None"]
     return words + {
         "rl": [*train, *few],
         "sft": [*train, "--data.batch-size", "4", "--val.max-examples", "4"],

@@ -11,6 +11,7 @@ from rich.text import Text
 from hone.commands.status import Status
 from hone.composition.evaluating import Evaluation
 from hone.config.eval import EvalConfig
+from hone.evaluation.profile import write_profile
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
@@ -22,8 +23,9 @@ def run(config: EvalConfig) -> int:
     config, available = evaluation.config, evaluation.available
     # 120 columns wide where it is not a terminal, so that no table is cut
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    what = "training" if config.profile else "held-out"
     if available < config.num_examples:
-        words = f"{evaluation.env.id} has {available} held-out examples: all are used ({config.num_examples} asked for)"
+        words = f"{evaluation.env.id} has {available} {what} examples: all are used ({config.num_examples} asked for)"
         console.print(Text(words))
     if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
@@ -31,6 +33,10 @@ def run(config: EvalConfig) -> int:
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
+    if config.profile is not None:
+        between, count = write_profile(config.profile, result), len(result.by_example)
+        words = f"{config.profile}: {between} of {count} {what} examples are solved at times, not always"
+        console.print(Text(f"profile     {words}"), soft_wrap=True)
     if evaluation.folder is not None:
         evaluation.save(result, sys.argv)
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)

@@ -15,7 +15,7 @@ from typing import Any
 
 from hone.commands.status import Status, command, print_labelled, print_table
 from hone.config.reproduce import RegradeConfig
-from hone.config.shared import EnvConfig
+from hone.config.rl import TaskConfig
 from hone.environments.loading import configured, load_environment
 from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
@@ -67,7 +67,7 @@ def run(config: RegradeConfig) -> int:
 class Graders:
     """What grades: `new`, and the run's own `task` as `own`; None if it can't be loaded, for `own_missing`."""
 
-    task: EnvConfig
+    task: TaskConfig
     own: Grader | None
     own_missing: str
     new: Grader
@@ -189,7 +189,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
 def load_graders(run: Run, config: RegradeConfig) -> Graders:
     """Load the run's own task, and what is to grade. Raises UserError if that can't be loaded."""
     recorded, asked = run.config.get("orchestrator", {}).get("env", {}), config.env
-    task, own, own_missing = EnvConfig.model_validate(recorded), None, ""
+    task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
     digest = run.info.get("sources", {}).get("environment")
     try:
         refuse_other_task(task.id, task.args, digest, config.trust_local_task)

@@ -126,6 +126,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     if one.kind == "eval":
         yield "result", one.progress.evaluation()
         return
+    yield "examples", [info.get("profile", "")]
     yield "reproducible", [summary.exactness(info)]
     if one.progress.history:
         yield "latest", [f"step {one.progress.done}: {', '.join(one.progress.summary())}"]
@@ -138,6 +139,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     for name, steps in (("checkpoints", one.checkpoints), ("weights", list(run.weights()))):
         few = steps if len(steps) <= 6 else [*steps[:2], "...", *steps[-3:]]
         yield name, [f"{one.path / name}/step_N with N = {', '.join(map(str, few))}"] if steps else []
+    yield "best", [summary.best_checkpoint(one)]
     if limits := one.config.get("budget"):
         budget = BudgetConfig.model_validate(limits)
         spent = replace(one.spent, usd=one.spent.usd_at(budget.usd_per_hour or 0.0))

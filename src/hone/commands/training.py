@@ -29,6 +29,7 @@ from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
 from hone.runs import predictions
 from hone.runs.observer import Observer
+from hone.runs.opening import target_in_words
 from hone.runs.outputs import CARD
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.writer import RunWriter, watching
@@ -194,6 +195,10 @@ def introduction(training: Any) -> Iterator[str]:
         task = f"{orch.env.id} {by_algorithm(config)}".rstrip()
     work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
+    if sft and config.data.run:
+        yield f"{len(training.data.source):,} examples have such a completion"
+    if not sft and training.env.left_out:
+        yield training.env.left_out
     if hello is not None:
         lag = config.orchestrator.max_async_level
         yield f"sampled by {training.server.name}, at most {lag} versions behind"
@@ -250,10 +255,11 @@ def report(training: Any) -> str:
         text += f"Stopped{why} after {version} of {config.max_steps} steps{used}. "
         go_on = resume_command(run.folder, run.info, *more)
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
+    why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
     env = config.data.env if sft else config.orchestrator.env
     weights, task = str(run.weights_path(version)), {"a": env.args, "template": env.template} if env else {}
     evaluate = command("hone", "eval", env.id if env else "ENV", m=weights, n=100, r=4, **task)
     return (
-        f"{text}Done: {version} step{'' if version == 1 else 's'}{figures}. Weights: {weights}\n"
+        f"{text}Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
         f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluate}"
     )

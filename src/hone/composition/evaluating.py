@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.config.shared import EngineConfig
+from hone.config.shared import EngineConfig, InitConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -45,7 +45,9 @@ class Evaluation:
         self.env = env or configured(config.env, config.env_args, config.template, "template")
         self.env.check_rollouts()
         self.env.use_workers(config.grading)
-        self.available = len(self.env.split("eval"))
+        self.available = len(self.env.split(self.config.of_split))
+        if config.profile is not None and not config.profile.absolute().parent.is_dir():
+            raise UserError(f"--profile {config.profile}: there is no folder {config.profile.parent}: make it first")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
         """Sample and grade."""
@@ -53,6 +55,7 @@ class Evaluation:
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,
             "rollouts_per_example": config.rollouts_per_example,
+            "of_split": config.of_split,
             "progress": progress,
         }
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
@@ -64,7 +67,7 @@ class Evaluation:
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
         """Write samples, figures and what made them into `folder`, if there is one."""
         if self.folder is not None:
-            save_results(self.folder, self.config, result, list(command), self.env.digests(["eval"]))
+            save_results(self.folder, self.config, result, list(command), self.env.digests([self.config.of_split]))
 
     def _here(self, counts: dict[str, Any]) -> EvalResult:
         config, sampling = self.config, local_sampling(self.config.sampling())
@@ -145,12 +148,13 @@ def load_weights(
     threads: int | None = None,
     kv_gib: float | None = None,
     env: Environment | None = None,
+    init: InitConfig | None = None,
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
 
     It has `kv_gib` for keys and values (None: what suits the device), and more for the conversations of `env`.
     """
-    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed)
+    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, init=init)
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
@@ -160,17 +164,23 @@ def load_weights(
 
 
 def evaluate_weights(
-    policy: EnginePolicy, env: Environment, sampling: SamplingParams, *, num_examples: int, **more: Any
+    policy: EnginePolicy,
+    env: Environment,
+    sampling: SamplingParams,
+    *,
+    num_examples: int,
+    of_split: str = "eval",
+    **more: Any,
 ) -> EvalResult:
     """Call `evaluate` with the model's whole context and `more` of its arguments.
 
     UserError, before sampling, for a row without room in the context.
     """
     context = policy.engine.model.config.max_position_embeddings
-    split = env.split("eval")
+    split = env.split(of_split)
     check_turns(env, policy.renderer, split[0])
     remedy = "shorten the row, or evaluate a model of longer context"
     used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
     check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)
-    more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer}
+    more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer, "of_split": of_split}
     return evaluate(policy, env, sampling=sampling, **more)

@@ -15,7 +15,7 @@ from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import LossConfig, OnlineEvalConfig, RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import EnvConfig, RunConfig
+from hone.config.shared import RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
@@ -23,6 +23,7 @@ from hone.environments.loading import configured
 from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
+from hone.evaluation.profile import train_within
 from hone.evaluation.result import EvalResult
 from hone.inference.types import sampling_params
 from hone.model.card import model_card
@@ -165,7 +166,7 @@ def with_given_task(
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
     args, template = ({}, None) if replaces else (env.args, env.template)
     given = given_task(config.output_dir, args, dataset, eval_dataset, reward_funcs, reward_weights, correct)
-    named = EnvConfig(id=FUNCTIONS, args=given.args, template=template)
+    named = env.model_copy(update={"id": FUNCTIONS, "args": given.args, "template": template})
     orchestrator = config.orchestrator.model_copy(update={"env": named})
     return config.model_copy(update={"orchestrator": orchestrator}), given
 
@@ -179,6 +180,7 @@ def task_of(config: RLConfig, given: Given | None = None) -> Environment:
         env = given.load()
         if task.template is not None:
             env.use_template(task.template, "orchestrator.env.template")
+    train_within(env, task)
     env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
     return env
 

@@ -44,6 +44,7 @@ from hone.orchestrator.groups import Advantages, GroupSampler, close_draws, step
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
+from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
@@ -100,8 +101,9 @@ class Steps:
 
     @property
     def done(self) -> bool:
-        """True once no step is left to take, a stop was asked for, or the budget is used up."""
-        return self.next_step >= self.config.max_steps or self.recorder.saver.stopping
+        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
+        saver = self.recorder.saver
+        return self.next_step >= self.config.max_steps or saver.stopping or saver.at_target()
 
     def step(self) -> dict[str, float]:
         """Take one step: sample, then update."""
@@ -115,7 +117,9 @@ class Steps:
         saver.save(version)
         if goes_on := not saver.stopping:
             self._measured = self.publish(version)
-            self._measured |= self.evaluate(version, False)
+            evaluated = self.evaluate(version, False)
+            self._measured |= evaluated
+            saver.at_target(version, evaluated)
         self.trainer.release(version)
         self._begun = version
         return goes_on
@@ -154,8 +158,10 @@ class Steps:
         version, saver = self.trainer.version, self.recorder.saver
         ending = saver.ending(version, self.config.max_steps) if complete else "stopped"
         saver.save(version, last=True)
-        metrics = {} if ending == "stopped" else self.publish(version) | self.evaluate(version, True)
-        self.recorder.record(version, metrics, [], self.trainer.fingerprint())
+        measured = self._measured if self._begun == version and saver.at_target() else {}  # it came to the target
+        if ending != "stopped" and not measured:
+            measured = self.publish(version) | self.evaluate(version, True)
+        self.recorder.record(version, {} if ending == "stopped" else measured, [], self.trainer.fingerprint())
         return ending
 
     def give_up(self) -> None:
@@ -170,12 +176,14 @@ class Steps:
         return self.trainer.fingerprint()
 
     def _take(self, begin: bool = True) -> None:
-        """Take the next update, and record its step. If another one is on its way, begin the version before that."""
+        """Take the next update, and record its step. If another one is on its way, begin the version before that; so
+        if it may be at the target, for `done` to tell.
+        """
         update, sent = self.trainer.take(), self._sent.popleft()
         measured, self._measured = self._measured, {}
         self.metrics = measured | sent.metrics | update.metrics | sent.totals
         self.recorder.record(sent.step, self.metrics, sent.groups, update.weights, update.timings, update.token_stats)
-        if begin and self._sent:
+        if begin and (self._sent or (self.config.stop and not self.done)):
             self.begin()
 
 
@@ -218,6 +226,7 @@ class RL(Training):
         self.env = parts.task_of(self.config, self.given)
         self.env.check_rollouts()
         check_predictions(self.config, self.env.id)
+        check_metrics(self.config, self.env.id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
@@ -342,6 +351,7 @@ class RL(Training):
         kept = (given.files if given else {}) | self.own.files
         digests = digests | parts.task_digests(config, env) | (given.digests if given else {}) | self.own.digests
         reads = parts.local_sources([config.model.name, config.model.chat_template], config.orchestrator.env.args)
+        reads += [path] if (path := config.orchestrator.env.profile) else []
         reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
@@ -354,6 +364,8 @@ class RL(Training):
         facts: dict[str, Any] = {"pool": self.curriculum.size, "correctness": env.rubric.correctness}
         if self.left_out or "left_out" in run.info:  # a resume with --allow-drift may leave none out
             facts["left_out"] = self.left_out
+        if env.left_out:
+            facts["profile"] = env.left_out
         run.info.pop("grading", None)
         run.note(reward_ranges=env.rubric.ranges_as_lists(), **facts)
         if given is not None:

@@ -32,8 +32,11 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
 from hone.model.hf import model_config
+from hone.runs.listing import find_run
+from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.predictions import check as check_predictions
+from hone.runs.reader import Run
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
@@ -51,6 +54,7 @@ from hone.trainer.sft_data import (
     hold_out_rows,
     next_batch,
     prepare,
+    sampled_rows,
     validation_demonstrations,
     validation_set,
 )
@@ -96,6 +100,8 @@ class SFTSteps:
     saver: Saver
     newest: dict[str, float] = field(default_factory=dict, init=False)
     """The latest value of each metric."""
+    _measured: dict[str, float] = field(default_factory=dict, init=False)
+    _begun: int | None = field(default=None, init=False)
 
     @property
     def version(self) -> int:
@@ -104,21 +110,30 @@ class SFTSteps:
 
     @property
     def done(self) -> bool:
-        """True once no step is left to take, a stop was asked for, or the budget is used up."""
-        return self.version >= self.config.max_steps or self.saver.stopping
+        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
+        return self.version >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
-    def begin(self) -> bool:
-        """Save the version if that is due; False if a stop was asked for in a pause."""
-        self.saver.save(self.version)
-        return not self.saver.stopping
+    def begin(self, validate: bool | None = None) -> bool:
+        """Save the version, and measure its validation loss, once, if that is due (of the loss, or as `validate` says).
+
+        False if a stop was asked for in a pause.
+        """
+        version, val = self.version, self.config.val
+        self.saver.save(version)
+        if self.saver.stopping:
+            return False
+        if self._begun != version:
+            due = val is not None and version % val.interval == 0
+            self._measured = self.validate() if (due if validate is None else validate) else {}
+            self._begun = version
+            self.saver.at_target(version, self._measured)
+        return True
 
     def step(self, validate: bool | None = None) -> dict[str, float]:
-        """Measure the validation loss, if that is due (or as `validate` says), then update on the next examples."""
-        if not self.begin():
+        """Begin the version, then update on the next examples."""
+        if not self.begin(validate):
             raise StepAbandoned
-        step, weights, progress = self.version, self.fingerprint(), self.progress
-        due = self.config.val is not None and step % self.config.val.interval == 0
-        metrics = self.validate() if (due if validate is None else validate) else {}
+        step, weights, progress, metrics = self.version, self.fingerprint(), self.progress, dict(self._measured)
         with self.log.phase("data"):
             sequences, position = next_batch(self.source, step, progress.position, self.config.data)
         with self.log.phase("train"):
@@ -131,6 +146,8 @@ class SFTSteps:
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         self.log.log_step(step, metrics, {"tokens/s": tokens / self.log.seconds_so_far}, weights)
         self.newest |= metrics
+        if self.config.stop and not self.done:  # for `done` to tell if this version is at the target
+            self.begin()
         return metrics
 
     def validate(self) -> dict[str, float]:
@@ -144,7 +161,8 @@ class SFTSteps:
         """Save the last version, measure and record it; returns how the run ended."""
         ending = self.saver.ending(self.version, self.config.max_steps) if complete else "stopped"
         self.saver.save(self.version, last=True)
-        metrics = {} if ending == "stopped" else self.validate()
+        measured = self._measured if self._begun == self.version else {}  # it came to the target
+        metrics = {} if ending == "stopped" else measured or self.validate()
         self.log.log_step(self.version, metrics, weights=self.fingerprint())
         self.newest |= metrics
         return ending
@@ -181,6 +199,7 @@ class SFT(Training):
     ) -> None:
         parsed, self.rows = with_dataset(config, dataset, settings)
         check_predictions(parsed)
+        check_metrics(parsed)
         device = device_of(parsed.model.device)
         self.observers, self.ranks = checked_observers(observers), ranks
 
@@ -212,7 +231,7 @@ class SFT(Training):
         digests |= self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
         digests |= {name: text_sha256(text) for name, text in kept.items()}
-        names = [config.model.name, config.model.chat_template, config.data.path]
+        names = [config.model.name, config.model.chat_template, config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
         reads = [path for path in reads if path != config.output_dir / DATA or not kept]
         parameters = dict(self.model.named_parameters())
@@ -288,7 +307,8 @@ def with_dataset(
         return from_settings(SFTConfig, config, settings), None
     place = DATA if isinstance(rows, Rows) else rows
     local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
-    chosen = {"data.path": place if local else None, "data.name": None if local else place, "data.env": None}
+    chosen = {"data.path": place if local else None, "data.name": None if local else place}
+    chosen |= {"data.env": None, "data.run": None}
     parsed = from_settings(SFTConfig, config, {**settings, **chosen})
     if not isinstance(rows, Rows):
         return parsed, None
@@ -302,10 +322,10 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
     Every row that the run will use is tokenized; of an environment, the first step's demonstrations are tried.
     """
     limit = Limit(config.data, model.config.max_position_embeddings)
-    name = config.data.path or config.data.name
+    name = config.data.path or config.data.name or config.data.run
     validation: list[Packed] = []
     if name is None:
-        assert config.data.env is not None, "the config has exactly one of name, path and env"
+        assert config.data.env is not None, "the config has exactly one of name, path, run and env"
         task = config.data.env
         env = configured(task.id, task.args, task.template, "data.env.template")
         source = DemonstrationSource(env, renderer, limit, config.seed)
@@ -316,7 +336,10 @@ def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: 
         path = None if config.data.path is None else Path(name).expanduser()
         if path is not None and given is None and not path.exists():
             raise UserError(f"data.path {name} does not exist: give a JSONL or Parquet file, or a folder of them.")
-        rows = given or load_rows(path or name, config.data.split)
+        if config.data.run is not None:
+            rows = sampled_rows(Run(find_run(config.data.run)), config.data.min_reward, renderer.digest())
+        else:
+            rows = given or load_rows(path or name, config.data.split)
         if config.data.template is not None:
             from hone.environments.template import Template
 
@@ -341,6 +364,9 @@ def data_name(config: SFTConfig) -> str:
     """Describe what is imitated."""
     if config.data.env:
         return f"demonstrations of environment `{config.data.env.id}`"
+    if config.data.run:
+        run = Path(config.data.run).resolve().name
+        return f"the best completions of run `{run}`, of a reward from {config.data.min_reward:g}"
     return f"data set `{config.data.name or Path(config.data.path or '').name}`"
 
 

@@ -75,7 +75,7 @@ class Training(ABC):
         """Take all steps that are left."""
         while not self.done:
             with self._inside():
-                if self.steps.begin():
+                if self.steps.begin() and not self.steps.done:
                     self.steps.step()
 
     def save(self) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
@@ -51,6 +51,8 @@ class EvalConfig(BaseConfig):
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
     """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one."""
+    profile: Path | None = None
+    """Measure training examples in place of held-out ones, and write each one's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results (`--no-save` to skip)."""
     seed: int = Field(default=0, ge=0)
@@ -89,6 +91,11 @@ class EvalConfig(BaseConfig):
         for name in meant & SAMPLING & self.sampling_args.keys():
             raise UserError(f"{name} is given twice, by a flag and in -S: leave one out")
         return self
+
+    @property
+    def of_split(self) -> Literal["train", "eval"]:
+        """The split that is evaluated."""
+        return "train" if self.profile else "eval"
 
     def sampling(self) -> dict[str, Any]:
         """Return all sampling arguments: those of the flags, overridden by `sampling_args`."""

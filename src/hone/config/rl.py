@@ -128,6 +128,23 @@ class RLGradingConfig(GradingConfig):
     least half of the cores are left over."""
 
 
+class TaskConfig(EnvConfig):
+    """Which task, and which of its training examples."""
+
+    profile: Path | None = None
+    """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
+    pass_rate: tuple[float, float] | None = None
+    """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> TaskConfig:
+        if (self.profile is None) != (self.pass_rate is None):
+            raise UserError("orchestrator.env.profile and pass_rate belong together: set both, such as [0.1, 0.9]")
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(f"pass_rate = {[*self.pass_rate]} are no two rates from 0 to 1: set such as [0.1, 0.9]")
+        return self
+
+
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
@@ -150,7 +167,7 @@ class OrchestratorConfig(BaseConfig):
     """With `penalize`: what is taken off at the limit."""
     sampling: SamplingConfig = SamplingConfig()
     """How rollouts are sampled."""
-    env: EnvConfig = EnvConfig()
+    env: TaskConfig = TaskConfig()
     """The task."""
     grading: RLGradingConfig = RLGradingConfig()
     """How reward functions are run."""
@@ -234,7 +251,8 @@ class RLConfig(RunConfig):
 
     common = {
         "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward data",
-        "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd mode",
+        "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.above budget.hours
+            budget.usd mode""",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
         "Training": """algorithm trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type

@@ -12,7 +12,8 @@ from hone.errors import UserError
 
 
 class SFTDataConfig(BaseConfig):
-    """What to imitate: a data set (`name` or `path`) or an environment's demonstrations (`env`)."""
+    """What to imitate: a data set (`name` or `path`), an environment's demonstrations (`env`) or a model's own best
+    completions (`run`)."""
 
     name: str | None = None
     """Hub id of a data set with `messages`, or `prompt` and `completion`, columns."""
@@ -24,6 +25,10 @@ class SFTDataConfig(BaseConfig):
     """How these columns (and `tools`) are made of others: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
     """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
+    run: str | None = None
+    """Directory or id of a run of RL, or of an evaluation: the best recorded completion of each example is imitated."""
+    min_reward: float = 1.0
+    """With `run`: an example whose best completion has less reward than this is left out."""
     seq_len: int = Field(default=4096, ge=2)
     """Row length in tokens when packing; the longest example otherwise."""
     batch_size: int = Field(default=16, ge=1)
@@ -59,8 +64,9 @@ class SFTConfig(RunConfig, MemoryConfig):
 
     common = {
         "Model and data": """model.name model.chat_template data.name data.path data.split data.template data.env.id
-            data.env.args data.seq_len data.batch_size data.pack data.too_long""",
-        "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd",
+            data.env.args data.run data.min_reward data.seq_len data.batch_size data.pack data.too_long""",
+        "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.below budget.hours
+            budget.usd""",
         "Training": "optim.lr optim.weight_decay scheduler.type scheduler.warmup_steps val.interval val.fraction",
         "Watching": "wandb.project wandb.name alarms.action predict display",
         "Machine": "precision deterministic threads model.device",
@@ -77,15 +83,15 @@ class SFTConfig(RunConfig, MemoryConfig):
 
     @model_validator(mode="after")
     def _check_data(self) -> SFTConfig:
-        given = [f"data.{name}" for name in ("name", "path", "env") if getattr(self.data, name) is not None]
+        given = [f"data.{name}" for name in ("name", "path", "env", "run") if getattr(self.data, name) is not None]
         if len(given) != 1:
             problem = "says nothing to imitate" if not given else f"has {' and '.join(given)}"
             raise UserError(
-                f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file) "
-                "and data.env.id (an environment's demonstrations)"
+                f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file), "
+                "data.env.id (an environment's demonstrations) and data.run (a run's completions)"
             )
         template = self.data.template
-        if template is not None and self.data.env is not None:
+        if template is not None and (self.data.env or self.data.run) is not None:
             raise UserError("data.template is for data.name and data.path: set data.env.template for an environment")
         if template is not None and set(template) - {"tools"} not in ({"messages"}, {"prompt", "completion"}):
             made = " and ".join(template) or "nothing"

@@ -170,6 +170,8 @@ class CkptConfig(BaseConfig):
     """Keep the newest this many, and their weights; without it, all."""
     keep_interval: int | None = Field(default=None, ge=1)
     """Of those that `keep_last` would delete, keep the ones at multiples of this many steps."""
+    best: str | None = None
+    """Never delete the checkpoint with the best value of this metric, such as eval/reverse-text/reward/mean."""
     background: bool = True
     """Write in a thread while training goes on; this copies model and optimiser state to CPU memory."""
 
@@ -181,6 +183,32 @@ class ResumeConfig(BaseConfig):
     """Resume from this step's checkpoint instead of the newest."""
     dir: Path | None = None
     """Go on from the run in this directory instead, into a new run in `output_dir`; the other is left as it is."""
+
+
+class StopConfig(BaseConfig):
+    """End the run before `max_steps`, done, with the version whose metric has come to a target."""
+
+    metric: str
+    """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
+    above: float | None = Field(default=None, allow_inf_nan=False)
+    """The target is this or more."""
+    below: float | None = Field(default=None, allow_inf_nan=False)
+    """The target is this or less."""
+
+    @model_validator(mode="after")
+    def _check_target(self) -> StopConfig:
+        if (self.above is None) == (self.below is None):
+            raise UserError(f"stop needs one target of {self.metric}: set either stop.above or stop.below")
+        return self
+
+    @property
+    def target(self) -> str:
+        """The target in words: `>= 0.9`."""
+        return f"<= {self.below:g}" if self.above is None else f">= {self.above:g}"
+
+    def reached(self, value: float) -> bool:
+        """Return True if the metric's value is at the target."""
+        return value >= self.above if self.above is not None else value <= (self.below or 0.0)
 
 
 class BudgetConfig(BaseConfig):
@@ -344,6 +372,8 @@ class RunConfig(BaseConfig):
     """Resume; off unless given."""
     allow_drift: bool = False
     """Resume although config or task changed in what decides the numbers; the run is marked as not reproducible."""
+    stop: StopConfig | None = None
+    """Stop at the target of a metric; off unless given."""
     budget: BudgetConfig | None = None
     """Stop on purpose when time, money or tokens run out; off unless given."""
     grace_seconds: float = Field(default=25.0, gt=0)

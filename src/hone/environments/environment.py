@@ -114,7 +114,9 @@ class Environment:
         self.parser = parser or rubric.parser or Parser()
         self.system_prompt = system_prompt or None
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
-        self._choices: dict[str, Callable[[Split], Sequence[int]]] = {}
+        self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
+        self.left_out = ""
+        """What a pass-rate profile leaves out of training, in words."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
@@ -232,13 +234,14 @@ class Environment:
                 raise UserError(f"the {name} split of environment {self.id!r} is empty; give it more data")
             for i in range(len(rows) if rows.ragged else 1):
                 self.to_example(rows[i], rows.where(i))
-            choose = self._choices.get(name)
-            self._rows[name] = rows if choose is None else rows.take(choose(rows.map(self.to_example)))
+            for choose in self._choices.get(name, ()):
+                rows = rows.take(choose(rows.map(self.to_example)))
+            self._rows[name] = rows
         return self._rows[name].map(self.to_example)
 
     def restrict(self, name: str, choose: Callable[[Split], Sequence[int]]) -> None:
-        """Let a split have the rows at the indices that `choose` returns when it is first used."""
-        self._choices[name] = choose
+        """Let a split have, of the rows that it has by now, those at the indices that `choose` returns at first use."""
+        self._choices.setdefault(name, []).append(choose)
 
     def share_data(self, other: Environment) -> None:
         """Take the rows that `other`, the same task loaded another time, has read, so that they are read once."""

@@ -34,15 +34,16 @@ def evaluate(
     seq_len: int,
     seed: int,
     renderer: ChatRenderer,
+    of_split: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
-    """Evaluate on the first `num_examples` of the eval split (all of it, if it has fewer).
+    """Evaluate on the first `num_examples` of the eval split, or of another one (all of it, if it has fewer).
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens; its randomness is keyed by
     (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. Raises
-    UserError if the environment has no eval split, or a prompt leaves no room.
+    UserError if the environment has no such split, or a prompt leaves no room.
     """
-    split = env.split("eval")
+    split = env.split(of_split)
     count = min(num_examples, len(split))
     maker = RequestMaker(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
     per_batch = max(1, BATCH // rollouts_per_example)

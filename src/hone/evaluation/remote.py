@@ -40,6 +40,7 @@ def evaluate_url(
     body: dict[str, Any],
     seed: int,
     exact_keys: bool = False,
+    of_split: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
     """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
@@ -48,11 +49,11 @@ def evaluate_url(
     rollout)); a conversation is a request for each turn, whose number is in the seeds of later turns too. A key that is
     None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as `key` in place of a seed:
     hone's server makes the very completions of it that `evaluate` makes of the same weights. `progress(done, total)`
-    counts rollouts. Raises UserError if the environment has no eval split, or no request can succeed; a rollout that
+    counts rollouts. Raises UserError if the environment has no such split, or no request can succeed; a rollout that
     fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
     """
     check_body(body)
-    split = env.split("eval")
+    split = env.split(of_split)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
     answers: dict[tuple[int, int], Reply | Failure] = {}

@@ -99,7 +99,7 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     from hone.composition.rl import RL
     from hone.composition.sft import SFT
 
-    off: dict[str, Any] = dict.fromkeys(("resume", "budget", "wandb", "trackio", "ckpt"))
+    off: dict[str, Any] = dict.fromkeys(("resume", "stop", "budget", "wandb", "trackio", "ckpt"))
     off |= {"display": "none", "predict": [], "report": False, "detach": False, "alarms": AlarmsConfig(action="off")}
     off |= {"output_dir": folder, "max_steps": min(STEPS, config.max_steps)}
     rl = isinstance(config, RLConfig)

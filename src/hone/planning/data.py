@@ -16,6 +16,7 @@ from hone.config.sft import SFTConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
 from hone.errors import UserError
+from hone.evaluation.profile import train_within
 from hone.planning.arithmetic import Lengths
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
     if isinstance(config, RLConfig):
         task = config.orchestrator.env
         env = configured(task.id, task.args, task.template, "orchestrator.env.template")
+        train_within(env, task)
         return facts_of_task(config, env, renderer)
     data = config.data
     if data.env is not None:
@@ -92,8 +94,14 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
         whole = tuple(a + b for a, b in zip(prompts, references, strict=False))
         return Facts(prompts=prompts, references=whole, estimated=renderer is None)
     from hone.environments.data import load_rows
+    from hone.runs import Run
+    from hone.runs.listing import find_run
+    from hone.trainer.sft_data import sampled_rows
 
-    rows = load_rows(data.path or data.name or "", data.split)
+    if data.run is not None:
+        rows = sampled_rows(Run(find_run(data.run)), data.min_reward, "")
+    else:
+        rows = load_rows(data.path or data.name or "", data.split)
     lengths = tuple(_count(str(rows[i]), renderer) for i in _spread(len(rows), EXAMPLES))
     return Facts(references=lengths, estimated=True, pool=len(rows), tokens=int(np.mean(lengths) * len(rows)))
 

@@ -62,6 +62,7 @@ class Memory:
 
     def __init__(self) -> None:
         self.saver: Any = SimpleNamespace(stopping=False, save=lambda step, last=False: None, ending=lambda *_: "done")
+        self.saver.at_target = lambda *_: False
         self.saver.stop = SimpleNamespace(abandonable=nullcontext)
         self.evals: list[Row] | None = None
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.config.shared import StopConfig
 from hone.errors import UserError
 from hone.runs import predictions, shards
 from hone.runs.draws import MEASURED, drawn
@@ -87,7 +88,7 @@ def check(
         checked.add("hashes.jsonl", f"begins with step {first} instead of step 0")
     if not (run.path / "hashes.jsonl").exists() and (metrics or run.rollout_steps() or any(folders.values())):
         checked.add("hashes.jsonl", "is missing")
-    elif run.info["status"] == "done" and last != end:
+    elif run.info["status"] == "done" and last != end and not _at_target(run, metrics, last):
         how = f"ends with step {last}" if hashes else "is empty"
         checked.add("hashes.jsonl", f"{how}, but the run is done, after {end} steps")
     _check_steps(run, hashes, metrics, checked)
@@ -126,6 +127,14 @@ def _read_log(path: Path, checked: Checked) -> Log:
 
 def _folders(run: Run, kind: str) -> dict[int, Path]:
     return {step: path for step, path in steps_in(run.path / kind).items() if path.is_dir()}
+
+
+def _at_target(run: Run, metrics: Log, last: int) -> bool:
+    """Return True if a run that ended at `last` had come to its target, as its metrics and its config say."""
+    if not (target := run.info.get("target")) or not (stop := run.config.get("stop")) or target["step"] > last:
+        return False
+    value = metrics.get(target["step"], ({}, b""))[0].get(target["metric"])
+    return value is not None and value == target["value"] and StopConfig.model_validate(stop).reached(value)
 
 
 def _check_steps(run: Run, hashes: dict[int, dict[str, Any]], metrics: Log, checked: Checked) -> None:

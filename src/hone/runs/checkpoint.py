@@ -87,10 +87,10 @@ class Checkpoints:
             return "there is no complete checkpoint: leave out --resume to start again"
         return f"complete checkpoints: {', '.join(map(str, steps))} (--resume.step {steps[-1]})"
 
-    def surplus(self) -> list[int]:
-        """Return complete checkpoints that the run doesn't keep, ascending."""
+    def surplus(self, best: int | None = None) -> list[int]:
+        """Return complete checkpoints that the run doesn't keep, ascending; it keeps the `best` one."""
         old = self.steps()[: -self.keep_last] if self.keep_last else []
-        return [step for step in old if not self.keep_interval or step % self.keep_interval]
+        return [step for step in old if step != best and (not self.keep_interval or step % self.keep_interval)]
 
     def _all(self) -> list[int]:
         return [step for step, path in steps_in(self.folder).items() if path.is_dir()]

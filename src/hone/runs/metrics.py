@@ -7,14 +7,16 @@ Predictions read from it which metrics a run writes, and when; the viewer labels
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import RunConfig
+from hone.errors import UserError
 
 Better = Literal["higher", "lower", ""]
 
@@ -146,6 +148,34 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
     close = ends[:1] or get_close_matches(metric, names, n=1, cutoff=0.6)
     hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names[:3])}, … (see metrics.jsonl of a run)"
     return f"is no metric of `{kind}`: {hint}"
+
+
+def check(config: RunConfig, env_id: str | None = None) -> None:
+    """Raise UserError if `stop.metric` or `ckpt.best` is no metric of the run, or the best one is never measured where
+    a checkpoint is saved. `env_id` is the task's own id, if known.
+    """
+    interval = config.ckpt and config.ckpt.interval
+    named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
+    for name, metric in named.items():
+        steps = written(metric, config, env_id) if metric else []
+        if isinstance(steps, str):
+            raise UserError(f"{name} = {metric} {steps}")
+        if name == "ckpt.best" and metric and not any(interval and step % interval == 0 for step in steps[1:]):
+            raise UserError(
+                f"ckpt.best = {metric} is measured at no step at which a checkpoint is saved: set ckpt.interval to a "
+                "multiple of the steps between its measurements"
+            )
+
+
+def best_step(metric: str, lines: Iterable[Mapping[str, Any]], steps: Collection[int]) -> tuple[int, float] | None:
+    """Return which of `steps` has the best value of a metric in these lines of metrics.jsonl, the earliest of equals,
+    and that value; None if none of them has one. Higher is better, but for a loss, or what `METRICS` says.
+    """
+    found, sign = row(metric), 1
+    if metric.endswith("loss") or (found is not None and found.better == "lower"):
+        sign = -1
+    values = [(line["step"], line[metric]) for line in lines if line["step"] in steps and line.get(metric) is not None]
+    return max(values, key=lambda one: (sign * one[1], -one[0]), default=None)
 
 
 def known(config: RunConfig, env_id: str | None = None) -> list[str]:

@@ -20,7 +20,7 @@ from hone.runs.files import RESTORE, read_lines, verify, whole_lines, write_json
 from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
-from hone.runs.rollouts import evals_file, rollouts_file
+from hone.runs.rollouts import evals_file, rollouts_file, steps_in
 from hone.runs.settings import Change
 
 if TYPE_CHECKING:
@@ -133,9 +133,10 @@ class Opening:
         self._load_checkpoint()
         changes = self._checked_changes(info)
         predictions.resumed(info, folder, config)
-        if self._is_done() and not changes:
-            self.say(f"Nothing left to do in {folder}: all {config.max_steps} steps are done.")
-            self.start_step, self.nothing_left = config.max_steps, True
+        if (last := self._last_step()) is not None and not changes:
+            why = f"all {last} steps are done" if last == config.max_steps else target_in_words(info)
+            self.say(f"Nothing left to do in {folder}: {why}.")
+            self.start_step, self.nothing_left = last, True
             return
         budget = Budget(config.budget, before := spent(folder, info))
         if config.budget is not None and budget.used_up:
@@ -232,15 +233,20 @@ class Opening:
                 )
         self.start_step, self.restored = step, (tensors, state)
 
-    def _is_done(self) -> bool:
-        """Return True if the run is at its end, with its weights: at its last checkpoint, or with none at all."""
-        last = self.config.max_steps
+    def _last_step(self) -> int | None:
+        """Return the last version of a run that is at its end, with its weights: at its last checkpoint, or with none
+        at all; None if it is not.
+        """
+        last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
+        if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
+            last = max(steps_in(self.folder / "weights"), default=last)
         if self.info["status"] != "done" or self._weights_problems(last):
-            return False
+            return None
         if self.restored is not None:
-            return self.start_step == last
+            return last if self.start_step == last else None
         before = settings.settings_of(self.folder, self.config)
-        return self.resume.step is None and not self._changes(before, self.info.get("sources", {}))
+        same = self.resume.step is None and not self._changes(before, self.info.get("sources", {}))
+        return last if same else None
 
     def _weights_problems(self, step: int) -> list[str]:
         path = self.folder / "weights" / f"step_{step}"
@@ -252,7 +258,7 @@ class Opening:
         if changes:
             self.say(f"Changed since the run began: {', '.join(map(str, changes))}.")
         origin = {"command": self.command} | self._machine()
-        for name in ("failure", "stopped_by", *(("ranks",) if self.restored is None else ())):
+        for name in ("failure", "stopped_by", "target", *(("ranks",) if self.restored is None else ())):
             info.pop(name, None)
         if self.restored is None:
             info |= origin | {"seed": self.config.seed, "inexact": [], "drift": []}
@@ -322,6 +328,13 @@ class Opening:
         names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
         names += [evals_file(line["step"]) for line in before if line.get("evals")]
         return edited + [name for name in names if not (self.source / name).exists()]
+
+
+def target_in_words(info: Mapping[str, Any]) -> str:
+    """Return how a run came to its target; empty for one that has not."""
+    if not (target := info.get("target")):
+        return ""
+    return "{metric} was {value:.4g} (target {target}) at step {step}".format(**target)
 
 
 def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

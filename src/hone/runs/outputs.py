@@ -73,6 +73,8 @@ _FACTS = _record(
         "status": str,
         "failure": str,
         "stopped_by": str,
+        "profile": str,
+        "target": _record({}, metric=str, value=float, target=str, step=_Step),
         "exact": bool,
         "inexact": list[_record({}, step=_Step, cause=str)],
         "drift": list[_record({}, step=_Step)],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 from hone.config.shared import CkptConfig
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 Ending = Literal["done", "stopped", "budget"]
-"""How a loop ended: all steps taken, asked to stop by a signal, or its budget used up."""
+"""How a loop ended: all steps taken or its target reached, asked to stop by a signal, or its budget used up."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +75,16 @@ class Saver:
         """True once the run was asked to end, by a signal or by its budget."""
         return bool(self.stop) or bool(self.run.budget.used_up)
 
+    def at_target(self, version: int = 0, metrics: Mapping[str, float] = MappingProxyType({})) -> bool:
+        """Return True once a metric, or one of these of `version`, has come to the target of `config.stop`."""
+        self.run.look_for_target(version, metrics)
+        return self.run.target is not None
+
     def ending(self, version: int, max_steps: int) -> Ending:
         """Return how the loop ends that has come to `version`."""
         if self.stop:
             return "stopped"
-        return "done" if version == max_steps else "budget"
+        return "done" if version == max_steps or self.run.target else "budget"
 
     def save(self, step: int, last: bool = False) -> None:
         """Save version `step` if it is due: every `ckpt.interval` steps, and at the end (`last`).

@@ -20,6 +20,8 @@ from hone.runs import provenance
 from hone.runs.alarms import OVER
 from hone.runs.budget import Spent, spent
 from hone.runs.files import MARKER, RESTORE, current_name, is_number, parse_time, read_json, read_lines, sha256
+from hone.runs.metrics import best_step
+from hone.runs.opening import target_in_words
 from hone.runs.outputs import AUDIT, CERTIFICATE, holder
 from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
@@ -129,7 +131,8 @@ def status_text(run: Summary) -> str:
     if run.kind == "eval":
         return f"{path}: {run.status}"
     by = f"the alarm {alarm}" if (alarm := run.info.get("stopped_by")) else "a signal"
-    return f"{path}: " + _ENDED.get(run.status, run.status + ", {}").format(steps, by=by)
+    target = f", for {target_in_words(run.info)}" if run.status == "done" and "target" in run.info else ""
+    return f"{path}: " + _ENDED.get(run.status, run.status + ", {}").format(steps, by=by) + target
 
 
 def next_commands(run: Summary) -> list[tuple[str, str]]:
@@ -260,6 +263,14 @@ def shortened(value: Any) -> str:
     """Return a value in at most 60 characters on one line, without control characters; cut behind a word if it can."""
     text = str(value).lower() if isinstance(value, bool) else "".join(c if c.isprintable() else " " for c in str(value))
     return text if len(text) <= 60 else f"{text[: max(text.rfind(' ', 30, 58), 0) or 57]}..."
+
+
+def best_checkpoint(run: Summary) -> str:
+    """Return which checkpoint is the best by `ckpt.best`, and its value; empty without."""
+    metric = run.config.get("ckpt", {}).get("best")
+    lines = read_lines(run.path / "metrics.jsonl") if metric else []
+    found = best_step(metric, lines, run.checkpoints) if metric else None
+    return f"step_{found[0]}, whose {metric} was {found[1]:.4g}" if found else ""
 
 
 @dataclass(frozen=True)

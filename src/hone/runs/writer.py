@@ -30,7 +30,8 @@ from hone.runs.alarms import Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
-from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
+from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, write_file, write_json
+from hone.runs.metrics import best_step
 from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
@@ -63,6 +64,9 @@ class RunWriter:
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
         self.budget = Budget(config.budget, opened.spent)
+        self.target: dict[str, Any] | None = None
+        """What had come to the target of `config.stop`: metric, value, target, step; None before."""
+        self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
         shifting = isinstance(config, RLConfig) and config.orchestrator.curriculum.measures
         self.alarms = Alarms(config.alarms, self.info.get("reward_weights"), self.info.get("correctness"), shifting)
         self._started: list[Observer] = []
@@ -146,6 +150,8 @@ class RunWriter:
         for name, text in keep.items():
             write_file(folder / name, text)
         self._prune()  # what a process that was killed had not got to
+        for line in read_lines(folder / "metrics.jsonl") if self._stop else ():
+            self.look_for_target(line["step"], line)
         for name in (PAUSED, *CARD):
             (folder / name).unlink(missing_ok=True)
 
@@ -193,6 +199,8 @@ class RunWriter:
             hashes["evals"] = evaluation
         self._hashes.append(hashes)
         self._rollouts_digest = None
+        if lines:
+            self.look_for_target(step, lines[0])
         if lines:  # after all is written: what an observer raises ends the run, and loses nothing of it
             for observer in self.observers:
                 observer.after_step(step, *lines)
@@ -200,6 +208,15 @@ class RunWriter:
             cause = self.alarms.cause
             self.alarms.done()
             raise AlarmStop(step, cause)
+
+    def look_for_target(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Set `target`, here and in run.json, if these metrics of version `step` are the first that come to it."""
+        value = metrics.get(self._stop.metric) if self._stop and not self.target else None
+        if self._stop is None or value is None or not self._stop.reached(value):
+            return
+        self.target = {"metric": self._stop.metric, "value": float(value), "target": self._stop.target, "step": step}
+        self.note(target=self.target)
+        self.event("target", step, **{name: self.target[name] for name in ("metric", "value", "target")})
 
     def waited(self, seconds: float) -> None:
         """Leave seconds that waited for the user out of `time/step`."""
@@ -262,7 +279,9 @@ class RunWriter:
 
     def _prune(self) -> None:
         """Delete surplus checkpoints and their weights."""
-        for step in self.checkpoints.surplus():
+        lines = read_lines(self.folder / "metrics.jsonl") if self._best else []
+        best = best_step(self._best, lines, self.checkpoints.steps()) if self._best else None
+        for step in self.checkpoints.surplus(best and best[0]):
             # The weights first: killed in between, the next call finds the checkpoint and does it again.
             if self.weights_path(step).exists():
                 remove_dir(self.weights_path(step))

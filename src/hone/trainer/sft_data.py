@@ -9,8 +9,9 @@ first-fit and stops at the first example that fits in none of them, which then o
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from hone.environments.data import Rows
     from hone.model.chat import ChatRenderer
     from hone.model.tool_calls import Tool
+    from hone.runs.reader import Run
+
+
+T = TypeVar("T")
 
 
 class Limit:
@@ -102,10 +107,61 @@ def _by_tools(answers: list[Message]) -> bool:
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:
-    """Return row `index` of a data set as tokens; None if it is dropped for its length."""
+    """Return row `index` of a data set as tokens, those that a model sampled if it has them; None if it is dropped for
+    its length.
+    """
     row, where = rows[index], rows.where(index)
+    if row.get("sampled_mask") is not None:
+        ids, mask = np.array(row["token_ids"], dtype=np.int32), np.array(row["sampled_mask"], dtype=np.bool_)
+        return limit.apply(Sequence(ids, mask), where)
     messages, start = row_messages(row, where)
     return limit.apply(tokenize(renderer, messages, start, where, row_tools(row, where)), where)
+
+
+def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
+    """Return a row for each example of a run of RL, or of an evaluation, whose best completion (the first of equals)
+    has at least this reward: rejection sampling, as in RAFT (arXiv:2304.06767).
+
+    A row has `prompt` and `completion` as messages and, of a run whose tokenizer has the digest `tokenizer`, the
+    recorded `token_ids` and `sampled_mask`. UserError if there is no such completion, or if tools answered in one whose
+    ids can't be used: the messages do not say which tools the prompt listed.
+    """
+    from hone.environments.data import Rows
+
+    if evaluated := run.info["kind"] == "eval":
+        lines = run.eval_rows()
+        best = _first_best(((i, line["example_id"], line["reward"]) for i, line in enumerate(lines)), min_reward)
+        rows = [{name: lines[i][name] for name in ("prompt", "completion")} for i in best]
+    else:
+        tables = ((step, run.rollouts(step, ["example_id", "reward"])) for step in run.rollout_steps())
+        records = ((step, i, row) for step, table in tables for i, row in enumerate(table.to_pylist()))
+        best = _first_best((((step, i), row["example_id"], row["reward"]) for step, i, row in records), min_reward)
+        columns, rows = ["prompt", "text", "completion", "token_ids", "sampled_mask"], []
+        for step, places in groupby(sorted(best), lambda place: place[0]):
+            rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
+    if not rows:
+        raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g}: lower data.min_reward")
+    if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
+        if any(message["role"] == "tool" for row in rows for message in row["completion"]):
+            raise UserError(f"tools answered in {run.path}: only an RL run with this model's tokenizer has all its ids")
+        rows = [{name: row[name] for name in ("prompt", "completion")} for row in rows]
+    return Rows(rows, lambda i: f"{run.path}, completion {i}")
+
+
+def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: float) -> list[T]:
+    """Return, of records (place, example, reward), the place of the first of the best of each example."""
+    best: dict[str, tuple[float, T]] = {}
+    for place, example, reward in records:
+        if reward is not None and reward >= min_reward and (example not in best or reward > best[example][0]):
+            best[example] = reward, place
+    return [place for _, place in best.values()]
+
+
+def _sampled_row(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record of `hone.runs.rollouts` with its messages as lists."""
+    answer = [{"role": "assistant", "content": record["text"]}]
+    several = record["completion"] and json.loads(record["completion"])
+    return record | {"prompt": json.loads(record["prompt"]), "completion": several or answer}
 
 
 def row_messages(row: Mapping[str, Any], where: str) -> tuple[list[Message], int]:

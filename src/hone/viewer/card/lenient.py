@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from hone import rng
 from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
 from hone.audit.probes import Subject, subject_of
+from hone.config.rl import TaskConfig
 from hone.config.shared import EnvConfig, GradingConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
@@ -60,7 +61,7 @@ def read_recorded(
         if run.kind == "eval":
             task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
         else:
-            task = EnvConfig.model_validate(config["orchestrator"]["env"])
+            task = TaskConfig.model_validate(config["orchestrator"]["env"])
         refuse_other_task(task.id, task.args, recorded, trust_local_task)
         env = configured(task.id, task.args, task.template, "template")
     except UserError as error:

@@ -36,6 +36,7 @@ def _about(run: Summary) -> Facts:
         "model": str(model.get("name", "") if isinstance(model, Mapping) else model),
         "task": run.task or "",
         "task arguments": json.dumps(args, ensure_ascii=False) if args else "",
+        "examples": info.get("profile", ""),
         "data": "" if run.task else str(data.get("name") or data.get("path") or ""),
         "settings": ", ".join(whole if run.kind == "eval" else [*summary.settings_in_words(run), "else the defaults"]),
         "seed": str(info["seed"]),

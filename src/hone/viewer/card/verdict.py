@@ -70,7 +70,8 @@ def _skill(card: Card) -> Iterator[str]:
 def _level(card: Card) -> Iterator[str]:
     """Say what a single evaluation says."""
     last, reward, correct = card.evaluated[-1], card.measures["reward"].after, card.measures["correct"].after
-    examples = counted(len(last.by_example), "held-out example")
+    of_training = "profile" in card.run.config
+    examples = counted(len(last.by_example), "training example" if of_training else "held-out example")
     yield f"Mean reward {level_words(reward, False)}, {level_words(correct, True)} correct, on {examples}."
     if card.lenient:
         right, lost = level_words(card.lenient["lenient"].after, True), percent(card.lenient["gap"].after.mean)

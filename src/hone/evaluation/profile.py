@@ -1,0 +1,87 @@
+"""Pass-rate profile: how often a model solves each training example, to train on those from which it can learn.
+
+    hone eval gsm8k -m MODEL --profile gsm8k.parquet -n 2000 -r 8
+    hone rl ... --orchestrator.env.profile gsm8k.parquet --orchestrator.env.pass-rate '[0.1, 0.9]'
+
+A row per example: `example_id`, `graded` and `correct` completions, `pass_rate`, and `low` and `high`, the ends of its
+95 % interval (Wilson's). A group whose completions all pass, or all fail, has no gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hone.config.rl import TaskConfig
+from hone.environments import Environment
+from hone.environments.environment import Split
+from hone.errors import UserError
+from hone.evaluation.intervals import wilson
+from hone.evaluation.result import EvalResult
+from hone.types import Outcome
+
+
+def write_profile(path: Path, result: EvalResult) -> int:
+    """Write the pass rate of each example that has a graded completion; returns how many are strictly between 0 and 1.
+
+    The file names the environment in its metadata.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    rows = []
+    for samples in filter(None, result.by_example):
+        graded, correct = len(samples), sum(sample.score.outcome is Outcome.CORRECT for sample in samples)
+        ends = wilson(correct, graded)
+        counts = {"example_id": samples[0].example.id, "graded": graded, "correct": correct}
+        rows.append(counts | {"pass_rate": correct / graded, "low": ends.low, "high": ends.high})
+    table = pa.Table.from_pylist(rows).replace_schema_metadata({"env": result.env_id})
+    pq.write_table(table, path)
+    return sum(0 < row["pass_rate"] < 1 for row in rows)
+
+
+def train_within(env: Environment, task: TaskConfig) -> None:
+    """Let the training split of `env` have only the examples whose pass rate in `task.profile`, if there is one, is
+    within `task.pass_rate`; `env.left_out` says how many these are once the split was used.
+
+    UserError, then, if the profile can't be read, is of another environment, or leaves no example.
+    """
+    if task.profile is None or task.pass_rate is None:
+        return
+    path, (least, most) = task.profile, task.pass_rate
+
+    def choose(split: Split) -> Sequence[int]:
+        measured = _pass_rates(path)
+        rates = [measured.get(example.id) for example in split]
+        kept = [i for i, rate in enumerate(rates) if rate is not None and least <= rate <= most]
+        known = sum(rate is not None for rate in rates)
+        if not known:
+            raise UserError(
+                f"orchestrator.env.profile = {path} has no training example of {env.id}, as it is set up here: measure "
+                f"one with `hone eval {env.id} -m MODEL --profile FILE`"
+            )
+        if not kept:
+            raise UserError(
+                f"no training example has a pass rate from {least:g} to {most:g} in {path}: widen "
+                "orchestrator.env.pass_rate, or measure more examples"
+            )
+        env.left_out = (
+            f"{len(kept):,} of {len(rates):,} training examples are used: {known - len(kept):,} have a pass rate below "
+            f"{least:g} or above {most:g} in {path.name}, {len(rates) - known:,} are not in it"
+        )
+        return kept
+
+    env.restrict("train", choose)
+
+
+def _pass_rates(path: Path) -> dict[str, float]:
+    """Return the pass rates in a profile by example id."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path, columns=["example_id", "pass_rate"])
+    except (pa.ArrowException, OSError) as error:
+        cause = str(error).splitlines()[0]
+        raise UserError(f"orchestrator.env.profile = {path} is no profile that `hone eval` wrote ({cause})") from None
+    return dict(zip(table["example_id"].to_pylist(), table["pass_rate"].to_pylist(), strict=True))

@@ -1,0 +1,88 @@
+"""`hone chat` answers each line of its input: a model alone, or a run's initial model and last weights."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from refusals import fails
+from rich.console import Console
+
+from hone.cli import main
+from hone.commands import chat
+from hone.inference import Engine, SamplingParams
+from hone.model import load_model
+from hone.model.chat import load_renderer
+
+
+def greedy(model: Path, *questions: str, tokens: int = 8, system: str = "") -> list[str]:
+    """The answers of a conversation, each generated at once."""
+    renderer, engine = load_renderer(model), Engine(load_model(model, precision="bf16_linear"))
+    messages, answers = ([{"role": "system", "content": system}] if system else []), []
+    for question in questions:
+        messages.append({"role": "user", "content": question})
+        params = SamplingParams(max_tokens=tokens, temperature=0, stop=renderer.stop_ids)
+        ((completion,),) = engine.generate([renderer.prompt_ids(messages)], params)
+        answers.append(renderer.decode(completion.token_ids))
+        messages.append({"role": "assistant", "content": answers[-1]})
+    return answers
+
+
+def converse(monkeypatch, capsys, questions: list[str], *words: str) -> str:
+    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{question}\n" for question in questions)))
+    assert main(["chat", *words, "--temperature", "0", "--max-tokens", "8"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("trained") / "run"
+    words = f"sft --model.name {tiny_model_dir} --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
+    assert main([*words.split(), "--max-steps", "3", "--optim.lr", "1e-2", "--output-dir", str(out)]) == 0
+    return out
+
+
+def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch, capsys):
+    printed = converse(monkeypatch, capsys, ["abc", "", "and def?"], str(tiny_model_dir), "--system", "Be kind.")
+    answers = greedy(tiny_model_dir, "abc", "and def?", system="Be kind.")
+    assert printed == "".join(f"{answer}\n" for answer in answers)
+
+
+def test_of_a_run_the_initial_model_and_the_last_weights_answer(trained, tiny_model_dir, monkeypatch, capsys):
+    printed = converse(monkeypatch, capsys, ["abc", "more"], str(trained))
+    before, after = (greedy(model, "abc", "more") for model in (tiny_model_dir, trained / "weights/step_3"))
+    assert before != after
+    turns = zip(before, after, strict=True)
+    assert printed == "".join(f"before: {one}\nafter: {other}\n" for one, other in turns)
+
+
+def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, monkeypatch, capsys):
+    model = shutil.copytree(trained / "weights/step_3", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40}))
+    printed = converse(monkeypatch, capsys, ["first " * 3, "second " * 3], str(model))
+    assert printed.splitlines()[1:] == greedy(model, "second " * 3)
+    monkeypatch.setattr("sys.stdin", io.StringIO("long " * 20))
+    fails(capsys, main(["chat", str(model)]), "shorten it")
+
+
+def test_answers_stand_side_by_side_on_a_terminal(capsys):
+    console = Console(file=io.StringIO(), force_terminal=True, width=60)
+    speakers = [chat.Speaker(name, None, []) for name in ("before", "after")]  # pyright: ignore[reportArgumentType]
+    chat.show_beside(console, speakers, [iter(["olleh ", "no"]), iter(["hello", " \x1b[2J", " you"])])
+    lines = console.file.getvalue().split("before")[-1].splitlines()
+    assert "after" in lines[0] and "olleh no" in lines[1] and r"hello \x1b[2J you" in lines[1]
+
+
+def test_what_can_not_talk_is_refused(trained, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fails(capsys, main(["chat", "nothing"]), "there is no run nothing")
+    shutil.copytree(trained, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/weights")
+    fails(capsys, main(["chat", "run"]), "run has no weights yet")
+    assert main(["eval", "reverse-text", "-n", "1", "-r", "1", "-t", "2", "--output-dir", "measured"]) == 0
+    capsys.readouterr()
+    fails(capsys, main(["chat", "measured"]), "is an evaluation and made no weights: hone chat hone/tiny")
