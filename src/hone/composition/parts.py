@@ -251,7 +251,7 @@ def check_lengths(
     remedy = "shorten the row or take it out of the data"
     if config.seq_len < limit:
         remedy += f", or raise --seq-len (up to {limit}, the model's context)"
-    drawn = sorted(curriculum.first(config.max_steps * orch.batch_size // orch.rollouts_per_example))
+    drawn = sorted(curriculum.first(config.max_steps * orch.most_groups))
     used: list[tuple[Split, Sequence[int]]] = [(env.split("train"), drawn)]
     if orch.eval:
         held_out = env.split("eval")
@@ -272,7 +272,7 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
         return None
     train, held_out = env.split("train"), env.split("eval")
     curriculum = Curriculum.from_config(config, len(train))
-    draws = config.max_steps * config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    draws = config.max_steps * config.orchestrator.most_groups
     drop = settings.overlap == "drop"
     if train.generated:
         indices = curriculum.first(GENERATED if drop else min(GENERATED, draws))

@@ -121,21 +121,16 @@ class Steps:
         return goes_on
 
     def sample(self) -> list[Group]:
-        """Draw the next prompts, sample a group of completions of each, and grade them."""
+        """Draw the next prompts, sample a group of completions of each, and grade them; again, for `refill`."""
         assert self.sampler is not None
         if not self.begin():
             raise StepAbandoned
-        step, (draws, examples) = self.next_step, self.sampler.draw()
-        with self.sampler.early_grading() as early:
-            with self.recorder.phase("sample"):
-                trajectories = self.sampler.sample(examples, draws, step, early)
-            with self.recorder.phase("grade"):
-                return self.sampler.grade(examples, draws, trajectories, early)
+        return self.sampler.groups(self.next_step, self.recorder.phase)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
         step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
-        metrics = step_metrics(groups, step, orch.max_async_level)
+        metrics = step_metrics(groups, step, orch.max_async_level, refilled=orch.refill is not None)
         self.trainer.put(step, trainable(groups, self.config))
         close_draws(self.ledger, self.curriculum, groups, step)
         totals = {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
@@ -266,14 +261,24 @@ class RL(Training):
         check_state(self.config.trainer.optim)
 
     def _settle_overlap(self) -> None:
-        """Refuse `grading.overlap` = true where it has no effect for the task; switch it off there if it is left open.
+        """Refuse `refill.cut` where it cuts nothing; refuse `grading.overlap` = true where it has no effect for the
+        task, and switch it off there if it is left open.
 
         A resumed run keeps what it began with.
         """
-        grading = self.config.orchestrator.grading
+        orch, grading = self.config.orchestrator, self.config.orchestrator.grading
+        cuts = orch.refill is not None and orch.refill.cut > 0
+        if cuts and (not self.config.samples_here or isinstance(self.env, MultiTurnEnv) or self.env.tool_schemas):
+            raise UserError(
+                "orchestrator.refill.cut ends completions of one turn, without tools, that this process samples by "
+                "itself: set it to 0 for this run"
+            )
         if self.config.resume is not None:
             return
-        if (reason := self.env.late_grading_reason) is None:
+        reason = (
+            "orchestrator.refill.cut shortens some before they are graded" if cuts else self.env.late_grading_reason
+        )
+        if reason is None:
             return
         if grading.overlap:
             raise UserError(

@@ -87,6 +87,25 @@ class CurriculumConfig(BaseConfig):
         return self.pool is not None or self.order == "difficulty"
 
 
+class RefillConfig(BaseConfig):
+    """Draws further prompts in a step until its batch is full of groups that teach something (DAPO's dynamic sampling).
+
+    A group does if its rewards differ. Those enter the batch in the order of their draws; the others count nothing.
+    """
+
+    max_rounds: int = Field(default=10, ge=1)
+    """Rounds of sampling in a step, at most; the batch is trained on without what is missing then."""
+    oversample: float = Field(default=1.0, ge=1, le=100)
+    """A round draws this many times the groups that are missing; those that find the batch full are `surplus`."""
+    cut: float = Field(default=0.0, ge=0, lt=1)
+    """The share of a round's groups, those with the longest completions, that are cut off when the others have ended.
+    It saves the wait for a few long ones, and favours prompts with short ones."""
+
+    def drawn(self, missing: int) -> int:
+        """Return the groups that a round draws where so many are missing."""
+        return math.ceil(missing * self.oversample)
+
+
 class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
@@ -141,6 +160,8 @@ class OrchestratorConfig(BaseConfig):
     """Use only the first this many training examples."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which prompt comes when."""
+    refill: RefillConfig | None = None
+    """Draws further prompts until the batch is full of groups whose rewards differ; off unless given."""
     truncated: Literal["keep", "mask", "penalize"] = "keep"
     """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or take
     `overlong_penalty` off its reward."""
@@ -163,6 +184,12 @@ class OrchestratorConfig(BaseConfig):
     max_async_level: int = Field(default=0, ge=0)
     """How many versions the sampler may lag behind the trainer; 0 is lock-step."""
 
+    @property
+    def most_groups(self) -> int:
+        """Groups that a step samples, at most."""
+        prompts = self.batch_size // self.rollouts_per_example
+        return self.refill.max_rounds * self.refill.drawn(prompts) if self.refill else prompts
+
     @field_validator("rollouts_per_example")
     @classmethod
     def _check_group(cls, value: int) -> int:
@@ -176,6 +203,11 @@ class OrchestratorConfig(BaseConfig):
             raise UserError(
                 'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
                 '"normalize" does not use: take one of them'
+            )
+        if self.refill is not None and self.advantage.baseline == "batch":
+            raise UserError(
+                'with orchestrator.advantage.baseline = "batch" groups of equal rewards teach something too, so '
+                "orchestrator.refill has nothing to replace: leave it out, or take another baseline"
             )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:

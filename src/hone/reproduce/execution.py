@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, group_state, step_advantages
+from hone.orchestrator.groups import GroupSampler, group_state, with_advantages
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
@@ -48,7 +48,7 @@ from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Kept, Trajectory
+from hone.types import Example, Group, Kept, Trajectory
 
 OnStep = Callable[[int], None]
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
@@ -260,15 +260,26 @@ class RebuiltRL(Rebuilt):
     def _graded_again(self, step: int) -> list[Group]:
         """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
         assert self.sampler is not None
-        draws, examples = self.sampler.draw()
+        sampler, used = self.sampler, 0
         recorded = [t for group in self._recorded(step) for t in group.trajectories]
-        wanted = self.config.orchestrator.batch_size
-        if len(recorded) != wanted:
-            raise UserError(
-                f"{self.records.run.path}/{rollouts_file(step)} has {len(recorded)} completions, where the config has "
-                f"{wanted}: compare it with another copy of the run"
-            )
-        return self.sampler.grade(examples, draws, resample_recorded(self.sampler, examples, draws, step, recorded))
+
+        def sample(examples: list[Example], draws: list[int]) -> list[Trajectory]:
+            nonlocal used
+            begin, used = used, used + len(draws) * self.config.orchestrator.rollouts_per_example
+            if used > len(recorded):
+                raise self._other_completions(step, len(recorded), used)
+            return resample_recorded(sampler, examples, draws, step, recorded[begin:used])
+
+        groups = sampler.groups(step, sample=sample)
+        if used < len(recorded):
+            raise self._other_completions(step, len(recorded), used)
+        return groups
+
+    def _other_completions(self, step: int, recorded: int, wanted: int) -> UserError:
+        return UserError(
+            f"{self.records.run.path}/{rollouts_file(step)} has {recorded} completions, where the config has {wanted}: "
+            "compare it with another copy of the run"
+        )
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)
@@ -364,16 +375,23 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         members = {draw: list(mine) for draw, mine in groupby(rows, key=lambda row: row["draw"])}
         scores = [[score_of(row) for row in mine] for mine in members.values()]
         trajectories = [[_trajectory(row) for row in mine] for mine in members.values()]
-        columns = zip(
-            members, members.values(), trajectories, scores, step_advantages(scores, trajectories, config), strict=True
-        )
-        return [Group(example_of(mine[0]), draw, made, graded, found) for draw, mine, made, graded, found in columns]
+        columns = zip(members.items(), trajectories, scores, strict=True)
+        groups = [
+            Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32), _left_out(mine))
+            for (draw, mine), made, graded in columns
+        ]
+        return with_advantages(groups, config)
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(
             f"the rollouts of {which} do not have hone's form ({type(error).__name__}: {error}), so they can't be "
             "trained on: compare them with another copy of the run"
         ) from error
+
+
+def _left_out(rows: Sequence[Row]) -> Literal["surplus", "cut"] | None:
+    states = {row["state"] for row in rows}
+    return "surplus" if "surplus" in states else "cut" if "cut" in states else None
 
 
 def _trajectory(row: Row) -> Trajectory:

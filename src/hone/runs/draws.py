@@ -60,8 +60,9 @@ def drawn(run: Run, step: int) -> list[dict[str, Any]]:
         new = {"draw": row["draw"], "step": step, "example_id": row["example_id"], "state": row["state"], "tokens": 0}
         entry = draws.setdefault(row["draw"], new | {"solved": 0, "graded": 0})
         entry["tokens"] += len(row["token_ids"])
-        entry["solved"] += row["outcome"] == Outcome.CORRECT
-        entry["graded"] += row["outcome"] not in failures
+        if row["state"] != "cut":
+            entry["solved"] += row["outcome"] == Outcome.CORRECT
+            entry["graded"] += row["outcome"] not in failures
         if entry["state"] == "failed":
             entry["state"] = row["state"]
     return [draws[draw] for draw in sorted(draws)]

@@ -101,7 +101,7 @@ def schema(kept: bool = False) -> pyarrow.Schema:
             ("outcome", text),
             ("detail", text),  # why, in words
             ("advantage", pa.float32()),
-            ("state", text),  # what became of it: trained, filtered, failed
+            ("state", text),  # what became of it: trained, filtered, failed, surplus, cut
             ("stop_reason", text),
             ("prompt", text),  # messages before the completion, as JSON
             ("text", text),  # the completion; of several turns their texts, with an empty line between them
@@ -115,7 +115,7 @@ def schema(kept: bool = False) -> pyarrow.Schema:
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
     """Return the rows of one group: `index` within its step, `state` is its fate; a sample whose grader failed has
-    `failed`.
+    `failed`, if it was not cut off.
     """
     shared = {
         "step": step,
@@ -143,7 +143,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "outcome": str(score.outcome),
                 "detail": score.detail,
                 "advantage": float(advantage),
-                "state": "failed" if failed else state,
+                "state": "failed" if failed and state != "cut" else state,
                 "stop_reason": trajectory.stop_reason,
                 "prompt": json.dumps(trajectory.messages[:length], ensure_ascii=False),
                 "text": trajectory.completion_text,
