@@ -88,7 +88,7 @@ def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws()
     config = RLConfig(orchestrator={"batch_size": 2, "rollouts_per_example": 2, "refill": {}, "truncated": "keep"})
     config.orchestrator.advantage.scale = "batch_std"
     config.trainer.loss.count_filtered = True
-    filled = fill(groups, config)
+    filled = fill(groups, 1, config)
     assert [group_state(group) for group in filled] == ["cut", "filtered", "trained", "failed", "surplus"]
     std = np.std([1, 1, 3, 0, 1], ddof=1) + 1e-4
     assert filled[2].advantages.tolist() == pytest.approx([1.5 / std, -1.5 / std]), "of groups that are not left out"

@@ -188,7 +188,7 @@ def introduction(training: Any) -> Iterator[str]:
         prompts, completions = orch.batch_size // orch.rollouts_per_example, config.max_steps * orch.batch_size
         work = f"{prompts} prompts x {orch.rollouts_per_example} completions = {completions:,} completions"
         work += ", and more by refill" if orch.refill else ""
-        task = orch.env.id + (f" by {config.algorithm}" if config.algorithm else "")
+        task = config.task_name + (f" by {config.algorithm}" if config.algorithm else "")
     work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
     if hello is not None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -106,6 +107,38 @@ class RefillConfig(BaseConfig):
         return math.ceil(missing * self.oversample)
 
 
+class MixedEnvConfig(EnvConfig):
+    """One of several tasks."""
+
+    name: str = Field(default="", pattern=r"^[^/\s]*$")
+    """What metrics and ledger call it; by default its id."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Keys in which it is sampled otherwise than the section beside says; training has one `temperature`."""
+
+    def with_sampling(self, common: SamplingConfig) -> Self:
+        """Return it with the keys of `common` where it has none of its own."""
+        own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
+        return self.model_copy(update={"name": self.name or self.id, "sampling": common.model_copy(update=own)})
+
+    def same_task(self, other: EnvConfig) -> bool:
+        """Return True if both are one task, however it is sampled."""
+        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
+
+
+class TrainEnvConfig(MixedEnvConfig):
+    """One of several tasks to train on."""
+
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Its share of a step's prompts, relative to the others'."""
+
+
+def check_names(envs: Sequence[MixedEnvConfig], key: str) -> None:
+    """Raise UserError if two have the same name."""
+    names = [env.name for env in envs]
+    if clash := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f'two of {key} are called "{clash}": give one of them another `name`')
+
+
 class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
@@ -117,8 +150,17 @@ class OnlineEvalConfig(BaseConfig):
     """Completions per example."""
     sampling: SamplingConfig = SamplingConfig()
     """How evaluation samples; `max_tokens` and `stop` default to training's."""
+    envs: list[MixedEnvConfig] = []
+    """Tasks to evaluate on, in place of those that are trained on."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
     """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
+
+    @model_validator(mode="after")
+    def _settle_envs(self) -> OnlineEvalConfig:
+        if self.envs:
+            self.envs = [env.with_sampling(self.sampling) for env in self.envs]
+            check_names(self.envs, "orchestrator.eval.envs")
+        return self
 
 
 class ClientConfig(BaseConfig):
@@ -173,6 +215,8 @@ class OrchestratorConfig(BaseConfig):
     """How rollouts are sampled."""
     env: EnvConfig = EnvConfig()
     """The task."""
+    envs: list[TrainEnvConfig] = []
+    """Several tasks, in place of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
     grading: RLGradingConfig = RLGradingConfig()
     """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
@@ -196,6 +240,25 @@ class OrchestratorConfig(BaseConfig):
         if value == 1:
             raise UserError("1 rollout is its own group mean and teaches nothing: set at least 2, better 4 or more")
         return value
+
+    @model_validator(mode="after")
+    def _settle_envs(self) -> OrchestratorConfig:
+        if not self.envs:
+            return self
+        self.envs = [env.with_sampling(self.sampling) for env in self.envs]
+        check_names(self.envs, "orchestrator.envs")
+        first = EnvConfig(id=self.envs[0].id, args=self.envs[0].args, template=self.envs[0].template)
+        if "env" in self.model_fields_set and self.env != first:
+            raise UserError(
+                f"orchestrator.env is {self.env.id}, and orchestrator.envs names other tasks: put all of them there"
+            )
+        self.env = first  # what plans and titles go by
+        if other := next((env for env in self.envs if env.sampling.temperature != self.sampling.temperature), None):
+            raise UserError(
+                f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, and the trainer takes the "
+                f"probabilities of all at one: set orchestrator.sampling.temperature"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> OrchestratorConfig:
@@ -297,6 +360,40 @@ class RLConfig(RunConfig):
     audit: bool = True
     """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 
+    def tasks(self) -> dict[str, RLConfig]:
+        """Return the config of a run on each of the tasks alone, by its name; of a single one that is ""."""
+        orch = self.orchestrator
+        if not orch.envs and not (orch.eval and orch.eval.envs):
+            return {"": self}
+        found = {}
+        for env in orch.envs or [MixedEnvConfig(**orch.env.model_dump()).with_sampling(orch.sampling)]:
+            measured = orch.eval and (not orch.eval.envs or any(env.same_task(other) for other in orch.eval.envs))
+            alone = {"env": env, "envs": [], "sampling": env.sampling, "eval": orch.eval if measured else None}
+            found[env.name if len(orch.envs) > 1 else ""] = self._with(alone)
+        return found
+
+    def eval_tasks(self) -> dict[str, RLConfig]:
+        """Return such configs of what is evaluated on."""
+        evals = self.orchestrator.eval
+        if evals is None or not evals.envs:
+            return self.tasks() if evals else {}
+        of = {env.name: evals.model_copy(update={"sampling": env.sampling, "envs": []}) for env in evals.envs}
+        return {env.name: self._with({"env": env, "envs": [], "eval": of[env.name]}) for env in evals.envs}
+
+    def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
+        return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens of a completion of any task; None: what `seq_len` leaves."""
+        most = [one.orchestrator.sampling.max_tokens for one in self.tasks().values()]
+        return None if None in most else max(tokens for tokens in most if tokens is not None)
+
+    @property
+    def task_name(self) -> str:
+        """The task, in words."""
+        return " + ".join(env.name for env in self.orchestrator.envs) or self.orchestrator.env.id
+
     @property
     def sampled_by(self) -> str | None:
         """What samples, in words, if it may give other tokens than the engine in one process would."""
@@ -347,8 +444,11 @@ class RLConfig(RunConfig):
                 "out one of them"
             )
         if self.inference.backend == "vllm":
-            refuse_cuts(orch.sampling)
+            for one in self.tasks().values():
+                refuse_cuts(one.orchestrator.sampling)
         samplings = {"sampling": orch.sampling} | ({"eval.sampling": orch.eval.sampling} if orch.eval else {})
+        samplings |= {f"envs.{env.name}.sampling": env.sampling for env in orch.envs}
+        samplings |= {f"eval.envs.{env.name}.sampling": env.sampling for env in orch.eval.envs} if orch.eval else {}
         for name, sampling in samplings.items():
             if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:
                 raise UserError(

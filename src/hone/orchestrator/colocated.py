@@ -59,14 +59,14 @@ class EnginePolicy:
         return self.engine.score(sequences, temperature)
 
 
-def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
     """Make the engine in this process, on the trainer's parameters."""
     settings = config.inference
     kv_bytes = int((settings.kv_gib or KV_GIB) * GIB)
     engine = Engine(
         trainer.model,
         kv_bytes=kv_bytes,
-        prefix_bytes=prefix_bytes(env, kv_bytes),
+        prefix_bytes=max(prefix_bytes(env, kv_bytes) for env in envs),
         batch_invariant=settings.batch_invariant,
         cuda_graphs=bool(settings.cuda_graphs),
         tokenizer=renderer.tokenizer,

@@ -24,14 +24,14 @@ from hone.inference.types import sampling_params
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.ledger import Entry, Ledger, State
+from hone.orchestrator.ledger import Entry, State
 from hone.orchestrator.types import Finished, Policy
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
 
-Sample = Callable[[list[Example], list[int]], list[Trajectory]]
-"""(examples, draws) -> trajectories, group by group; see `GroupSampler.sample`."""
+Sample = Callable[["GroupSampler", list[Example], list[int]], list[Trajectory]]
+"""(sampler, examples, draws) -> trajectories, group by group; see `GroupSampler.sample`."""
 LEFT_OUT: tuple[State, ...] = ("surplus", "cut")
 """How draws end that a refill left out."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
@@ -52,10 +52,11 @@ class GroupSampler:
         policy: Policy,
         curriculum: Curriculum,
         own_advantages: Advantages | None = None,
+        name: str = "",
     ) -> None:
         orch = config.orchestrator
         self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
-        self.own_advantages, self.refill = own_advantages, orch.refill
+        self.own_advantages, self.refill, self.name = own_advantages, orch.refill, name
         self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
         self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
@@ -65,34 +66,40 @@ class GroupSampler:
     def groups(
         self,
         step: int,
+        count: int,
+        first: int,
         phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
         sample: Sample | None = None,
     ) -> list[Group]:
-        """Draw, sample and grade the groups of a step, in the order of their draws.
+        """Draw, sample and grade `count` groups of a step, in the order of their draws, which begin with `first`.
 
         `phase` times sampling and grading. `sample` samples in place of `self.sample`.
         """
-        refill, missing, groups = self.refill, self.prompts, list[Group]()
+        refill, missing, groups = self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
-            draws, examples = self.draw(len(groups), refill.drawn(missing) if refill else missing)
+            draws, examples = self.draw(first, len(groups), refill.drawn(missing) if refill else missing)
             with nullcontext() if sample else self.early_grading() as early:
                 with phase("sample"):
-                    rollouts = sample(examples, draws) if sample else self.sample(examples, draws, step, early)
+                    rollouts = sample(self, examples, draws) if sample else self.sample(examples, draws, step, early)
                 with phase("grade"):
                     graded = self.grade(examples, draws, rollouts, early)
             if kept := self._kept(examples):
                 out = set(by_length(rollouts, len(examples))[0][kept:])
                 graded = [replace(group, left_out="cut" if i in out else None) for i, group in enumerate(graded)]
             groups += graded
-            missing = self.prompts - [group_state(group) for group in groups].count("trained")
+            missing = count - [group_state(group) for group in groups].count("trained")
             if missing <= 0:
                 break
-        return fill(groups, self.config, self.own_advantages) if refill else groups
+        groups = fill(groups, count, self.config, self.own_advantages) if refill else groups
+        return [replace(group, env=self.name) for group in groups] if self.name else groups
 
-    def draw(self, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return the next step's draws that are to be sampled, and their examples: `count` after the first `drawn`."""
-        draws = [draw for draw in self.curriculum.draw(drawn + count) if not draw.retired][drawn:]
-        return [draw.number for draw in draws], [self.rows[draw.index] for draw in draws]
+    def draw(self, first: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
+        """Return draws that are to be sampled, and their examples: `count` after `drawn` others of a step.
+
+        The first one of the step is number `first` of the run.
+        """
+        draws = [(first + i, draw) for i, draw in enumerate(self.curriculum.draw(drawn + count)) if not draw.retired]
+        return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
 
     def first(self, count: int) -> list[Example]:
         """Return the examples of the run's first draws: those of its first step, at most `count`."""
@@ -173,12 +180,12 @@ def grade_groups(
     ]
 
 
-def fill(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
+def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
     """Return the groups of a step that was refilled, with their advantages among those that are not left out.
 
-    `surplus` are those with advantages that come when the batch is full.
+    `surplus` are those with advantages that come when the batch has no `room` left, in groups.
     """
-    room, filled = config.orchestrator.batch_size // config.orchestrator.rollouts_per_example, list[Group]()
+    filled = list[Group]()
     for group in groups:
         trained = group_state(group) == "trained"
         filled.append(replace(group, left_out="surplus") if trained and room <= 0 else group)
@@ -342,7 +349,7 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
             sequences += [_packed(group, *member) for member in kept]
-    longest = min(orch.sampling.max_tokens or config.seq_len, config.seq_len)
+    longest = min(config.most_tokens or config.seq_len, config.seq_len)
     return Batch(sequences, filtered, longest)
 
 
@@ -358,27 +365,22 @@ def _packed(group: Group, index: int, trajectory: Trajectory) -> Packed:
     )
 
 
-def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
-    """Tell the curriculum how the draws of a step ended, of its groups and those passed over.
-
-    It goes by that from then on.
-    """
-    waiting, entries = iter(groups), []
-    for draw in curriculum.draw(len(groups)):
+def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first: int) -> list[Entry]:
+    """Return how the draws of a step ended, of its groups and those passed over; the first one is draw `first`."""
+    waiting, entries, env = iter(groups), [], groups[0].env or None
+    for number, draw in enumerate(curriculum.draw(len(groups)), first):
         if draw.retired:
-            entries.append(Entry(draw.number, step, curriculum.ids[draw.index], "retired", 0))
+            entries.append(Entry(number, step, curriculum.ids[draw.index], "retired", 0, env=env))
             continue
         group = next(waiting)
         tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
-        entry = Entry(draw.number, step, group.example.id, group_state(group), tokens)
+        entry = Entry(number, step, group.example.id, group_state(group), tokens, env=env)
         if curriculum.config.measures:
             outcomes = [] if group.left_out == "cut" else [score.outcome for score in group.scores]
             graded = sum(not outcome.is_failure for outcome in outcomes)
             entry = replace(entry, solved=outcomes.count(Outcome.CORRECT), graded=graded)
         entries.append(entry)
-    curriculum.advance(entries)
-    for entry in entries:
-        ledger.close(entry)
+    return entries
 
 
 def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:

@@ -69,7 +69,7 @@ class Steps:
             rows=orch.batch_size,
             tokens_at_most=orch.batch_size * config.seq_len,
             prompts=prompts,
-            sampled_at_most=orch.batch_size * min(longest, turns * (orch.sampling.max_tokens or longest)),
+            sampled_at_most=orch.batch_size * min(longest, turns * (config.most_tokens or longest)),
             pool=pool,
             epochs=steps * prompts / pool if pool else None,
             evaluations=_times(steps, evals.interval) + 1 if evals else 0,

@@ -13,7 +13,15 @@ from typing import Any, Literal
 import numpy as np
 
 from hone.composition.own_functions import OwnFunctions
-from hone.composition.parts import make_evaluate, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
+from hone.composition.parts import (
+    eval_envs,
+    make_evaluate,
+    make_sft_trainer,
+    make_trainer,
+    model_digests,
+    task_digests,
+    task_of,
+)
 from hone.composition.rl import Steps
 from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import RLConfig
@@ -27,6 +35,7 @@ from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, group_state, with_advantages
 from hone.orchestrator.ledger import Ledger
+from hone.orchestrator.mix import make_groups
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
@@ -192,30 +201,41 @@ class RebuiltRL(Rebuilt):
             )
         self.sources |= OwnFunctions.of(config).digests
         self.trainer = make_trainer(config, model, record_tokens=False)
-        self.sampler: GroupSampler | None = None
+        self.samplers: dict[str, GroupSampler] = {}
         self.evaluate: Evaluate | None = None
         self.publish: Publish | None = None
-        left_out = records.run.info.get("left_out", [])
-        rows = records.run.info.get("pool", 1) + len(left_out)  # older runs, which don't say, have no curriculum
+        info, envs, evals = records.run.info, dict[str, Environment](), dict[str, Environment]()
         if not replay_only:
             with needed_here("task"):
-                env = task_of(config)
-                rows = len(env.split("train"))
-        self.curriculum = Curriculum.from_config(config, rows, left_out)
+                envs = {name: task_of(one) for name, one in config.tasks().items()}
+                evals = eval_envs(config, envs)
+        self.curricula = {}
+        for name, one in config.tasks().items():
+            left_out = info["left_outs"][name] if name else info.get("left_out", [])
+            size = (
+                info["pools"][name] if name else info.get("pool", 1)
+            )  # older runs, which don't say, have no curriculum
+            with needed_here("task"):
+                rows = size + len(left_out) if replay_only else len(envs[name].split("train"))
+            self.curricula[name] = Curriculum.from_config(one, rows, left_out)
         if not replay_only:
-            self._make_sampler(env)
+            self._make_samplers(envs, evals)
 
-    def _make_sampler(self, env: Environment) -> None:
+    def _make_samplers(self, envs: Mapping[str, Environment], evals: Mapping[str, Environment]) -> None:
         config, renderer = self.config, self.renderer
-        policy = own_policy(config, env, self.trainer, renderer)
-        self.sources |= task_digests(config, env)
-        self.sampler = sampler = GroupSampler(config, env, renderer, policy, self.curriculum)
+        policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, renderer)
+        self.sources |= task_digests(config, envs, evals)
+        self.samplers = {
+            name: GroupSampler(one, envs[name], renderer, policy, self.curricula[name], name=name)
+            for name, one in config.tasks().items()
+        }
         self.resamples = why_not_resampled(config, self.records.run) is None
         if not self.resamples:
             return
-        self.evaluate = make_evaluate(config, env, renderer, policy, self.memory)
+        self.evaluate = make_evaluate(config, evals, renderer, policy, self.memory)
         own_canary = config.mode != "split"  # that of a server is another one
-        canary = Canary.from_config(config, sampler, policy, self.trainer) if own_canary else None
+        first = next(iter(self.samplers.values()))
+        canary = Canary.from_config(config, first, policy, self.trainer) if own_canary else None
         band = band_from_config(config, self.trainer.model.config.num_layers)
 
         def publish(version: int) -> dict[str, float]:
@@ -226,11 +246,12 @@ class RebuiltRL(Rebuilt):
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         ledger = Ledger(state["ledger"] if state else None)
-        self.curriculum.restore(ledger.entries)
+        for name, curriculum in self.curricula.items():
+            curriculum.restore(ledger.of(name))
         self.steps = Steps(
             self.config,
-            self.sampler,
-            self.curriculum,
+            self.samplers,
+            self.curricula,
             LocalTrainer(self.trainer, self.config.trainer.micro_batch_tokens),
             ledger,
             self.memory,
@@ -259,18 +280,17 @@ class RebuiltRL(Rebuilt):
 
     def _graded_again(self, step: int) -> list[Group]:
         """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
-        assert self.sampler is not None
-        sampler, used = self.sampler, 0
+        used = 0
         recorded = [t for group in self._recorded(step) for t in group.trajectories]
 
-        def sample(examples: list[Example], draws: list[int]) -> list[Trajectory]:
+        def sample(sampler: GroupSampler, examples: list[Example], draws: list[int]) -> list[Trajectory]:
             nonlocal used
             begin, used = used, used + len(draws) * self.config.orchestrator.rollouts_per_example
             if used > len(recorded):
                 raise self._other_completions(step, len(recorded), used)
             return resample_recorded(sampler, examples, draws, step, recorded[begin:used])
 
-        groups = sampler.groups(step, sample=sample)
+        groups = make_groups(self.samplers, self.config, step, self.steps.ledger, sample=sample)
         if used < len(recorded):
             raise self._other_completions(step, len(recorded), used)
         return groups
@@ -377,10 +397,15 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         trajectories = [[_trajectory(row) for row in mine] for mine in members.values()]
         columns = zip(members.items(), trajectories, scores, strict=True)
         groups = [
-            Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32), _left_out(mine))
+            replace(
+                Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32), _left_out(mine)),
+                env=mine[0].get("env") or "",
+            )
             for (draw, mine), made, graded in columns
         ]
-        return with_advantages(groups, config)
+        tasks = config.tasks()
+        by_task = groupby(groups, key=lambda group: group.env)
+        return [group for name, own in by_task for group in with_advantages(list(own), tasks[name])]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(

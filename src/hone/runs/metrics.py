@@ -37,6 +37,7 @@ class Metric:
     """Times the rounding limit by which a run on other ranks may differ; 0 means equal, None: not compared."""
 
 
+_OF_ENV = "(?:eval|env)/[^/]+/"
 SHARE = "share of completions"
 NATS = "nats per token"
 METRICS = (
@@ -100,8 +101,8 @@ METRICS = (
 
 
 def row(metric: str) -> Metric | None:
-    """Return the row of a metric, of one of an evaluation by what follows `eval/ENV/`; None for one of a plugin."""
-    name = re.sub(r"^eval/[^/]+/", "", metric)
+    """Return the row of a metric, by what follows `eval/ENV/` or `env/ENV/` if it is a task's; None for a plugin's."""
+    name = re.sub(rf"^{_OF_ENV}", "", metric)
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
 
 
@@ -117,7 +118,7 @@ def label(metric: str) -> str:
     if found is None or not found.label:
         return metric
     pattern = re.escape(found.name).replace(r"\*", "(.+)")
-    match = re.fullmatch(pattern, re.sub(r"^eval/[^/]+/", "", metric))
+    match = re.fullmatch(pattern, re.sub(rf"^{_OF_ENV}", "", metric))
     assert match is not None
     return found.label.format(*(part.replace("_", " ") for part in match.groups()))
 
