@@ -74,12 +74,16 @@ def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
     states.assert_ended_like(out, recipe.unbroken)
 
 
-def test_it_is_verified_and_replayed(recipe, tmp_path):
+def test_it_is_verified_replayed_and_regraded(recipe, tmp_path):
     run, log = shutil.copytree(recipe.unbroken, tmp_path / "copied"), tmp_path / "log"
     before = tampering.snapshot(run)
     replay = ["replay", str(run), "--output-dir", str(tmp_path / "replayed")]
-    for command in (["verify", str(run), "--steps", str(STEPS)], replay, ["runs", "ledger", str(run)]):
+    for command in (["verify", str(run), "--steps", str(STEPS)], replay, ["regrade", str(run), "--env", "parity"]):
         assert trials.run(command, log) == 0, log.read_text()
+    rows = [row for step in range(STEPS) for row in Run(run).rollouts(step).to_pylist() if row["env"] == "parity"]
+    assert f"{len(rows)} of {len(rows)} have the recorded reward and outcome" in log.read_text()
+    assert trials.run(["regrade", str(run)], log) == 2
+    assert "has several tasks: say which one, by --env chances or --env parity or --env reverse-text" in log.read_text()
     assert tampering.snapshot(run) == before
 
 

@@ -159,6 +159,8 @@ def with_given_task(
         return config, None
     from hone.environments.functions import given_task
 
+    if config.orchestrator.envs:
+        raise UserError("a program gives the task of this run, and orchestrator.envs names others: leave out one")
     env = config.orchestrator.env
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
