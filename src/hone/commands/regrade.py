@@ -137,7 +137,7 @@ class Regrading:
                 print(f"  | {text}")
             for label, score in (("recorded:", recorded.score), ("now:", pair.score)):
                 print(f"  {label:<9} {_outcome(score)}, {visible(score.detail, LONGEST)}")
-        if graders.same:
+        if graders.same and not graders.name:
             print(f"\nTo ask another grader:\n  hone regrade {shlex.quote(str(run.path))} --env ID")
         elif self.verdict.cause == "parser":
             audit = command("hone", "audit", graders.task.id, a=graders.task.args, env_template=graders.task.template)
