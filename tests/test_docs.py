@@ -32,6 +32,7 @@ from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
+from hone.runs import Run
 from hone.runs.monitors import FINISH_SECONDS
 from hone.runs.trackers import TEXT
 
@@ -172,6 +173,23 @@ def look(words: list[str], *paths: str) -> int:
         finally:
             server.send_signal(signal.SIGINT)
         return server.wait(300)
+
+
+def test_the_several_tasks_of_the_page_train(here: Path, tiny_model_dir: Path):
+    (body,) = [body for body in blocks(TASKS, "toml") if "orchestrator.envs" in body]
+    Path("mixed.toml").write_text(body)
+    few = ["--max-steps", "2", "--display", "none", "--orchestrator.rollouts-per-example", "2"]
+    few += ["--orchestrator.batch-size", "16", "--orchestrator.eval.num-examples", "4", "--no-ckpt"]
+    assert main(["rl", "@", "mixed.toml", "--model.name", str(tiny_model_dir), *few]) == 0
+    first, *_ = [json.loads(line) for line in Path("outputs/mixed/metrics.jsonl").read_text().splitlines()]
+    for name in ("env/reverse-text", "env/counting", "eval/char-count", "eval/longer"):
+        assert f"{name}/reward/mean" in first
+    drawn = [row["env"] for row in Run("outputs/mixed").ledger()]
+    assert drawn == 2 * (6 * ["reverse-text"] + 2 * ["counting"])
+    tasks = json.loads(Path("outputs/mixed/audit.json").read_text())["tasks"]
+    assert [task["subject"] for task in tasks] == ["reverse-text", "char-count"]
+    assert main(["regrade", "outputs/mixed", "--env", "counting"]) == 0
+    assert look(["view"], "/run/mixed/eval/2/", "/run/mixed/change/0/2/") == 0
 
 
 def test_every_address_of_the_viewer_answers(here: Path, tiny_model_dir: Path):

@@ -12,7 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -224,6 +224,7 @@ class Group:
     """G trajectories of one example with their scores and advantages `[G]` float32.
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
+    `left_out`: a refill did not need the group, or cut it off. `env` is the name of its task, of several.
     """
 
     example: Example
@@ -231,6 +232,8 @@ class Group:
     trajectories: list[Trajectory]
     scores: list[Score]
     advantages: np.ndarray
+    left_out: Literal["surplus", "cut"] | None = None
+    env: str = ""
 
     def __post_init__(self) -> None:
         assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0

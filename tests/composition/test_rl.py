@@ -13,7 +13,11 @@ from graders import gone, wait_for
 
 from hone.cli import main
 from hone.composition.rl import RL
+from hone.composition.split import SplitRL
+from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.inference.engine import Engine
 from hone.runs import Run
 from hone.runs.observer import Observer
 
@@ -105,6 +109,44 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
     assert contents(Path("while")) == contents(Path("after"))
     rewards = [row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()]
     assert len(set(rewards)) > 16
+
+
+def test_what_is_cut_off_is_not_sampled_to_its_end_and_nothing_depends_on_when_it_ended(
+    settings, tmp_path, monkeypatch
+):
+    """A sampler that goes on to the end of each completion gives the same bytes, from more tokens."""
+    more = {"orchestrator.refill.max_rounds": 2, "orchestrator.refill.oversample": 2, "orchestrator.refill.cut": 0.5}
+    more |= {"orchestrator.sampling.stop": ["e", "a", "i"], "orchestrator.sampling.max_tokens": 40}
+    run, step = Engine.run, Engine.step
+    taken = {"cut": 0, "whole": 0}
+    for out in taken:
+
+        def counted(engine, out=out):
+            taken[out] += len(events := step(engine))
+            return events
+
+        monkeypatch.setattr(Engine, "step", counted)
+        if out == "whole":
+            endless = lambda engine, jobs, params, end: run(engine, jobs, params, lambda *ended: end(*ended) and None)  # noqa: E731
+            monkeypatch.setattr(Engine, "run", endless)
+        with RL(**settings | more, output_dir=tmp_path / out) as rl:
+            rl.train()
+    assert contents(tmp_path / "cut") == contents(tmp_path / "whole") and taken["cut"] < 0.9 * taken["whole"]
+    for step in range(4):
+        rows = Run(tmp_path / "cut").rollouts(step).to_pylist()
+        lengths = {
+            state: [sum(row["sampled_mask"]) for row in rows if row["state"] == state] for state in ("cut", "filtered")
+        }
+        assert len(lengths["cut"]) == 2 * 2 * 4 and max(lengths["cut"]) <= max(lengths["filtered"]) + 1
+
+
+@pytest.mark.parametrize(
+    "task", [{"orchestrator.env.id": "guessing"}, {"orchestrator.max_async_level": 1, "mode": "split"}]
+)
+def test_cutting_is_refused_where_it_saves_nothing(task, settings, tmp_path):
+    config = from_settings(RLConfig, None, settings | task | {"orchestrator.refill.cut": 0.5, "output_dir": tmp_path})
+    with pytest.raises(UserError, match=r"refill.cut ends completions of one turn.*set it to 0"):
+        SplitRL(config, command=[], launched=True) if config.mode else RL(config)
 
 
 UNGRADABLE = """

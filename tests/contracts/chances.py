@@ -13,8 +13,9 @@ before it is solved.
 ROWS = [{"question": f"question {i}", "answer": str(level)} for i, level in enumerate(LEVELS)]
 
 
-def load_environment() -> SingleTurnEnv:
-    return SingleTurnEnv(rubric=Rubric([lucky, length], [1.0, 0.1], correctness=lucky), dataset=ROWS, eval_dataset=ROWS)
+def load_environment(parity: float = 0.1) -> SingleTurnEnv:
+    rubric = Rubric([lucky, length], [1.0, parity], correctness=lucky)
+    return SingleTurnEnv(rubric=rubric, dataset=ROWS, eval_dataset=ROWS)
 
 
 @inline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -73,6 +74,35 @@ def pool(model: Path, precision: str) -> list[str]:
     return [
         *(*rl(model, precision), "--orchestrator.env.id", "chances", "--orchestrator.curriculum.pool", "--no-audit"),
         *("--orchestrator.curriculum.pool.park-after", "2", "--orchestrator.curriculum.pool.retry-parked", "2"),
+    ]
+
+
+def refill(model: Path, precision: str) -> list[str]:
+    """RL with such a pool, of which prompts are drawn until the batch is full of groups whose rewards differ."""
+    return [
+        *(*pool(model, precision), "--orchestrator.env.args", '{"parity": 0}', "--orchestrator.refill.max-rounds", "3"),
+        *("--orchestrator.refill.oversample", "1.5", "--orchestrator.refill.cut", "0.25"),
+    ]
+
+
+def mix(model: Path, precision: str) -> list[str]:
+    """RL of three tasks, two of them one with other arguments, of unequal weights, each with its pool; evaluated on two
+    others."""
+    tasks = [
+        {"id": "chances", "weight": 3, "sampling": {"max_tokens": 12, "top_k": 20}},
+        {"id": "chances", "name": "parity", "args": {"parity": 0}, "sampling": {"stop": ["a"]}},
+        {"id": "reverse-text", "weight": 0.5},
+    ]
+    evals = [{"id": "chances"}, {"id": "reverse-text", "name": "reversed", "sampling": {"max_tokens": 4}}]
+    return [
+        *(
+            *pool(model, precision),
+            "--orchestrator.envs",
+            json.dumps(tasks),
+            "--orchestrator.eval.envs",
+            json.dumps(evals),
+        ),
+        *("--orchestrator.refill.oversample", "1.5", "--orchestrator.refill.max-rounds", "2"),
     ]
 
 

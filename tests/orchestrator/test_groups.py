@@ -3,13 +3,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
 from hone.orchestrator.conversations import RequestMaker
-from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
+from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable
 from hone.trainer.packing import split_micro_batches
-from hone.types import Example, Trajectory
+from hone.types import Counts, Example, Trajectory
 
 
 class Renderer:
@@ -79,6 +80,30 @@ def test_states_advantages_and_what_is_packed():
     assert batch.advantages[batch.loss_indices][::3].tolist() == [0.5, -0.5, 0.5, -0.5]
     assert batch.sampling_logprobs[:5].tolist() == [0.0, 0.0, -1.5, -1.5, -1.5]
     assert trainable([filtered, failed], RLConfig()).sequences == []
+
+
+def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws():
+    groups = groups_of(["1", "0"], ["1", "1"], ["3", "0"], ["x", "1"], ["0", "2"])
+    groups[0] = replace(groups[0], left_out="cut")
+    config = RLConfig(orchestrator={"batch_size": 2, "rollouts_per_example": 2, "refill": {}, "truncated": "keep"})
+    config.orchestrator.advantage.scale = "batch_std"
+    config.trainer.loss.count_filtered = True
+    filled = fill(groups, 1, config)
+    assert [group_state(group) for group in filled] == ["cut", "filtered", "trained", "failed", "surplus"]
+    std = np.std([1, 1, 3, 0, 1], ddof=1) + 1e-4
+    assert filled[2].advantages.tolist() == pytest.approx([1.5 / std, -1.5 / std]), "of groups that are not left out"
+    assert not any(group.advantages.any() for group in filled if group is not filled[2])
+    batch = trainable(filled, config)
+    assert [sequence.group for sequence in batch.sequences] == [12, 12] and batch.filtered == Counts()
+    metrics = step_metrics(filled, version=4, refilled=True)
+    assert metrics["reward/mean"] == pytest.approx((1 + 1 + 3 + 0 + 1 + 0 + 2) / 7)
+    names = ("drawn", "trained", "filtered", "failed", "surplus", "cut")
+    assert [metrics[f"groups/{name}"] for name in names] == [5, 1, 1, 1, 1, 1]
+
+
+def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():
+    with pytest.raises(UserError, match=r"groups of equal rewards teach something too.*leave it out"):
+        from_settings(RLConfig, None, {"algorithm": "reinforce++", "orchestrator.refill.max_rounds": 3})
 
 
 def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,15 +38,27 @@ class Audit(Observer):
         self._lines = ["The task was not audited (--no-audit)."]
 
     def check(self, training: Any) -> None:
-        config, env = training.config, training.env
-        if _had_before(config, env):
+        config = training.config
+        if _had_before(config, training.envs):
             return
         self._record = {"verdict": "skipped", "why": "--no-audit"}
         if not config.audit:
             return
+        self._lines = []
+        records = [self._audit(training, one, training.envs[name]) for name, one in config.tasks().items()]
+        self._record = records[0]
+        if len(records) > 1:
+            from hone.audit.report import worst
+
+            self._record = {"verdict": worst(record["verdict"] for record in records), "tasks": records}
+            self._record |= {key: sum(record[key] for record in records) for key in ("texts", "examples")}
+            self._record["checks"] = [check for record in records for check in record["checks"]]
+
+    def _audit(self, training: Any, config: RLConfig, env: Environment) -> dict[str, Any]:
+        """Audit a task; return its record, without what differs between equal runs. Raises UserError if it fails."""
         from hone.audit.report import Verdict
 
-        report = _audit(training)
+        report = _audit(training, config, env)
         task = config.orchestrator.env
         flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
         see = command("hone", "audit", task.id, **flags)
@@ -56,11 +69,10 @@ class Audit(Observer):
                 f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
                 f"{others}. To mend it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
             )
-        self._record = report.record()
-        del self._record["seconds"]  # equal runs have equal files
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
-        self._lines = [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
+        self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
         self._lines += [f"audit: all of it: {see}"] if bad else []
+        return {key: value for key, value in report.record().items() if key != "seconds"}
 
     def before_start(self, run: RunWriter) -> None:
         if self._record is None:
@@ -71,15 +83,15 @@ class Audit(Observer):
             run.display.message(line)
 
 
-def _audit(training: Any) -> Report:
+def _audit(training: Any, config: RLConfig, env: Environment) -> Report:
     """Audit a task of its own, in processes of its own, so that what reward functions remember is not from here; only
     the data is read once.
     """
     from hone.audit.environment import audit_before_training
     from hone.composition.parts import task_of
 
-    config, fresh, status = training.config, task_of(training.config, training.given), Status()
-    fresh.share_data(training.env)
+    fresh, status = task_of(config, training.given), Status()
+    fresh.share_data(env)
     fresh.isolated = True
     if config.display != "none":
         fresh.progress = lambda words: status(f"auditing {fresh.id}: {words}") if words else None
@@ -97,13 +109,15 @@ def _audit(training: Any) -> Report:
         status.clear()
 
 
-def _had_before(config: RLConfig, env: Environment) -> bool:
-    """Return True if the run that is resumed was audited or refused to be, and its task is as it was then."""
+def _had_before(config: RLConfig, envs: Mapping[str, Environment]) -> bool:
+    """Return True if the run that is resumed was audited or refused to be, and its tasks are as they were then."""
     if config.resume is None:
         return False
     folder = Path(config.resume.dir or config.output_dir)
-    source = (run_info(folder) or {}).get("sources", {}).get("environment")
-    if not (folder / AUDIT).exists() or source not in (None, env.digests([]).get("environment")):
+    sources = (run_info(folder) or {}).get("sources", {})
+    found = {f"environment/{name}" if name else "environment": env.digests([]) for name, env in envs.items()}
+    same = all(sources.get(key) in (None, digests.get("environment")) for key, digests in found.items())
+    if not same or not (folder / AUDIT).exists():
         return False
     changed = changes(settings_of(folder, config), config, {})
-    return not any(change.name.startswith("orchestrator.env.") for change in changed)
+    return not any(change.name.startswith(("orchestrator.env.", "orchestrator.envs")) for change in changed)

@@ -72,6 +72,8 @@ class Graders:
     own_missing: str
     new: Grader
     graded_by: str
+    name: str = ""
+    """The task's, of a run of several."""
 
     @property
     def same(self) -> bool:
@@ -135,7 +137,7 @@ class Regrading:
                 print(f"  | {text}")
             for label, score in (("recorded:", recorded.score), ("now:", pair.score)):
                 print(f"  {label:<9} {_outcome(score)}, {visible(score.detail, LONGEST)}")
-        if graders.same:
+        if graders.same and not graders.name:
             print(f"\nTo ask another grader:\n  hone regrade {shlex.quote(str(run.path))} --env ID")
         elif self.verdict.cause == "parser":
             audit = command("hone", "audit", graders.task.id, a=graders.task.args, env_template=graders.task.template)
@@ -188,9 +190,15 @@ def regrade_run(config: RegradeConfig) -> Regrading:
 
 def load_graders(run: Run, config: RegradeConfig) -> Graders:
     """Load the run's own task, and what is to grade. Raises UserError if that can't be loaded."""
-    recorded, asked = run.config.get("orchestrator", {}).get("env", {}), config.env
+    orch, asked, name, source = run.config.get("orchestrator", {}), config.env, "", "environment"
+    recorded, several = orch.get("env", {}), {env["name"]: env for env in orch.get("envs", [])}
+    if len(several) > 1:
+        if asked.id is None or asked.id not in several:
+            raise UserError(f"{run.path} has several tasks: say which one, by --env {' or --env '.join(several)}")
+        name, source, asked = asked.id, f"environment/{asked.id}", asked.model_copy(update={"id": None})
+        recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
     task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
-    digest = run.info.get("sources", {}).get("environment")
+    digest = run.info.get("sources", {}).get(source)
     try:
         refuse_other_task(task.id, task.args, digest, config.trust_local_task)
         own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
@@ -199,7 +207,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
     if asked.id is None and not asked.args and asked.template is None:
         if own is None:
             raise UserError(f"the run's own task can't be loaded ({own_missing}): name one that grades: --env ID")
-        return Graders(task, own, own_missing, own, describe(task.id, task.args))
+        return Graders(task, own, own_missing, own, describe(task.id, task.args), name)
     if asked.id is None:
         refuse_other_task(task.id, task.args, digest, config.trust_local_task)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
@@ -210,7 +218,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")
     new = Grader(load_environment(env_id, **args), template)
-    return Graders(task, own, own_missing, new, describe(env_id, args))
+    return Graders(task, own, own_missing, new, describe(env_id, args), name)
 
 
 def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) -> Regraded:
@@ -226,6 +234,7 @@ def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) 
             graders.own,
             seed=run.info["seed"],
             check=config.check,
+            task=graders.name,
             max_failed=config.grading.max_failed,
             keep_scores=config.output is not None,
             progress=lambda done: status(f"regrading step {done} of {len(steps)}"),

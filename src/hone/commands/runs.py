@@ -231,7 +231,7 @@ def ledger(config: configs.RunsLedgerConfig) -> int:
         row = {name: str(draw[name]) for name in ("draw", "step", "example_id", "state", "tokens")}
         if measured:
             row["solved"] = f"{draw['solved']}/{draw['graded']}" if "graded" in draw else ""
-        rows.append(row | {"from": draw["source"]})
+        rows.append(row | ({"env": draw["env"]} if "env" in draw else {}) | {"from": draw["source"]})
     print_table(rows)
     states = Counter(draw["state"] for draw in draws)
     counts = ", ".join(f"{count:,} {state}" for state, count in sorted(states.items(), reverse=True))

@@ -192,13 +192,14 @@ def introduction(training: Any) -> Iterator[str]:
         orch = config.orchestrator
         prompts, completions = orch.batch_size // orch.rollouts_per_example, config.max_steps * orch.batch_size
         work = f"{prompts} prompts x {orch.rollouts_per_example} completions = {completions:,} completions"
-        task = f"{orch.env.id} {by_algorithm(config)}".rstrip()
+        work += ", and more by refill" if orch.refill else ""
+        task = f"{config.task_name} {by_algorithm(config)}".rstrip()
     work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
     if sft and config.data.run:
         yield f"{len(training.data.source):,} examples have such a completion"
-    if not sft and training.env.left_out:
-        yield training.env.left_out
+    if not sft:
+        yield from (env.left_out for env in training.all_envs if env.left_out)
     if hello is not None:
         lag = config.orchestrator.max_async_level
         yield f"sampled by {training.server.name}, at most {lag} versions behind"

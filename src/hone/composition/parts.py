@@ -161,6 +161,8 @@ def with_given_task(
         return config, None
     from hone.environments.functions import given_task
 
+    if config.orchestrator.envs:
+        raise UserError("a program gives the task of this run, and orchestrator.envs names others: leave out one")
     env = config.orchestrator.env
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
@@ -210,9 +212,28 @@ def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
     return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
 
 
-def task_digests(config: RLConfig, env: Environment) -> dict[str, str]:
-    """Digest what the run trains and is evaluated on."""
-    return env.digests(("train", "eval") if config.orchestrator.eval else ("train",))
+def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, Environment]:
+    """Return the tasks that the run is evaluated on: those of `envs`, or others that the config names."""
+    evals = config.orchestrator.eval
+    if evals is None or not evals.envs:
+        return dict(envs) if evals else {}
+    train = [(one.orchestrator.env, envs[name]) for name, one in config.tasks().items()]
+    known = {env.name: [made for other, made in train if env.same_task(other)] for env in evals.envs}
+    return {name: known[name][0] if known[name] else task_of(one) for name, one in config.eval_tasks().items()}
+
+
+def task_digests(
+    config: RLConfig, envs: Mapping[str, Environment], eval_envs: Mapping[str, Environment]
+) -> dict[str, str]:
+    """Digest what the run trains and is evaluated on; of several tasks under their names."""
+    digests: dict[str, str] = {}
+    for name, one in config.tasks().items():
+        found = envs[name].digests(("train", "eval") if one.orchestrator.eval else ("train",))
+        digests |= {f"{key}/{name}" if name else key: value for key, value in found.items()}
+    for name, env in eval_envs.items():
+        if env not in envs.values():
+            digests |= {f"{key}/eval/{name}": value for key, value in env.digests(("eval",)).items()}
+    return digests
 
 
 def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
@@ -241,10 +262,10 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 
 
 def check_lengths(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, limit: int, curriculum: Curriculum
+    config: RLConfig, env: Environment, renderer: ChatRenderer, limit: int, curriculum: Curriculum | None
 ) -> None:
     """Raise UserError if `seq_len` exceeds the model's context of `limit` tokens, or a prompt that the run will use
-    leaves no room in it.
+    leaves no room in it. `curriculum` None: the task is only evaluated on.
     """
     if config.seq_len > limit:
         raise UserError(
@@ -254,8 +275,9 @@ def check_lengths(
     remedy = "shorten the row or take it out of the data"
     if config.seq_len < limit:
         remedy += f", or raise --seq-len (up to {limit}, the model's context)"
-    drawn = sorted(curriculum.first(config.max_steps * orch.batch_size // orch.rollouts_per_example))
-    used: list[tuple[Split, Sequence[int]]] = [(env.split("train"), drawn)]
+    used: list[tuple[Split, Sequence[int]]] = []
+    if curriculum is not None:
+        used.append((env.split("train"), sorted(curriculum.first(config.max_steps * orch.most_groups))))
     if orch.eval:
         held_out = env.split("eval")
         used.append((held_out, range(min(orch.eval.num_examples, len(held_out)))))
@@ -275,7 +297,7 @@ def check_overlap(config: RLConfig, env: Environment) -> Overlap | None:
         return None
     train, held_out = env.split("train"), env.split("eval")
     curriculum = Curriculum.from_config(config, len(train))
-    draws = config.max_steps * config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    draws = config.max_steps * config.orchestrator.most_groups
     drop = settings.overlap == "drop"
     if train.generated:
         indices = curriculum.first(GENERATED if drop else min(GENERATED, draws))
@@ -317,7 +339,7 @@ def overlap_text(env: Environment, overlap: Overlap) -> str:
 
 
 def make_evaluate(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, recorder: RunRecorder
+    config: RLConfig, envs: Mapping[str, Environment], renderer: ChatRenderer, policy: Policy, recorder: RunRecorder
 ) -> Evaluate:
     """Make the evaluation of a run: every `eval.interval` versions from 0 on, and at the end."""
     settings = config.orchestrator.eval
@@ -327,10 +349,17 @@ def make_evaluate(
     def evaluation(version: int, last: bool) -> dict[str, float]:
         if version % settings.interval and not last:
             return {}
-        with recorder.phase("evaluate"):
-            result = evaluate_policy(config, settings, env, renderer, policy)
-        recorder.evaluated(version, result.samples, result.rows())
-        return result.metrics()
+        metrics, samples, rows = dict[str, float](), [], []
+        for name, one in config.eval_tasks().items():
+            how = one.orchestrator.eval or settings
+            with recorder.phase("evaluate"):
+                result = evaluate_policy(one, how, envs[name], renderer, policy)
+            result = replace(result, env_id=name or result.env_id)
+            samples += result.samples
+            rows += [{"env": name} | row for row in result.rows()] if len(envs) > 1 else result.rows()
+            metrics |= result.metrics()
+        recorder.evaluated(version, samples, rows)
+        return metrics
 
     return evaluation
 
@@ -361,7 +390,7 @@ def card(config: RLConfig, step: int) -> str:
         "completions per prompt": orch.rollouts_per_example,
         "learning rate": config.trainer.optim.lr,
     }
-    return weights_card(config, "rl", step, orch.env.id, facts)
+    return weights_card(config, "rl", step, config.task_name, facts)
 
 
 def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapping[str, object]) -> str:

@@ -16,9 +16,10 @@ counter and the schedule go on. No value network, no KL by default, one update p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import OnlineEvalConfig, RLConfig
-from hone.environments import MultiTurnEnv
+from hone.environments import Environment, MultiTurnEnv
+from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
@@ -40,8 +42,9 @@ from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import Advantages, GroupSampler, close_draws, step_metrics, trainable
+from hone.orchestrator.groups import Advantages, GroupSampler, trainable
 from hone.orchestrator.ledger import Ledger
+from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.metrics import check as check_metrics
@@ -76,8 +79,8 @@ class Steps:
     """
 
     config: RLConfig
-    sampler: GroupSampler | None
-    curriculum: Curriculum
+    samplers: Mapping[str, GroupSampler]
+    curricula: Mapping[str, Curriculum]
     trainer: Updates
     ledger: Ledger
     recorder: RunRecorder
@@ -125,24 +128,18 @@ class Steps:
         return goes_on
 
     def sample(self) -> list[Group]:
-        """Draw the next prompts, sample a group of completions of each, and grade them."""
-        assert self.sampler is not None
+        """Draw the next prompts, sample a group of completions of each, and grade them; again, for `refill`."""
         if not self.begin():
             raise StepAbandoned
-        step, (draws, examples) = self.next_step, self.sampler.draw()
-        with self.sampler.early_grading() as early:
-            with self.recorder.phase("sample"):
-                trajectories = self.sampler.sample(examples, draws, step, early)
-            with self.recorder.phase("grade"):
-                return self.sampler.grade(examples, draws, trajectories, early)
+        return make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
         step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
-        metrics = step_metrics(groups, step, orch.max_async_level)
+        metrics = mix_metrics(groups, self.config, step)
         self.trainer.put(step, trainable(groups, self.config))
-        close_draws(self.ledger, self.curriculum, groups, step)
-        totals = {"tokens/total": self.ledger.tokens} | self.curriculum.metrics()
+        close_draws(self.ledger, self.curricula, groups, step)
+        totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.curricula)
         self._sent.append(Sent(step, groups, metrics, totals))
         while self._sent and (len(self._sent) > orch.max_async_level or self.trainer.ready):
             self._take()
@@ -223,22 +220,42 @@ class RL(Training):
         self.observers = checked_observers(observers)
         self._drawn: list[int] = []
         self._refuse_unsupported()
-        self.env = parts.task_of(self.config, self.given)
-        self.env.check_rollouts()
-        check_predictions(self.config, self.env.id)
-        check_metrics(self.config, self.env.id)
+        self.envs = {name: parts.task_of(one, self.given) for name, one in self.config.tasks().items()}
+        self.eval_envs = parts.eval_envs(self.config, self.envs)
+        for env in self.all_envs:
+            env.check_rollouts()
+        env_id = None if self.config.orchestrator.envs else self.env.id
+        check_predictions(self.config, env_id)
+        check_metrics(self.config, env_id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
         self._load_model()
-        self.overlap = parts.check_overlap(self.config, self.env)
-        evals = self.config.orchestrator.eval
-        self.left_out = list(self.overlap.rows) if self.overlap and evals and evals.overlap == "drop" else []
-        train = self.env.split("train")
-        self.curriculum = Curriculum.from_config(self.config, len(train), self.left_out)
-        check_turns(self.env, self.renderer, train[0])
-        context = self.decoder.max_position_embeddings
-        parts.check_lengths(self.config, self.env, self.renderer, context, self.curriculum)
+        evals, context = self.config.orchestrator.eval, self.decoder.max_position_embeddings
+        self.overlaps: dict[str, Overlap | None] = {}
+        self.left_out: dict[str, list[int]] = {}
+        self.curricula: dict[str, Curriculum] = {}
+        for name, one in self.config.tasks().items():
+            env = self.envs[name]
+            overlap = self.overlaps[name] = parts.check_overlap(one, env)
+            self.left_out[name] = list(overlap.rows) if overlap and evals and evals.overlap == "drop" else []
+            train = env.split("train")
+            self.curricula[name] = Curriculum.from_config(one, len(train), self.left_out[name])
+            check_turns(env, self.renderer, train[0])
+            parts.check_lengths(one, env, self.renderer, context, self.curricula[name])
+        for name, one in self.config.eval_tasks().items():
+            if self.eval_envs[name] not in self.envs.values():
+                parts.check_lengths(one, self.eval_envs[name], self.renderer, context, None)
+
+    @property
+    def env(self) -> Environment:
+        """The task; of several, the first."""
+        return next(iter(self.envs.values()))
+
+    @property
+    def all_envs(self) -> list[Environment]:
+        """All tasks, to train on and to evaluate on, each once."""
+        return list({id(env): env for env in (*self.envs.values(), *self.eval_envs.values())}.values())
 
     def sample(self) -> list[Group]:
         """Draw the next prompts, sample a group of completions of each, and grade them."""
@@ -257,7 +274,9 @@ class RL(Training):
             return self.steps.update(groups)
 
     def evaluate(self, num_examples: int | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded."""
+        """Evaluate the current version on held-out examples of the (first) task, by `orchestrator.eval`. Nothing is
+        recorded.
+        """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; evaluate at least 1 example")
@@ -265,7 +284,8 @@ class RL(Training):
         if num_examples is not None:
             settings = settings.model_copy(update={"num_examples": num_examples})
         self.policy.load(self.version)
-        return parts.evaluate_policy(self.config, settings, self.env, self.renderer, self.policy)
+        config = next(iter(self.config.tasks().values()))
+        return parts.evaluate_policy(config, settings, self.env, self.renderer, self.policy)
 
     def _refuse_unsupported(self) -> None:
         if self.config.mode == "split":
@@ -275,14 +295,24 @@ class RL(Training):
         check_state(self.config.trainer.optim)
 
     def _settle_overlap(self) -> None:
-        """Refuse `grading.overlap` = true where it has no effect for the task; switch it off there if it is left open.
+        """Refuse `refill.cut` where it cuts nothing; refuse `grading.overlap` = true where it has no effect for the
+        task, and switch it off there if it is left open.
 
         A resumed run keeps what it began with.
         """
-        grading = self.config.orchestrator.grading
+        orch, grading = self.config.orchestrator, self.config.orchestrator.grading
+        cuts, envs = orch.refill is not None and orch.refill.cut > 0, self.envs.values()
+        talking = any(isinstance(env, MultiTurnEnv) or env.tool_schemas for env in envs)
+        if cuts and (talking or not self.config.samples_here):
+            raise UserError(
+                "orchestrator.refill.cut ends completions of one turn, without tools, that this process samples by "
+                "itself: set it to 0 for this run"
+            )
         if self.config.resume is not None:
             return
-        if (reason := self.env.late_grading_reason) is None:
+        reasons = [env.late_grading_reason for env in envs]
+        reason = "orchestrator.refill.cut shortens some before they are graded" if cuts else reasons[0]
+        if not cuts and None in reasons:
             return
         if grading.overlap:
             raise UserError(
@@ -293,9 +323,10 @@ class RL(Training):
 
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)
-        turns = self.env.max_turns if isinstance(self.env, MultiTurnEnv) else 1
+        turns = max(env.max_turns if isinstance(env, MultiTurnEnv) else 1 for env in self.all_envs)
         self.config = resolved(self.config, self.decoder, device_of(self.config.model.device), turns=turns)
-        self.env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
+        for env in self.all_envs:
+            env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
         self.model = parts.load_policy(self.config, self.source)
 
     def _open(self, stack: ExitStack) -> None:
@@ -319,13 +350,12 @@ class RL(Training):
             trainer.load_tensors(tensors, run.start_step)
         ledger = self._restored(state)
         if config.sampled_by is None:
-            self.policy = own_policy(config, self.env, trainer, renderer)
+            self.policy = own_policy(config, self.all_envs, trainer, renderer)
         else:
             from hone.composition.sampling import sampling
 
             self.policy = stack.enter_context(sampling(config, server, run, trainer, renderer))
-        own_advantages = self.own.functions.get("advantages")
-        sampler = GroupSampler(config, self.env, renderer, self.policy, self.curriculum, own_advantages)
+        samplers = self._samplers(self.policy)
 
         def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
             export_weights(folder, model, renderer, parts.card(config, step), parameters)
@@ -334,7 +364,7 @@ class RL(Training):
         stack.enter_context(self._saving(export, snapshot, config.ckpt))
         trainer.interrupt = self.saver.stop.check
         band = band_from_config(config, model.config.num_layers, server.backend if server else None)
-        canary = Canary.from_config(config, sampler, self.policy, trainer)
+        canary = Canary.from_config(config, next(iter(samplers.values())), self.policy, trainer)
         watch = GapWatch(band, config.gap.action, run, canary)
 
         def publish(version: int) -> dict[str, float]:
@@ -343,31 +373,52 @@ class RL(Training):
                 return watch.published(version)
 
         local = LocalTrainer(trainer, config.trainer.micro_batch_tokens, run.phase)
-        self._make_steps(sampler, self.policy, local, ledger, watch, publish)
+        self._make_steps(samplers, self.policy, local, ledger, watch, publish)
+
+    def _samplers(self, policy: Policy) -> dict[str, GroupSampler]:
+        own = self.own.functions.get("advantages")
+        return {
+            name: GroupSampler(one, self.envs[name], self.renderer, policy, self.curricula[name], own, name)
+            for name, one in self.config.tasks().items()
+        }
 
     def _open_run(self, stack: ExitStack, digests: dict[str, str], **more: Any) -> Any:
         """Open the run directory and, if anything is left to do, start what grades."""
-        config, env, given = self.config, self.env, self.given
+        config, given = self.config, self.given
         kept = (given.files if given else {}) | self.own.files
-        digests = digests | parts.task_digests(config, env) | (given.digests if given else {}) | self.own.digests
-        reads = parts.local_sources([config.model.name, config.model.chat_template], config.orchestrator.env.args)
-        reads += [path] if (path := config.orchestrator.env.profile) else []
+        digests = (
+            digests
+            | parts.task_digests(config, self.envs, self.eval_envs)
+            | (given.digests if given else {})
+            | self.own.digests
+        )
+        reads = parts.local_sources([config.model.name, config.model.chat_template])
+        for one in (config, *config.tasks().values(), *config.eval_tasks().values()):
+            task = one.orchestrator.env
+            reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
         reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
             return run
-        if run.start_step == 0 and self.overlap is not None and self.overlap.rows:
-            parts.report_overlap(config, env, self.overlap, run)
-        stack.callback(env.close_workers)
-        env.progress = run.display.doing
-        env.start_workers(config.orchestrator.batch_size)
-        facts: dict[str, Any] = {"pool": self.curriculum.size, "correctness": env.rubric.correctness}
-        if self.left_out or "left_out" in run.info:  # a resume with --allow-drift may leave none out
-            facts["left_out"] = self.left_out
-        if env.left_out:
-            facts["profile"] = env.left_out
+        for name, overlap in self.overlaps.items():
+            if run.start_step == 0 and overlap is not None and overlap.rows:
+                parts.report_overlap(config, self.envs[name], overlap, run)
+        for env in self.all_envs:
+            stack.callback(env.close_workers)
+            env.progress = run.display.doing
+            env.start_workers(config.orchestrator.batch_size)
+        sizes = {name: curriculum.size for name, curriculum in self.curricula.items()}
+        facts: dict[str, Any] = {"pool": sum(sizes.values()), "correctness": self.env.rubric.correctness}
+        if len(sizes) > 1:
+            facts |= {"pools": sizes, "left_outs": self.left_out}
+        elif (
+            left_out := self.left_out[""]
+        ) or "left_out" in run.info:  # a resume with --allow-drift may leave none out
+            facts["left_out"] = left_out
+        if left_out_by_rate := [env.left_out for env in self.all_envs if env.left_out]:
+            facts["profile"] = "; ".join(left_out_by_rate)
         run.info.pop("grading", None)
-        run.note(reward_ranges=env.rubric.ranges_as_lists(), **facts)
+        run.note(reward_ranges=self.env.rubric.ranges_as_lists(), **facts)
         if given is not None:
             parts.note_given(given, run)
         parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
@@ -375,23 +426,23 @@ class RL(Training):
 
     def _restored(self, state: dict[str, Any] | None) -> Ledger:
         """Return the ledger of a checkpoint's state, None without one; the curriculum is put where it was."""
-        run, curriculum = self.run, self.curriculum
-        ledger = Ledger(state["ledger"] if state else None)
-        curriculum.restore(ledger.entries)
+        run, ledger = self.run, Ledger(state["ledger"] if state else None)
 
-        def restarted(step: int) -> None:
-            run.event("pool_restarted", step, examples=curriculum.size)
+        def restarted(size: int, step: int) -> None:
+            run.event("pool_restarted", step, examples=size)
             run.display.message(
-                f"Step {step} found no prompt left in the pool (all {curriculum.size:,} are retired or parked): all "
+                f"Step {step} found no prompt left in the pool (all {size:,} are retired or parked): all "
                 "are back, and what was measured of them is forgotten."
             )
 
-        curriculum.restarted = restarted
+        for name, curriculum in self.curricula.items():
+            curriculum.restore(ledger.of(name))
+            curriculum.restarted = partial(restarted, curriculum.size)
         return ledger
 
     def _make_steps(
         self,
-        sampler: GroupSampler,
+        samplers: Mapping[str, GroupSampler],
         policy: Policy,
         trainer: Updates,
         ledger: Ledger,
@@ -401,5 +452,5 @@ class RL(Training):
         config, orch = self.config, self.config.orchestrator
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
         recorder = RunRecorder(self.run, self.saver, watch, failures)
-        evaluate = parts.make_evaluate(config, self.env, self.renderer, policy, recorder)
-        self.steps = Steps(config, sampler, self.curriculum, trainer, ledger, recorder, publish, evaluate)
+        evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
+        self.steps = Steps(config, samplers, self.curricula, trainer, ledger, recorder, publish, evaluate)

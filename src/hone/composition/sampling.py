@@ -40,7 +40,8 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     endpoint = endpoint_of(config, client.base_url)
     server = reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
     if server.backend == "vllm":
-        refuse_cuts(config.orchestrator.sampling)
+        for one in config.tasks().values():
+            refuse_cuts(one.orchestrator.sampling)
     return server
 
 

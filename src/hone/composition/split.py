@@ -27,7 +27,6 @@ from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig, refuse_cuts
 from hone.errors import UserError
 from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
-from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.launch import RESTARTED
 from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
@@ -78,7 +77,8 @@ class SplitRL(RL):
             )
         config = self.config.model_copy(update={"trainer": own})
         config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
-        self.env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
+        for env in self.all_envs:
+            env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
         # As the trainer, for run.json records it.
         configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
         # A server that died is started again with this process: the client is not to try for long.
@@ -91,7 +91,8 @@ class SplitRL(RL):
             named=client.base_url is not None,
         )
         if server.backend == "vllm":
-            refuse_cuts(config.orchestrator.sampling)
+            for one in config.tasks().values():
+                refuse_cuts(one.orchestrator.sampling)
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
@@ -103,9 +104,9 @@ class SplitRL(RL):
             run.event("restart", run.start_step, **restart)
         ledger = self._restored(run.restored[1] if run.restored else None)
         policy = ServerPolicy(server, self.renderer, self.decoder.eos_token_ids)
-        sampler = GroupSampler(config, self.env, self.renderer, policy, self.curriculum)
+        samplers = self._samplers(policy)
         start, temperature = run.start_step, config.orchestrator.sampling.temperature
-        canary = fixed_tokens(sampler.first(EXAMPLES), self.renderer, config.seq_len)
+        canary = fixed_tokens(next(iter(samplers.values())).first(EXAMPLES), self.renderer, config.seq_len)
         if (memory := given_folder()) is not None:
             size = hello.parameters * (2 if config.precision == "bf16" else 4)
             if (sentence := shortage(memory, size, versions_in_memory(config))) is not None:
@@ -164,7 +165,7 @@ class SplitRL(RL):
                 return {}
             return watch.scored(version, published.scores, published.result.canary)
 
-        self._make_steps(sampler, policy, trainer, ledger, watch, publish)
+        self._make_steps(samplers, policy, trainer, ledger, watch, publish)
         trainer.start()
         trainer.take()  # the version that the session begins with
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
@@ -87,6 +88,74 @@ class CurriculumConfig(BaseConfig):
         return self.pool is not None or self.order == "difficulty"
 
 
+class RefillConfig(BaseConfig):
+    """Draws further prompts in a step until its batch is full of groups that teach something (DAPO's dynamic sampling).
+
+    A group does if its rewards differ. Those enter the batch in the order of their draws; the others count nothing.
+    """
+
+    max_rounds: int = Field(default=10, ge=1)
+    """Rounds of sampling in a step, at most; the batch is trained on without what is missing then."""
+    oversample: float = Field(default=1.0, ge=1, le=100)
+    """A round draws this many times the groups that are missing; those that find the batch full are `surplus`."""
+    cut: float = Field(default=0.0, ge=0, lt=1)
+    """The share of a round's groups, those with the longest completions, that are cut off when the others have ended.
+    It saves the wait for a few long ones, and favours prompts with short ones."""
+
+    def drawn(self, missing: int) -> int:
+        """Return the groups that a round draws where so many are missing."""
+        return math.ceil(missing * self.oversample)
+
+
+class TaskConfig(EnvConfig):
+    """Which task, and which of its training examples."""
+
+    profile: Path | None = None
+    """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
+    pass_rate: tuple[float, float] | None = None
+    """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> TaskConfig:
+        if (self.profile is None) != (self.pass_rate is None):
+            raise UserError("orchestrator.env.profile and pass_rate belong together: set both, such as [0.1, 0.9]")
+        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
+            raise UserError(f"pass_rate = {[*self.pass_rate]} are no two rates from 0 to 1: set such as [0.1, 0.9]")
+        return self
+
+
+class MixedEnvConfig(EnvConfig):
+    """One of several tasks."""
+
+    name: str = Field(default="", pattern=r"^[^/\s]*$")
+    """What metrics and ledger call it; by default its id."""
+    sampling: SamplingConfig = SamplingConfig()
+    """Keys in which it is sampled otherwise than the section beside says; training has one `temperature`."""
+
+    def with_sampling(self, common: SamplingConfig) -> Self:
+        """Return it with the keys of `common` where it has none of its own."""
+        own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
+        return self.model_copy(update={"name": self.name or self.id, "sampling": common.model_copy(update=own)})
+
+    def same_task(self, other: EnvConfig) -> bool:
+        """Return True if both are one task, however it is sampled."""
+        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
+
+
+class TrainEnvConfig(MixedEnvConfig, TaskConfig):
+    """One of several tasks to train on."""
+
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Its share of a step's prompts, relative to the others'."""
+
+
+def check_names(envs: Sequence[MixedEnvConfig], key: str) -> None:
+    """Raise UserError if two have the same name."""
+    names = [env.name for env in envs]
+    if clash := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f'two of {key} are called "{clash}": give one of them another `name`')
+
+
 class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
@@ -98,8 +167,17 @@ class OnlineEvalConfig(BaseConfig):
     """Completions per example."""
     sampling: SamplingConfig = SamplingConfig()
     """How evaluation samples; `max_tokens` and `stop` default to training's."""
+    envs: list[MixedEnvConfig] = []
+    """Tasks to evaluate on, in place of those that are trained on."""
     overlap: Literal["warn", "drop", "refuse"] = "warn"
     """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
+
+    @model_validator(mode="after")
+    def _settle_envs(self) -> OnlineEvalConfig:
+        if self.envs:
+            self.envs = [env.with_sampling(self.sampling) for env in self.envs]
+            check_names(self.envs, "orchestrator.eval.envs")
+        return self
 
 
 class ClientConfig(BaseConfig):
@@ -128,23 +206,6 @@ class RLGradingConfig(GradingConfig):
     least half of the cores are left over."""
 
 
-class TaskConfig(EnvConfig):
-    """Which task, and which of its training examples."""
-
-    profile: Path | None = None
-    """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
-    pass_rate: tuple[float, float] | None = None
-    """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
-
-    @model_validator(mode="after")
-    def _check_profile(self) -> TaskConfig:
-        if (self.profile is None) != (self.pass_rate is None):
-            raise UserError("orchestrator.env.profile and pass_rate belong together: set both, such as [0.1, 0.9]")
-        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
-            raise UserError(f"pass_rate = {[*self.pass_rate]} are no two rates from 0 to 1: set such as [0.1, 0.9]")
-        return self
-
-
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
@@ -158,6 +219,8 @@ class OrchestratorConfig(BaseConfig):
     """Use only the first this many training examples."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which prompt comes when."""
+    refill: RefillConfig | None = None
+    """Draws further prompts until the batch is full of groups whose rewards differ; off unless given."""
     truncated: Literal["keep", "mask", "penalize"] = "keep"
     """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or take
     `overlong_penalty` off its reward."""
@@ -169,6 +232,8 @@ class OrchestratorConfig(BaseConfig):
     """How rollouts are sampled."""
     env: TaskConfig = TaskConfig()
     """The task."""
+    envs: list[TrainEnvConfig] = []
+    """Several tasks, in place of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
     grading: RLGradingConfig = RLGradingConfig()
     """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
@@ -180,12 +245,37 @@ class OrchestratorConfig(BaseConfig):
     max_async_level: int = Field(default=0, ge=0)
     """How many versions the sampler may lag behind the trainer; 0 is lock-step."""
 
+    @property
+    def most_groups(self) -> int:
+        """Groups that a step samples, at most."""
+        prompts = self.batch_size // self.rollouts_per_example
+        return self.refill.max_rounds * self.refill.drawn(prompts) if self.refill else prompts
+
     @field_validator("rollouts_per_example")
     @classmethod
     def _check_group(cls, value: int) -> int:
         if value == 1:
             raise UserError("1 rollout is its own group mean and teaches nothing: set at least 2, better 4 or more")
         return value
+
+    @model_validator(mode="after")
+    def _settle_envs(self) -> OrchestratorConfig:
+        if not self.envs:
+            return self
+        self.envs = [env.with_sampling(self.sampling) for env in self.envs]
+        check_names(self.envs, "orchestrator.envs")
+        first = TaskConfig(**{name: getattr(self.envs[0], name) for name in TaskConfig.model_fields})
+        if "env" in self.model_fields_set and self.env != first:
+            raise UserError(
+                f"orchestrator.env is {self.env.id}, and orchestrator.envs names other tasks: put all of them there"
+            )
+        self.env = first  # what plans and titles go by
+        if other := next((env for env in self.envs if env.sampling.temperature != self.sampling.temperature), None):
+            raise UserError(
+                f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, and the trainer takes the "
+                f"probabilities of all at one: set orchestrator.sampling.temperature"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check(self) -> OrchestratorConfig:
@@ -198,6 +288,11 @@ class OrchestratorConfig(BaseConfig):
             raise UserError(
                 'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
                 '"normalize" does not use: take one of them'
+            )
+        if self.refill is not None and self.advantage.baseline == "batch":
+            raise UserError(
+                'with orchestrator.advantage.baseline = "batch" groups of equal rewards teach something too, so '
+                "orchestrator.refill has nothing to replace: leave it out, or take another baseline"
             )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:
@@ -289,6 +384,40 @@ class RLConfig(RunConfig):
     audit: bool = True
     """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 
+    def tasks(self) -> dict[str, RLConfig]:
+        """Return the config of a run on each of the tasks alone, by its name; of a single one that is ""."""
+        orch = self.orchestrator
+        if not orch.envs and not (orch.eval and orch.eval.envs):
+            return {"": self}
+        found = {}
+        for env in orch.envs or [TrainEnvConfig(**orch.env.model_dump()).with_sampling(orch.sampling)]:
+            measured = orch.eval and (not orch.eval.envs or any(env.same_task(other) for other in orch.eval.envs))
+            alone = {"env": env, "envs": [], "sampling": env.sampling, "eval": orch.eval if measured else None}
+            found[env.name if len(orch.envs) > 1 else ""] = self._with(alone)
+        return found
+
+    def eval_tasks(self) -> dict[str, RLConfig]:
+        """Return such configs of what is evaluated on."""
+        evals = self.orchestrator.eval
+        if evals is None or not evals.envs:
+            return self.tasks() if evals else {}
+        of = {env.name: evals.model_copy(update={"sampling": env.sampling, "envs": []}) for env in evals.envs}
+        return {env.name: self._with({"env": env, "envs": [], "eval": of[env.name]}) for env in evals.envs}
+
+    def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
+        return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})
+
+    @property
+    def most_tokens(self) -> int | None:
+        """The most new tokens of a completion of any task; None: what `seq_len` leaves."""
+        most = [one.orchestrator.sampling.max_tokens for one in self.tasks().values()]
+        return None if None in most else max(tokens for tokens in most if tokens is not None)
+
+    @property
+    def task_name(self) -> str:
+        """The task, in words."""
+        return " + ".join(env.name for env in self.orchestrator.envs) or self.orchestrator.env.id
+
     @property
     def sampled_by(self) -> str | None:
         """What samples, in words, if it may give other tokens than the engine in one process would."""
@@ -339,8 +468,11 @@ class RLConfig(RunConfig):
                 "out one of them"
             )
         if self.inference.backend == "vllm":
-            refuse_cuts(orch.sampling)
+            for one in self.tasks().values():
+                refuse_cuts(one.orchestrator.sampling)
         samplings = {"sampling": orch.sampling} | ({"eval.sampling": orch.eval.sampling} if orch.eval else {})
+        samplings |= {f"envs.{env.name}.sampling": env.sampling for env in orch.envs}
+        samplings |= {f"eval.envs.{env.name}.sampling": env.sampling for env in orch.eval.envs} if orch.eval else {}
         for name, sampling in samplings.items():
             if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:
                 raise UserError(

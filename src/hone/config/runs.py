@@ -52,8 +52,9 @@ class RunsAttachConfig(OneRun):
 class RunsLedgerConfig(OneRun):
     """What became of every draw of an RL run. A draw is one example taken in one step; each ends in one state."""
 
-    state: Literal["trained", "filtered", "failed", "retired"] | None = None
-    """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum."""
+    state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
+    """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a
+    refill, cut off by it."""
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)

@@ -80,7 +80,8 @@ def sampling_bytes(
 def rows_asked_for(config: RLConfig) -> tuple[int, int]:
     """Return (completions, those of one prompt) of a batch or of an evaluation, whichever has more."""
     orch = config.orchestrator
-    rows = [(orch.batch_size, orch.rollouts_per_example)]
+    group = orch.rollouts_per_example
+    rows = [((orch.refill.drawn(orch.batch_size // group) * group if orch.refill else orch.batch_size), group)]
     if orch.eval:
         each = orch.eval.rollouts_per_example
         rows.append((orch.eval.num_examples * each, each))

@@ -41,12 +41,11 @@ class EnginePolicy:
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
         version, rollouts = self.version, dict[int, Trajectory]()
 
-        def end(index: int, completion: Completion) -> None:
+        def end(index: int, completion: Completion) -> int | None:
             versions = [version] * len(completion.token_ids)
             stops = sampling.stop_strings
             rollouts[index] = trajectory(requests[index], completion, versions, self.renderer, stops)
-            if finished is not None:
-                finished(index, rollouts[index])
+            return finished(index, rollouts[index]) if finished is not None else None
 
         self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params, end)
         return [rollouts[index] for index in range(len(requests))]
@@ -60,14 +59,14 @@ class EnginePolicy:
         return self.engine.score(sequences, temperature)
 
 
-def own_policy(config: RLConfig, env: Environment, trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
+def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, renderer: ChatRenderer) -> EnginePolicy:
     """Make the engine in this process, on the trainer's parameters."""
     settings = config.inference
     kv_bytes = int((settings.kv_gib or KV_GIB) * GIB)
     engine = Engine(
         trainer.model,
         kv_bytes=kv_bytes,
-        prefix_bytes=prefix_bytes(env, kv_bytes),
+        prefix_bytes=max(prefix_bytes(env, kv_bytes) for env in envs),
         batch_invariant=settings.batch_invariant,
         cuda_graphs=bool(settings.cuda_graphs),
         tokenizer=renderer.tokenizer,

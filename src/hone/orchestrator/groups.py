@@ -1,4 +1,8 @@
-"""From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics."""
+"""From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics.
+
+With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the groups
+that are missing. What a round keeps follows from draws, rewards and lengths in tokens, never from time.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,16 @@ from hone.inference.types import sampling_params
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.ledger import Entry, Ledger, State
-from hone.orchestrator.types import Policy
+from hone.orchestrator.ledger import Entry, State
+from hone.orchestrator.types import Finished, Policy
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
 
+Sample = Callable[["GroupSampler", list[Example], list[int]], list[Trajectory]]
+"""(sampler, examples, draws) -> trajectories, group by group; see `GroupSampler.sample`."""
+LEFT_OUT: tuple[State, ...] = ("surplus", "cut")
+"""How draws end that a refill left out."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`."""
 
@@ -44,27 +52,61 @@ class GroupSampler:
         policy: Policy,
         curriculum: Curriculum,
         own_advantages: Advantages | None = None,
+        name: str = "",
     ) -> None:
         orch = config.orchestrator
         self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
-        self.own_advantages = own_advantages
+        self.own_advantages, self.refill, self.name = own_advantages, orch.refill, name
         self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
         self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
         limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
         self.maker = RequestMaker(renderer, *limits, config.seed, "rollout", env.tool_schemas)
 
-    def draw(self) -> tuple[list[int], list[Example]]:
-        """Return the next step's draws that are to be sampled, and their examples."""
-        draws = [draw for draw in self.curriculum.draw(self.prompts) if not draw.retired]
-        return [draw.number for draw in draws], [self.rows[draw.index] for draw in draws]
+    def groups(
+        self,
+        step: int,
+        count: int,
+        first: int,
+        phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+        sample: Sample | None = None,
+    ) -> list[Group]:
+        """Draw, sample and grade `count` groups of a step, in the order of their draws, which begin with `first`.
+
+        `phase` times sampling and grading. `sample` samples in place of `self.sample`.
+        """
+        refill, missing, groups = self.refill, count, list[Group]()
+        for _ in range(refill.max_rounds if refill else 1):
+            draws, examples = self.draw(first, len(groups), refill.drawn(missing) if refill else missing)
+            with nullcontext() if sample else self.early_grading() as early:
+                with phase("sample"):
+                    rollouts = sample(self, examples, draws) if sample else self.sample(examples, draws, step, early)
+                with phase("grade"):
+                    graded = self.grade(examples, draws, rollouts, early)
+            if kept := self._kept(examples):
+                out = set(by_length(rollouts, len(examples))[0][kept:])
+                graded = [replace(group, left_out="cut" if i in out else None) for i, group in enumerate(graded)]
+            groups += graded
+            missing = count - [group_state(group) for group in groups].count("trained")
+            if missing <= 0:
+                break
+        groups = fill(groups, count, self.config, self.own_advantages) if refill else groups
+        return [replace(group, env=self.name) for group in groups] if self.name else groups
+
+    def draw(self, first: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
+        """Return draws that are to be sampled, and their examples: `count` after `drawn` others of a step.
+
+        The first one of the step is number `first` of the run.
+        """
+        draws = [(first + i, draw) for i, draw in enumerate(self.curriculum.draw(drawn + count)) if not draw.retired]
+        return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
 
     def first(self, count: int) -> list[Example]:
         """Return the examples of the run's first draws: those of its first step, at most `count`."""
         return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def early_grading(self) -> AbstractContextManager[EarlyGrading | None]:
-        """Return, for `sample` and `grade` of a step, what grades completions while others are sampled; None if
+        """Return, for `sample` and `grade` of a round, what grades completions while others are sampled; None if
         `grading.overlap` is off, or has no effect for this task.
         """
         overlaps = self.config.orchestrator.grading.overlap
@@ -73,9 +115,31 @@ class GroupSampler:
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
     ) -> list[Trajectory]:
-        """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended."""
-        finished = early and (lambda i, rollout: early.add(examples[i // self.maker.rollouts], rollout))
-        return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
+        """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended.
+
+        With `refill.cut`, those of groups that are cut off have at most one token more than the longest that is kept.
+        """
+        finished: Finished | None = early and (
+            lambda i, rollout: early.add(examples[i // self.maker.rollouts], rollout)
+        )
+        if not (kept := self._kept(examples)):
+            return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
+        ended: list[list[int]] = [[] for _ in examples]
+
+        def bound(index: int, rollout: Trajectory) -> int | None:
+            ended[index // self.maker.rollouts].append(rollout.num_sampled)
+            lengths = sorted(max(group) for group in ended if len(group) == self.maker.rollouts)
+            return lengths[kept - 1] + 1 if len(lengths) >= kept else None
+
+        rollouts = roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, bound)
+        order, lengths = by_length(rollouts, len(examples))
+        most = lengths[order[kept - 1]] + 1
+        return [t if t.num_sampled <= most else shortened(t, most, self.maker.renderer) for t in rollouts]
+
+    def _kept(self, examples: Sequence[Example]) -> int:
+        """Return how many groups of a round with these examples are not cut off; 0 if none is."""
+        cut = int(self.refill.cut * len(examples)) if self.refill else 0
+        return len(examples) - cut if cut else 0
 
     def grade(
         self,
@@ -114,6 +178,51 @@ def grade_groups(
         Group(example, draw, list(trajectories[m]), scores[m], advantages_G)
         for example, draw, m, advantages_G in zip(examples, draws, members, found, strict=True)
     ]
+
+
+def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
+    """Return the groups of a step that was refilled, with their advantages among those that are not left out.
+
+    `surplus` are those with advantages that come when the batch has no `room` left, in groups.
+    """
+    filled = list[Group]()
+    for group in groups:
+        trained = group_state(group) == "trained"
+        filled.append(replace(group, left_out="surplus") if trained and room <= 0 else group)
+        room -= trained
+    return with_advantages(filled, config, own_advantages)
+
+
+def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
+    """Return the groups with their advantages among those that are not left out; these have 0."""
+    inside = [group for group in groups if group.left_out is None]
+    found = iter(step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages))
+    return [
+        replace(group, advantages=np.zeros(len(group.scores), np.float32) if group.left_out else next(found))
+        for group in groups
+    ]
+
+
+def by_length(rollouts: Sequence[Trajectory], groups: int) -> tuple[list[int], list[int]]:
+    """Return the indices of groups by the tokens of their longest completions, least first; and these, by group."""
+    size = len(rollouts) // groups
+    longest = [max(t.num_sampled for t in rollouts[i * size : (i + 1) * size]) for i in range(groups)]
+    return sorted(range(groups), key=lambda group: longest[group]), longest
+
+
+def shortened(rollout: Trajectory, tokens: int, renderer: ChatRenderer) -> Trajectory:
+    """Return the rollout, of one turn, as it was when it had so many sampled tokens."""
+    prompt = rollout.prompt_length
+    end = prompt + tokens
+    text = renderer.opened_by_template + renderer.decode(rollout.token_ids[prompt:end].tolist())
+    columns = ("token_ids", "sampled_mask", "logprobs", "versions")
+    return replace(
+        rollout,
+        **{name: getattr(rollout, name)[:end] for name in columns},
+        messages=[*rollout.messages[:-1], rollout.messages[-1] | {"content": text}],
+        stop_reason="length",
+        kept=rollout.kept and rollout.kept.where(np.arange(len(rollout.token_ids)) < end),
+    )
 
 
 def step_advantages(
@@ -210,15 +319,18 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
 
-    All are 0 where all rewards are equal, unless the baseline is the batch's.
+    All are 0 where all rewards are equal, unless the baseline is the batch's. What a refill left out is that.
     """
+    if group.left_out is not None:
+        return group.left_out
     if valid(group.scores).sum() < 2:
         return "failed"
     return "trained" if np.any(group.advantages) else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
-    """Return the completions that a step is trained on, in the order of the groups, and the counts of filtered groups.
+    """Return the completions that a step is trained on, in the order of the groups, and the counts of filtered groups,
+    which a refill has replaced.
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
     completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
@@ -232,12 +344,12 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
             if not score.outcome.is_failure and not (orch.truncated == "mask" and trajectory.truncated)
         ]
         state = group_state(group)
-        if state == "filtered" and kept:
+        if state == "filtered" and kept and orch.refill is None:
             tokens = sum(trajectory.num_sampled for _, trajectory in kept)
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
             sequences += [_packed(group, *member) for member in kept]
-    longest = min(orch.sampling.max_tokens or config.seq_len, config.seq_len)
+    longest = min(config.most_tokens or config.seq_len, config.seq_len)
     return Batch(sequences, filtered, longest)
 
 
@@ -253,36 +365,34 @@ def _packed(group: Group, index: int, trajectory: Trajectory) -> Packed:
     )
 
 
-def close_draws(ledger: Ledger, curriculum: Curriculum, groups: Sequence[Group], step: int) -> None:
-    """Tell the curriculum how the draws of a step ended, of its groups and those passed over.
-
-    It goes by that from then on.
-    """
-    waiting, entries = iter(groups), []
-    for draw in curriculum.draw(len(groups)):
+def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first: int) -> list[Entry]:
+    """Return how the draws of a step ended, of its groups and those passed over; the first one is draw `first`."""
+    waiting, entries, env = iter(groups), [], groups[0].env or None
+    for number, draw in enumerate(curriculum.draw(len(groups)), first):
         if draw.retired:
-            entries.append(Entry(draw.number, step, curriculum.ids[draw.index], "retired", 0))
+            entries.append(Entry(number, step, curriculum.ids[draw.index], "retired", 0, env=env))
             continue
         group = next(waiting)
         tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
-        entry = Entry(draw.number, step, group.example.id, group_state(group), tokens)
+        entry = Entry(number, step, group.example.id, group_state(group), tokens, env=env)
         if curriculum.config.measures:
-            outcomes = [score.outcome for score in group.scores]
+            outcomes = [] if group.left_out == "cut" else [score.outcome for score in group.scores]
             graded = sum(not outcome.is_failure for outcome in outcomes)
             entry = replace(entry, solved=outcomes.count(Outcome.CORRECT), graded=graded)
         entries.append(entry)
-    curriculum.advance(entries)
-    for entry in entries:
-        ledger.close(entry)
+    return entries
 
 
-def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[str, float]:
+def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: bool = False) -> dict[str, float]:
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
     distribution, how many ids it kept. With `lag`, the versions that the sampler may be behind, the staleness of the
-    stalest token, in versions, is added.
+    stalest token, in versions, is added; if `refilled`, the groups that were drawn and left out. Groups that were cut
+    off are only counted.
     """
+    drawn = {"groups/drawn": len(groups)} | {f"groups/{s}": [g.left_out for g in groups].count(s) for s in LEFT_OUT}
+    groups = [group for group in groups if group.left_out != "cut"]
     scores = [score for group in groups for score in group.scores]
     trajectories = [t for group in groups for t in group.trajectories]
     graded = rewards(scores)[valid(scores)]
@@ -309,7 +419,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0) -> dict[st
     metrics["staleness/mean"] = float(staleness.mean())
     if lag:
         metrics["staleness/max"] = float(staleness.max())
-    return metrics | {f"groups/{state}": states.count(state) for state in ("trained", "filtered", "failed")}
+    metrics |= {f"groups/{state}": states.count(state) for state in ("trained", "filtered", "failed")}
+    return metrics | drawn if refilled else metrics
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:

@@ -10,15 +10,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-State = Literal["trained", "filtered", "failed", "retired"]
+State = Literal["trained", "filtered", "failed", "retired", "surplus", "cut"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """The end of one draw: `trained`, `filtered` (no reward variance), `failed` (grader), `retired` (not sampled).
+    """The end of one draw: `trained`, `filtered` (no reward variance), `failed` (grader), `retired` (not sampled);
+    of a refill also `surplus` (the batch was full) and `cut` (off, for its length).
 
     `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
-    both are kept where the curriculum goes by them, else None.
+    both are kept where the curriculum goes by them, else None. `env` is the name of the task, of several.
     """
 
     draw: int
@@ -28,6 +29,7 @@ class Entry:
     tokens: int
     solved: int | None = None
     graded: int | None = None
+    env: str | None = None
 
     def record(self) -> dict[str, Any]:
         """Return it as JSON; None is left out."""
@@ -47,6 +49,10 @@ class Ledger:
         assert entry.draw == expected, f"draw {entry.draw} closed out of order; expected {expected}"
         self.entries.append(entry)
         self.tokens += entry.tokens
+
+    def of(self, env: str) -> list[Entry]:
+        """Return the entries of a task."""
+        return [entry for entry in self.entries if (entry.env or "") == env]
 
     def state(self, before: int | None = None) -> Callable[[], dict[str, list[dict]]]:
         """Return what makes a JSON-ready record of the entries so far (of steps before `before`), in any thread."""

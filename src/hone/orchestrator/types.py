@@ -28,8 +28,9 @@ class Request:
     turn: int = 0
 
 
-Finished = Callable[[int, Trajectory], None]
-"""(index, trajectory) -> None; see `Sampler.sample`."""
+Finished = Callable[[int, Trajectory], int | None]
+"""(index, trajectory) -> the most tokens that any completion is of use with from now on, if known; see
+`Sampler.sample`."""
 
 
 class Sampler(Protocol):
@@ -40,7 +41,8 @@ class Sampler(Protocol):
     ) -> list[Trajectory]:
         """Return one trajectory per request, in their order.
 
-        Call `finished(index, trajectory)` for each as soon as it has ended; it returns at once.
+        Call `finished(index, trajectory)` for each as soon as it has ended; it returns at once. A completion may end
+        once it has the tokens that this returns.
         """
         ...
 

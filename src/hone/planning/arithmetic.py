@@ -69,7 +69,7 @@ class Steps:
             rows=orch.batch_size,
             tokens_at_most=orch.batch_size * config.seq_len,
             prompts=prompts,
-            sampled_at_most=orch.batch_size * min(longest, turns * (orch.sampling.max_tokens or longest)),
+            sampled_at_most=orch.batch_size * min(longest, turns * (config.most_tokens or longest)),
             pool=pool,
             epochs=steps * prompts / pool if pool else None,
             evaluations=_times(steps, evals.interval) + 1 if evals else 0,
@@ -104,10 +104,13 @@ class Steps:
         evaluated = "none"
         if self.evaluations:
             evaluated = f"{times} x {self.evaluated:,} = {_n(self.evaluations * self.evaluated, 'completion')}"
+        refill, most = config.orchestrator.refill, config.orchestrator.most_groups
+        more = [f"refill: a step samples further prompts, up to {most:,} in all; what follows is without them"]
         return [
             f"a step: {_n(self.prompts, 'prompt')} x {config.orchestrator.rollouts_per_example} rollouts = "
             f"{_n(self.rows, 'completion')}, at most {self.sampled_at_most:,} new tokens, {self.tokens_at_most:,} with "
             "their prompts",
+            *(more if refill else []),
             f"in all: {steps} x {self.rows:,} = {_n(self.total, 'completion')}, "
             f"at most {self.steps * self.sampled_at_most:,} new tokens",
             seen,

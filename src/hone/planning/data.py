@@ -57,7 +57,7 @@ class Facts:
         if not self.prompts:
             return guessed
         longest = min(max(self.prompts), config.seq_len - 1)
-        new = min(config.seq_len - longest, self.turns * (config.orchestrator.sampling.max_tokens or config.seq_len))
+        new = min(config.seq_len - longest, self.turns * (config.most_tokens or config.seq_len))
         found = Lengths(float(np.mean(self.prompts)), new / 2, longest, new, turns=self.turns)
         if not self.references or mean * THOUGHT <= new:
             return found

@@ -125,7 +125,7 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     """Yield (heading, lines) of the whole plan."""
     config, shape = plan.config, plan.shape
     if isinstance(config, RLConfig):
-        kind, task = "RL", config.orchestrator.env.id
+        kind, task = "RL", config.task_name
     else:
         kind, task = "SFT", config.data.env.id if config.data.env else config.data.name or config.data.path
     parameters = f"{count(shape.parameters)} parameters, " if shape else ""

@@ -8,12 +8,20 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from hone.composition.own_functions import OwnFunctions
-from hone.composition.parts import make_evaluate, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
+from hone.composition.parts import (
+    eval_envs,
+    make_evaluate,
+    make_sft_trainer,
+    make_trainer,
+    model_digests,
+    task_digests,
+    task_of,
+)
 from hone.composition.rl import Steps
 from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import RLConfig
@@ -25,8 +33,9 @@ from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, group_state, step_advantages
+from hone.orchestrator.groups import GroupSampler, group_state, with_advantages
 from hone.orchestrator.ledger import Ledger
+from hone.orchestrator.mix import make_groups
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
@@ -48,7 +57,7 @@ from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Kept, Trajectory
+from hone.types import Example, Group, Kept, Trajectory
 
 OnStep = Callable[[int], None]
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
@@ -193,30 +202,41 @@ class RebuiltRL(Rebuilt):
             )
         self.sources |= OwnFunctions.of(config).digests
         self.trainer = make_trainer(config, model, record_tokens=False)
-        self.sampler: GroupSampler | None = None
+        self.samplers: dict[str, GroupSampler] = {}
         self.evaluate: Evaluate | None = None
         self.publish: Publish | None = None
-        left_out = records.run.info.get("left_out", [])
-        rows = records.run.info.get("pool", 1) + len(left_out)  # older runs, which don't say, have no curriculum
+        info, envs, evals = records.run.info, dict[str, Environment](), dict[str, Environment]()
         if not replay_only:
             with needed_here("task"):
-                env = task_of(config)
-                rows = len(env.split("train"))
-        self.curriculum = Curriculum.from_config(config, rows, left_out)
+                envs = {name: task_of(one) for name, one in config.tasks().items()}
+                evals = eval_envs(config, envs)
+        self.curricula = {}
+        for name, one in config.tasks().items():
+            left_out = info["left_outs"][name] if name else info.get("left_out", [])
+            size = (
+                info["pools"][name] if name else info.get("pool", 1)
+            )  # older runs, which don't say, have no curriculum
+            with needed_here("task"):
+                rows = size + len(left_out) if replay_only else len(envs[name].split("train"))
+            self.curricula[name] = Curriculum.from_config(one, rows, left_out)
         if not replay_only:
-            self._make_sampler(env)
+            self._make_samplers(envs, evals)
 
-    def _make_sampler(self, env: Environment) -> None:
+    def _make_samplers(self, envs: Mapping[str, Environment], evals: Mapping[str, Environment]) -> None:
         config, renderer = self.config, self.renderer
-        policy = own_policy(config, env, self.trainer, renderer)
-        self.sources |= task_digests(config, env)
-        self.sampler = sampler = GroupSampler(config, env, renderer, policy, self.curriculum)
+        policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, renderer)
+        self.sources |= task_digests(config, envs, evals)
+        self.samplers = {
+            name: GroupSampler(one, envs[name], renderer, policy, self.curricula[name], name=name)
+            for name, one in config.tasks().items()
+        }
         self.resamples = why_not_resampled(config, self.records.run) is None
         if not self.resamples:
             return
-        self.evaluate = make_evaluate(config, env, renderer, policy, self.memory)
+        self.evaluate = make_evaluate(config, evals, renderer, policy, self.memory)
         own_canary = config.mode != "split"  # that of a server is another one
-        canary = Canary.from_config(config, sampler, policy, self.trainer) if own_canary else None
+        first = next(iter(self.samplers.values()))
+        canary = Canary.from_config(config, first, policy, self.trainer) if own_canary else None
         band = band_from_config(config, self.trainer.model.config.num_layers)
 
         def publish(version: int) -> dict[str, float]:
@@ -227,11 +247,12 @@ class RebuiltRL(Rebuilt):
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         ledger = Ledger(state["ledger"] if state else None)
-        self.curriculum.restore(ledger.entries)
+        for name, curriculum in self.curricula.items():
+            curriculum.restore(ledger.of(name))
         self.steps = Steps(
             self.config,
-            self.sampler,
-            self.curriculum,
+            self.samplers,
+            self.curricula,
             LocalTrainer(self.trainer, self.config.trainer.micro_batch_tokens),
             ledger,
             self.memory,
@@ -260,16 +281,26 @@ class RebuiltRL(Rebuilt):
 
     def _graded_again(self, step: int) -> list[Group]:
         """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
-        assert self.sampler is not None
-        draws, examples = self.sampler.draw()
+        used = 0
         recorded = [t for group in self._recorded(step) for t in group.trajectories]
-        wanted = self.config.orchestrator.batch_size
-        if len(recorded) != wanted:
-            raise UserError(
-                f"{self.records.run.path}/{rollouts_file(step)} has {len(recorded)} completions, where the config has "
-                f"{wanted}: compare it with another copy of the run"
-            )
-        return self.sampler.grade(examples, draws, resample_recorded(self.sampler, examples, draws, step, recorded))
+
+        def sample(sampler: GroupSampler, examples: list[Example], draws: list[int]) -> list[Trajectory]:
+            nonlocal used
+            begin, used = used, used + len(draws) * self.config.orchestrator.rollouts_per_example
+            if used > len(recorded):
+                raise self._other_completions(step, len(recorded), used)
+            return resample_recorded(sampler, examples, draws, step, recorded[begin:used])
+
+        groups = make_groups(self.samplers, self.config, step, self.steps.ledger, sample=sample)
+        if used < len(recorded):
+            raise self._other_completions(step, len(recorded), used)
+        return groups
+
+    def _other_completions(self, step: int, recorded: int, wanted: int) -> UserError:
+        return UserError(
+            f"{self.records.run.path}/{rollouts_file(step)} has {recorded} completions, where the config has {wanted}: "
+            "compare it with another copy of the run"
+        )
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)
@@ -365,16 +396,28 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         members = {draw: list(mine) for draw, mine in groupby(rows, key=lambda row: row["draw"])}
         scores = [[score_of(row) for row in mine] for mine in members.values()]
         trajectories = [[_trajectory(row) for row in mine] for mine in members.values()]
-        columns = zip(
-            members, members.values(), trajectories, scores, step_advantages(scores, trajectories, config), strict=True
-        )
-        return [Group(example_of(mine[0]), draw, made, graded, found) for draw, mine, made, graded, found in columns]
+        columns = zip(members.items(), trajectories, scores, strict=True)
+        groups = [
+            replace(
+                Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32), _left_out(mine)),
+                env=mine[0].get("env") or "",
+            )
+            for (draw, mine), made, graded in columns
+        ]
+        tasks = config.tasks()
+        by_task = groupby(groups, key=lambda group: group.env)
+        return [group for name, own in by_task for group in with_advantages(list(own), tasks[name])]
     except (AssertionError, KeyError, TypeError, ValueError) as error:
         which = f"step {rows[0]['step']}" if rows else "a step"
         raise UserError(
             f"the rollouts of {which} do not have hone's form ({type(error).__name__}: {error}), so they can't be "
             "trained on: compare them with another copy of the run"
         ) from error
+
+
+def _left_out(rows: Sequence[Row]) -> Literal["surplus", "cut"] | None:
+    states = {row["state"] for row in rows}
+    return "surplus" if "surplus" in states else "cut" if "cut" in states else None
 
 
 def _trajectory(row: Row) -> Trajectory:

@@ -83,9 +83,16 @@ def rebuild(
     current folder that is not the run's, unless `trust_local_task`.
     """
     config = read_config(run)
-    task = config.data.env if isinstance(config, SFTConfig) else None if replay_only else config.orchestrator.env
-    if task is not None:
-        refuse_other_task(task.id, task.args, run.info.get("sources", {}).get("environment"), trust_local_task)
+    tasks = {"": config.data.env} if isinstance(config, SFTConfig) else {}
+    if isinstance(config, RLConfig) and not replay_only:
+        tasks = {name: one.orchestrator.env for name, one in config.tasks().items()}
+        tasks |= {
+            f"eval/{env.name}": env for env in (config.orchestrator.eval.envs if config.orchestrator.eval else [])
+        }
+    for name, task in tasks.items():
+        if task is not None:
+            digest = run.info.get("sources", {}).get(f"environment/{name}" if name else "environment")
+            refuse_other_task(task.id, task.args, digest, trust_local_task)
     records, device = Records(run), _device(config.model.device)
     model_config = config.model.model_copy(update={"device": device, "name": model_name or config.model.name})
     config = config.model_copy(update={"model": model_config, "display": "auto"})

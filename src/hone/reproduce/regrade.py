@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
-    *("stop_reason", "prompt", "text", "answer", "info", "completion"),
+    *("stop_reason", "prompt", "text", "answer", "info", "completion", "env"),
 )
 """Columns that are read of a run's rollouts."""
 SHOWN = 3
@@ -152,19 +152,21 @@ def regrade(
     *,
     seed: int,
     check: int,
+    task: str = "",
     max_failed: float = 1.0,
     keep_scores: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Regraded:
     """Grade the completions of these steps with `grader`, and about `check` of them with `own`, the run's own task.
 
+    Of a run of several tasks, only those of `task` are graded.
     If `grader` is `own`, all are checked. The main part of the recorded reward is that of the run's own task or, if its
     weights have changed since, of `grader`; all components, if those are other ones, too. `progress` gets how many
     steps are done. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
     for done, step in enumerate(steps):
-        recorded = read_step(run, step)
+        recorded = read_step(run, step, task)
         pairs = grader.grade(recorded, seed)
         if own is not None:
             quota = min((done + 1) * check // len(steps) - done * check // len(steps), len(recorded))
@@ -189,10 +191,12 @@ def regrade(
     return result
 
 
-def read_step(run: Run, step: int) -> list[Recorded]:
-    """Read the completions that a run recorded of a step."""
+def read_step(run: Run, step: int, task: str = "") -> list[Recorded]:
+    """Read the completions that a run recorded of a step; of several tasks, those of `task`."""
     recorded = []
     for row in run.rollouts(step, COLUMNS).to_pylist():
+        if task and row["env"] != task:
+            continue
         reply = Reply(messages_of(row), row["stop_reason"], row["sample_id"])
         recorded.append(Recorded(step, example_of(row), reply, row["text"], sum(row["sampled_mask"]), score_of(row)))
     return recorded

@@ -39,6 +39,7 @@ class Metric:
     """Times the rounding limit by which a run on other ranks may differ; 0 means equal, None: not compared."""
 
 
+_OF_ENV = "(?:eval|env)/[^/]+/"
 SHARE = "share of completions"
 NATS = "nats per token"
 METRICS = (
@@ -67,6 +68,9 @@ METRICS = (
     Metric("groups/trained", "rl", "groups"),
     Metric("groups/filtered", "rl", "groups"),
     Metric("groups/failed", "rl", "groups"),
+    Metric("groups/surplus", "rl", "groups"),
+    Metric("groups/cut", "rl", "groups"),
+    Metric("groups/drawn", "rl", "groups", "groups sampled for the step"),
     Metric("logprob_gap/mean", "rl", "nats", "gap of sampler and trainer, mean", better="lower", tolerance=None),
     Metric("logprob_gap/max", "rl", "nats", "gap of sampler and trainer, largest", better="lower", tolerance=None),
     Metric("clipped", "rl", "share of tokens", "tokens with a clipped ratio", tolerance=None),
@@ -99,8 +103,8 @@ METRICS = (
 
 
 def row(metric: str) -> Metric | None:
-    """Return the row of a metric, of one of an evaluation by what follows `eval/ENV/`; None for one of a plugin."""
-    name = re.sub(r"^eval/[^/]+/", "", metric)
+    """Return the row of a metric, by what follows `eval/ENV/` or `env/ENV/` if it is a task's; None for a plugin's."""
+    name = re.sub(rf"^{_OF_ENV}", "", metric)
     return next((one for one in METRICS if fnmatchcase(name, one.name)), None)
 
 
@@ -116,7 +120,7 @@ def label(metric: str) -> str:
     if found is None or not found.label:
         return metric
     pattern = re.escape(found.name).replace(r"\*", "(.+)")
-    match = re.fullmatch(pattern, re.sub(r"^eval/[^/]+/", "", metric))
+    match = re.fullmatch(pattern, re.sub(rf"^{_OF_ENV}", "", metric))
     assert match is not None
     return found.label.format(*(part.replace("_", " ") for part in match.groups()))
 

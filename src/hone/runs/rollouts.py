@@ -71,10 +71,10 @@ def evals_file(version: int) -> str:
     return f"{EVALS}/step_{version:06d}.jsonl"
 
 
-def schema(kept: bool = False) -> pyarrow.Schema:
+def schema(kept: bool = False, mixed: bool = False) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
-    `kept`: with those of a run whose sampling cuts the distribution.
+    `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks.
     """
     import pyarrow as pa
 
@@ -101,7 +101,7 @@ def schema(kept: bool = False) -> pyarrow.Schema:
             ("outcome", text),
             ("detail", text),  # why, in words
             ("advantage", pa.float32()),
-            ("state", text),  # what became of it: trained, filtered, failed
+            ("state", text),  # what became of it: trained, filtered, failed, surplus, cut
             ("stop_reason", text),
             ("prompt", text),  # messages before the completion, as JSON
             ("text", text),  # the completion; of several turns their texts, with an empty line between them
@@ -109,13 +109,14 @@ def schema(kept: bool = False) -> pyarrow.Schema:
             ("info", text),  # the example's, as JSON
             ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
             *(ids if kept else []),
+            *([("env", text)] if mixed else []),  # the name of the task, of several
         ]
     )
 
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
     """Return the rows of one group: `index` within its step, `state` is its fate; a sample whose grader failed has
-    `failed`.
+    `failed`, if it was not cut off.
     """
     shared = {
         "step": step,
@@ -125,6 +126,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
         "answer": group.example.answer,
         "info": json.dumps(group.example.info, ensure_ascii=False, default=str),
     }
+    shared |= {"env": group.env} if group.env else {}
     length = len(group.example.prompt)
     rows = []
     for trajectory, score, advantage in zip(group.trajectories, group.scores, group.advantages, strict=True):
@@ -143,7 +145,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "outcome": str(score.outcome),
                 "detail": score.detail,
                 "advantage": float(advantage),
-                "state": "failed" if failed else state,
+                "state": "failed" if failed and state != "cut" else state,
                 "stop_reason": trajectory.stop_reason,
                 "prompt": json.dumps(trajectory.messages[:length], ensure_ascii=False),
                 "text": trajectory.completion_text,
@@ -165,7 +167,7 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     """
     import pyarrow as pa
 
-    fields = schema(kept=any("kept_ids" in row for row in rows))
+    fields = schema(*(any(name in row for row in rows) for name in ("kept_ids", "env")))
     for row in rows:
         assert row.keys() <= set(fields.names), f"unknown rollout columns {sorted(row.keys() - set(fields.names))}"
     as_pairs = lambda value: list(value.items()) if isinstance(value, dict) else value  # noqa: E731
@@ -189,7 +191,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
     import pyarrow as pa
 
-    columns = schema(kept=True).names if columns is None else list(columns)
+    columns = schema(kept=True, mixed=True).names if columns is None else list(columns)
     table = _read_table(path, columns, "restore it from a copy")
     if "completion" in columns and "completion" not in table.column_names:
         table = table.append_column("completion", pa.nulls(len(table), pa.string()))

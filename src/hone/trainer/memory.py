@@ -107,7 +107,7 @@ def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
     """Return the most tokens of (prompt, completion) that the config allows; by guess, where only their sum is set."""
     if isinstance(config, SFTConfig):
         return 0, config.data.seq_len
-    most = config.orchestrator.sampling.max_tokens
+    most = config.most_tokens
     new = config.seq_len * 3 // 4 if most is None else min(config.seq_len - 1, turns * most)
     return config.seq_len - new, new
 

@@ -173,7 +173,7 @@ def _by_example(rows: list[Row]) -> dict[Any, Row]:
     seen: Counter[Any] = Counter()
     found = {}
     for row in rows:
-        key = row["example_id"], row["rollout"]
+        key = row.get("env"), row["example_id"], row["rollout"]
         found[*key, seen[key]] = row
         seen[key] += 1
     return found

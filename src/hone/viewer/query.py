@@ -32,7 +32,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
     "outcome": tuple(str(outcome) for outcome in Outcome),
     "advantage": ("positive", "negative", "zero"),
     "stop": ("stop", "length"),
-    "state": ("trained", "filtered", "failed"),
+    "state": ("trained", "filtered", "failed", "surplus", "cut"),
     "sort": tuple(SORTS),
 }
 FILTERS = ("outcome", "advantage", "stop", "state")

@@ -112,7 +112,8 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     if card.run.kind == "eval":
         versions = [None] if (run.path / RESULTS).is_file() else []
     ends = dict.fromkeys(versions[:1] + versions[-1:])
-    card.evaluated = [Evaluated(version, usable(run.eval_rows(version))) for version in ends]
+    of_first = lambda rows: [row for row in rows if row.get("env", card.env) == card.env]  # noqa: E731
+    card.evaluated = [Evaluated(version, usable(of_first(run.eval_rows(version)))) for version in ends]
     if not card.evaluated:
         return
     last = card.evaluated[-1]

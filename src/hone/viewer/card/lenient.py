@@ -60,6 +60,8 @@ def read_recorded(
     try:
         if run.kind == "eval":
             task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
+        elif (orch := config["orchestrator"]).get("envs") or orch.get("eval", {}).get("envs"):
+            return Leniency("the run has several tasks")
         else:
             task = TaskConfig.model_validate(config["orchestrator"]["env"])
         refuse_other_task(task.id, task.args, recorded, trust_local_task)

@@ -1,0 +1,86 @@
+"""Several tasks in one run: whose the groups of a step are, and what it says of each.
+
+Tasks are called by their names; a single one is "", and nothing of it names it. A step has the groups of one task after
+those of another; each task has a curriculum, advantages and, with `refill`, rounds of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+
+import numpy as np
+
+from hone import rng
+from hone.config.rl import RLConfig
+from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.groups import GroupSampler, Sample, ledger_entries, step_metrics
+from hone.orchestrator.ledger import Ledger
+from hone.types import Group
+
+_TURN = (5**0.5 - 1) / 2
+
+
+def shares(config: RLConfig, step: int) -> dict[str, int]:
+    """Return the groups that each task has in the batch of a step, which its weight says up to rounding.
+
+    Systematic sampling: as many points as groups lie evenly in [0, 1), of which each task has a part. From step to step
+    they move by the golden ratio, so that what is rounded evens out.
+    """
+    orch, names = config.orchestrator, list(config.tasks())
+    groups = orch.batch_size // orch.rollouts_per_example
+    ends = np.cumsum([env.weight for env in orch.envs] if len(names) > 1 else [1.0])
+    begin = (rng.uniforms(np.array([rng.key(config.seed, "mix")], dtype=np.uint64), 0, 1)[0, 0] + step * _TURN) % 1
+    points = (np.arange(groups) + begin) / groups * ends[-1]
+    owners = np.searchsorted(ends[:-1], points, side="right")
+    return dict(zip(names, np.bincount(owners, minlength=len(names)).tolist(), strict=True))
+
+
+def make_groups(
+    samplers: Mapping[str, GroupSampler],
+    config: RLConfig,
+    step: int,
+    ledger: Ledger,
+    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
+    sample: Sample | None = None,
+) -> list[Group]:
+    """Draw, sample and grade the groups of a step: see `GroupSampler.groups`."""
+    groups, first = list[Group](), len(ledger.entries)
+    for name, count in shares(config, step).items():
+        if count:
+            made = samplers[name].groups(step, count, first, phase, sample)
+            groups, first = groups + made, first + len(samplers[name].curriculum.draw(len(made)))
+    return groups
+
+
+def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Sequence[Group], step: int) -> None:
+    """Tell the curricula how the draws of a step ended, of its groups and those passed over.
+
+    They go by that from then on.
+    """
+    for name, curriculum in curricula.items():
+        if own := [group for group in groups if group.env == name]:
+            entries = ledger_entries(curriculum, own, step, len(ledger.entries))
+            curriculum.advance(entries)
+            for entry in entries:
+                ledger.close(entry)
+
+
+def mix_metrics(groups: Sequence[Group], config: RLConfig, step: int) -> dict[str, float]:
+    """Compute the metrics of a step's groups; of several tasks, those of each as `env/NAME/…`, too."""
+    more = config.orchestrator.max_async_level, config.orchestrator.refill is not None
+    metrics = step_metrics(groups, step, *more)
+    for name in dict.fromkeys(group.env for group in groups if group.env):
+        own = step_metrics([group for group in groups if group.env == name], step, *more)
+        metrics |= {f"env/{name}/{metric}": value for metric, value in own.items()}
+    return metrics
+
+
+def pool_metrics(curricula: Mapping[str, Curriculum]) -> dict[str, float]:
+    """Count the examples in the pools and out of them; of several tasks, those of each, too."""
+    metrics: dict[str, float] = {}
+    for name, curriculum in curricula.items():
+        for metric, count in curriculum.metrics().items():
+            metrics[metric] = metrics.get(metric, 0) + count
+            metrics |= {f"env/{name}/{metric}": count} if name else {}
+    return metrics

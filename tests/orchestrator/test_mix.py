@@ -1,0 +1,62 @@
+"""Whose the groups of a step are."""
+
+import numpy as np
+import pytest
+
+from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
+from hone.errors import UserError
+from hone.orchestrator.mix import shares
+
+STEPS = 200
+
+
+def mixed(*weights: float, groups: int = 7, seed: int = 0) -> RLConfig:
+    envs = [{"id": "countdown", "name": f"t{i}", "weight": weight} for i, weight in enumerate(weights)]
+    size = {"orchestrator.batch_size": 4 * groups, "orchestrator.rollouts_per_example": 4}
+    return from_settings(RLConfig, None, {"seed": seed, "orchestrator.envs": envs, **size})
+
+
+@pytest.mark.parametrize("weights", [(1, 1), (3, 1), (0.2, 0.5, 0.3), (1e-3, 1), (2,), (5, 4, 3, 2, 1, 0.1)])
+def test_shares_are_the_weights_within_rounding_in_each_step_and_over_many(weights):
+    config, wanted = mixed(*weights), 7 * np.array(weights) / sum(weights)
+    found = np.array([list(shares(config, step).values()) for step in range(STEPS)])
+    assert (found.sum(axis=1) == 7).all() and (abs(found - wanted) < 1).all()
+    assert (abs(found.cumsum(axis=0) - np.arange(1, STEPS + 1)[:, None] * wanted) < 4).all()
+
+
+def test_shares_follow_from_seed_and_step():
+    at = lambda seed: [shares(mixed(1, 1, seed=seed), step) for step in range(20)]  # noqa: E731
+    assert at(0) == at(0) != at(1) and {tuple(s.values()) for s in at(0)} == {(3, 4), (4, 3)}
+    assert shares(mixed(1, 1, groups=4), 3) == {"t0": 2, "t1": 2} and shares(mixed(2), 5) == {"": 7}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"orchestrator.envs": [{"id": "gsm8k"}, {"id": "gsm8k"}]}, 'two of orchestrator.envs are called "gsm8k"'),
+        ({"orchestrator.eval.envs": [{"id": "a", "name": "b"}, {"id": "b"}]}, 'orchestrator.eval.envs are called "b"'),
+        ({"orchestrator.env.id": "countdown", "orchestrator.envs": [{"id": "gsm8k"}]}, "put all of them there"),
+        (
+            {"orchestrator.envs": [{"id": "a"}, {"id": "b", "sampling": {"temperature": 0.7}}]},
+            "probabilities of all at",
+        ),
+        ({"orchestrator.envs": [{"id": "a", "name": "x/y"}]}, "name is 'x/y'"),
+        ({"orchestrator.envs": [{"id": "a", "weight": 0}]}, "weight"),
+        ({"orchestrator.envs": [{"id": "a", "sampling": {"max_tokens": 99}}], "seq_len": 64}, "no room for a prompt"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(UserError) as error:
+        from_settings(RLConfig, None, settings)
+    assert message in str(error.value)
+
+
+def test_a_task_takes_the_keys_of_sampling_that_are_not_its_own():
+    own = [{"id": "a", "sampling": {"max_tokens": 32}}, {"id": "b", "sampling": {"top_k": 5}}]
+    config = from_settings(
+        RLConfig, None, {"orchestrator.envs": own, "orchestrator.sampling": {"max_tokens": 64, "top_p": 0.9}}
+    )
+    found = {name: one.orchestrator.sampling for name, one in config.tasks().items()}
+    assert [(s.max_tokens, s.top_k, s.top_p) for s in found.values()] == [(32, 0, 0.9), (64, 5, 0.9)]
+    assert config.most_tokens == 64 and config.task_name == "a + b" and config.orchestrator.env.id == "a"
