@@ -96,7 +96,9 @@ def memory(
     if isinstance(config, RLConfig) and device == "cpu":
         parts["weights for the server"] = shared_weight_bytes(config, model) // ranks
     if config.ckpt is not None and config.ckpt.background and device == "cpu":
-        parts["checkpoint copy"] = checkpoint_bytes(model, config.precision, trainer_of(config).optim)
+        parts["checkpoint copy"] = checkpoint_bytes(
+            model, config.precision, trainer_of(config).optim, config.model.lora
+        )
     return Memory({name: size for name, size in parts.items() if size})
 
 

@@ -146,7 +146,7 @@ def _checkpoint_words(plan: Plan) -> str:
     kept = checkpoints_kept(config)
     text = f"checkpoints: {written}" + (f", of which {kept} are kept" if kept < written else "")
     if plan.shape:
-        each = checkpoint_bytes(plan.shape, config.precision, trainer_of(config).optim)
+        each = checkpoint_bytes(plan.shape, config.precision, trainer_of(config).optim, config.model.lora)
         each += weight_bytes(plan.shape, config.precision)
         text += f"; {size(each)} each with its weights, {size(kept * each)} on the disk at the end"
     return text
