@@ -87,6 +87,6 @@ def edit_tensor(file: Path, name: str, fit_marker: bool = False) -> None:
 
 def fit_complete(folder: Path) -> None:
     """Rewrites the completion marker so that it fits what is there."""
-    files = [path for path in sorted(folder.iterdir()) if path.name != "COMPLETE"]
-    facts = {path.name: {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != "COMPLETE"]
+    facts = {str(path.relative_to(folder)): {"bytes": path.stat().st_size, "sha256": sha256(path)} for path in files}
     (folder / "COMPLETE").write_text(json.dumps({"files": facts}) + "\n")

@@ -10,8 +10,9 @@ from hone.algorithms.losses import sft_objective
 from hone.composition.memory import memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.config.shared import InitConfig, SchedulerConfig
+from hone.config.shared import InitConfig, LoraConfig, SchedulerConfig
 from hone.inference.memory import packed_bytes
+from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
 from hone.planning.shape import KNOWN
 from hone.trainer.logprobs import token_hidden
@@ -28,6 +29,7 @@ from hone.trainer.packing import Sequence, pack
 from hone.trainer.step import Trainer
 
 INIT = InitConfig(layers=3, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
+LORA = LoraConfig(rank=8)
 PRECISIONS = ["fp32", "bf16_linear", "bf16"]
 
 
@@ -53,21 +55,27 @@ def test_versions_of_the_weights_that_a_server_on_this_machine_reads_are_counted
     assert part not in parts(*split, "--orchestrator.client.base-url", "http://127.0.0.1:1/v1")
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "lora"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, kind: str) -> None:
-    config = rl("--precision", precision, "--trainer.optim.type", kind)
-    model, optim = random_decoder(tiny_config(INIT), precision=precision), config.trainer.optim
+    flags = ["--model.lora.rank", str(LORA.rank)] if kind == "lora" else ["--trainer.optim.type", kind]
+    config = rl("--precision", precision, *flags)
+    lora, optim = config.model.lora, config.trainer.optim
+    model = random_decoder(tiny_config(INIT), precision=precision, lora=lora)
+    if lora:
+        start_adapter(model, 0)
     trainer = Trainer(model, optim, SchedulerConfig(), 1, sft_objective)
     trainer.step([pack(sequences(2, 16))])
     shape = model.config
     bytes_of = {name: sum(t.nbytes for t in group.values()) for name, group in trainer.tensors().items()}
-    assert weight_bytes(shape, precision) == bytes_of["model"]
+    assert weight_bytes(shape, precision, lora) == sum(p.nbytes for p in model.parameters())
+    assert lora is not None or weight_bytes(shape, precision) == bytes_of["model"]
     # AdamW also counts its steps, 4 bytes a tensor.
-    assert optimiser_bytes(shape, precision, optim) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
+    assert optimiser_bytes(shape, precision, optim, lora) == pytest.approx(bytes_of["optimizer"], rel=1e-3)
     assert checkpoint_bytes(config, shape) == pytest.approx(sum(bytes_of.values()), rel=1e-3)
     follows = rl("--precision", precision, "--trainer.loss.kl-coef", "0.1", "--trainer.loss.reference-interval", "2")
-    assert checkpoint_bytes(follows, shape) - checkpoint_bytes(rl("--precision", precision), shape) == bytes_of["model"]
+    full = checkpoint_bytes(rl("--precision", precision), shape)
+    assert checkpoint_bytes(follows, shape) - full == weight_bytes(shape, precision)
 
 
 def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:
@@ -81,13 +89,13 @@ def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("qk_norm", [True, False])
-def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> None:
+@pytest.mark.parametrize(("qk_norm", "lora"), [(True, None), (False, None), (True, LORA)])
+def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool, lora: LoraConfig | None) -> None:
     """Distinct storages that the graph of a forward pass holds on to, parameters and their casts left out."""
     config = tiny_config(INIT)
     if not qk_norm:
         config = type(config)(**{**config.__dict__, "family": "qwen2", "qk_norm": False})
-    model = random_decoder(config, precision=precision)
+    model = random_decoder(config, precision=precision, lora=lora)
     own = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = [getattr(module, "_weight_bf16", None) for module in model.modules()]
     own |= {weight.untyped_storage().data_ptr() for weight in kept if weight is not None}
@@ -104,7 +112,7 @@ def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool) -> N
     tokens, slots = sum(range(57, 65)), 8 * 64
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         hidden = token_hidden(model, batch, batch.loss_indices)
-    planned, _ = activation_bytes(config, precision, "cpu", tokens, slots)
+    planned, _ = activation_bytes(config, precision, "cpu", tokens, slots, lora=lora)
     assert planned == pytest.approx(sum(saved.values()), rel=0.05)
     del hidden
 

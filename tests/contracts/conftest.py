@@ -35,7 +35,7 @@ def warm_model(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def cook(warm_model, guesser, tmp_path_factory) -> Cook:
-    """(rl, cut, pool, refill, mix, talk or sft, precision) -> its recipe, with the unbroken run."""
+    """(rl, cut, pool, refill, mix, talk, lora or sft, precision) -> its recipe, with the unbroken run."""
     cooked: dict[tuple[str, str], Recipe] = {}
 
     def of(kind: str, precision: str) -> Recipe:

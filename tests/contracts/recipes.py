@@ -127,6 +127,14 @@ def cut(model: Path, precision: str) -> list[str]:
     ]
 
 
+def lora(model: Path, precision: str) -> list[str]:
+    """RL of an adapter, with a KL term that refers to the model without it."""
+    return [
+        *(*rl(model, precision), "--model.lora.rank", "4", "--trainer.optim.lr", "1e-2"),
+        *("--trainer.loss.kl-coef", "0.1"),
+    ]
+
+
 def sft(precision: str) -> list[str]:
     """SFT of a model from nothing: 8 steps of packed demonstrations, checkpoints and pruning as above, validation."""
     return [

@@ -23,8 +23,8 @@ def fingerprint(run: Path) -> dict[str, str]:
     evaluations, weights, checkpoints (with the ledger).
     """
     files = [run / name for name in LOGS if (run / name).exists()]
-    for pattern in ("rollouts/*", "tokens/*", "evals/*", "weights/*/*", "checkpoints/*/*"):
-        files += sorted(run.glob(pattern))
+    for pattern in ("rollouts/*", "tokens/*", "evals/*", "weights/**/*", "checkpoints/*/*"):
+        files += sorted(file for file in run.glob(pattern) if file.is_file())
     return {str(file.relative_to(run)): sha256(file) for file in files}
 
 

@@ -127,7 +127,7 @@ def _overlaps(config: RLConfig, kind: str, threads: int) -> bool:
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
     """Print one line if a train step of so many bytes has no room, or what it keeps on the host has none."""
     section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
-    host, free = host_bytes(model, trainer_of(config).optim) if on_gpu else 0, ram()[1]
+    host, free = host_bytes(model, trainer_of(config).optim, config.model.lora) if on_gpu else 0, ram()[1]
     if step > room:
         leaner = f"lower {section or 'data.'}micro_batch_tokens, or set precision = bf16"
         if alone and on_gpu and trainer_of(config).optim.type == "adamw":

@@ -31,6 +31,7 @@ from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
+from hone.model.lora import start_adapter
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.recorder import RunRecorder
@@ -54,10 +55,10 @@ HELD_OUT = 20_000
 def model_source(config: RunConfig) -> str:
     """Return where the model is loaded from: its name; if a resume finds no such folder here, the run's own weights.
 
-    They have its architecture and its tokenizer, and the checkpoint brings the parameters.
+    They have its architecture and its tokenizer, and the checkpoint brings the parameters: with LoRA not all of them.
     """
     name = config.model.name
-    if config.resume is None or name == TINY or Path(name).exists():
+    if config.resume is None or config.model.lora or name == TINY or Path(name).exists():
         return name
     from hone.runs.reader import Run
 
@@ -67,14 +68,18 @@ def model_source(config: RunConfig) -> str:
 
 def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
     """Load the model to train on its device, in the configured precision; from `source`, if that is not its name."""
-    return load_model(
+    model = load_model(
         source or config.model.name,
         device=device or device_of(config.model.device),
         precision=config.precision,
         seed=config.seed,
         init=config.model.init,
         implementation=config.model.implementation,
+        lora=config.model.lora,
     )
+    if config.model.lora is not None:
+        start_adapter(model, config.seed)
+    return model
 
 
 def make_trainer(
@@ -84,13 +89,16 @@ def make_trainer(
     record_tokens: bool = True,
     own_loss: TokenLoss | None = None,
 ) -> Trainer:
-    """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`.
+    """Make the trainer of RL; with a KL term also the initial policy, loaded a second time from `model.name`; with LoRA
+    it is the model without its adapter.
 
     `record_tokens`: there is a run to write down what it computes of tokens, if the config wants that. `own_loss` is
     what `loss.function` names, if a program gave it.
     """
     reference, loss = None, config.trainer.loss
-    if loss.kl_coef > 0:
+    if loss.kl_coef > 0 and model.lora is not None:
+        reference = model
+    elif loss.kl_coef > 0:
         reference = load_policy(config, device=str(model.device)).requires_grad_(False)
         shard(reference, ranks)
     stale = config.orchestrator.max_async_level > 0
@@ -208,8 +216,9 @@ def warn_not_kept(file: str, not_kept: str, run: RunWriter) -> None:
 
 
 def model_digests(model: Decoder, renderer: ChatRenderer) -> dict[str, str]:
-    """Digest a model and its tokenizer, whatever they are called."""
-    return {"model": fingerprint(dict(model.named_parameters())), "tokenizer": renderer.digest()}
+    """Digest a model, the adapter that training begins with, and the tokenizer, whatever they are called."""
+    adapter = {} if model.lora is None else {"adapter": fingerprint(model.trained)}
+    return {"model": fingerprint(model.base), **adapter, "tokenizer": renderer.digest()}
 
 
 def eval_envs(config: RLConfig, envs: Mapping[str, Environment]) -> dict[str, Environment]:
@@ -397,6 +406,8 @@ def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapp
     """Return the card of `weights/step_N`. It names no folder of this machine, so equal runs write equal cards."""
     name = config.model.name
     from_hub = is_hub_id(name)
+    adapter = config.model.lora
+    lora = {"LoRA": f"rank {adapter.rank}, alpha {adapter.alpha}, all linear layers"} if adapter else {}
     return model_card(
         title=f"{name.split('/')[-1] if from_hub else 'model'}-{kind}",
         method=kind,
@@ -405,6 +416,6 @@ def weights_card(config: RunConfig, kind: str, step: int, task: str, facts: Mapp
         base_model=name if from_hub else None,
         task=task,
         step=step,
-        facts={**facts, "precision": config.precision},
+        facts={**facts, **lora, "precision": config.precision},
         from_nothing=name == TINY,
     )

@@ -340,7 +340,7 @@ class RL(Training):
             server = reached(config, renderer, model.num_parameters)
         self._check()
         digests = parts.model_digests(model, renderer) if self.source == config.model.name else {}
-        run = self._open_run(stack, digests, parameters=dict(model.named_parameters()))
+        run = self._open_run(stack, digests, parameters=model.trained)
         if run.nothing_left:
             return
         trainer = parts.make_trainer(config, model, own_loss=self.own.functions.get("loss"))

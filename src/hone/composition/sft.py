@@ -205,6 +205,7 @@ class SFT(Training):
 
         def resolve() -> tuple[SFTConfig, str]:
             check_state(parsed.optim, ranks.world)
+            parsed.check_lora(parsed.optim, ranks.world)
             source = parts.model_source(parsed)
             model = model_config(source, parsed.model.init, parsed.model.implementation)
             return resolved(parsed, model, ranks.device(device), ranks), source
@@ -234,8 +235,9 @@ class SFT(Training):
         names = [config.model.name, config.model.chat_template, config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
         reads = [path for path in reads if path != config.output_dir / DATA or not kept]
-        parameters = dict(self.model.named_parameters())
-        run = self._start(stack, reads, digests, parameters=parameters, with_tensors=world == 1, ranks=world, keep=kept)
+        run = self._start(
+            stack, reads, digests, parameters=self.model.trained, with_tensors=world == 1, ranks=world, keep=kept
+        )
         if run.nothing_left:
             return
         trainer.start()

@@ -74,6 +74,17 @@ class InitConfig(BaseConfig):
         return self
 
 
+class LoraConfig(BaseConfig):
+    """Train low-rank adapters of all linear layers, beside frozen weights (arXiv:2106.09685). Any key turns it on."""
+
+    rank: int = Field(default=16, ge=1)
+    """Columns of B and rows of A: a matrix of `[out, in]` has `rank` x (out + in) trained weights."""
+    alpha: int = Field(default=32, ge=1)
+    """B A is multiplied by alpha / rank."""
+    path: str | None = None
+    """Begin with the adapter in this folder, in PEFT's layout and of the same rank and alpha; by default B is 0."""
+
+
 class ModelConfig(BaseConfig):
     """Which model."""
 
@@ -93,6 +104,13 @@ class ModelConfig(BaseConfig):
     """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
     init: InitConfig = InitConfig()
     """Size of `hone/tiny`."""
+
+
+class PolicyConfig(ModelConfig):
+    """Which model, and what of it is trained."""
+
+    lora: LoraConfig | None = None
+    """LoRA; off unless given."""
 
 
 class OptimConfig(BaseConfig):
@@ -358,7 +376,7 @@ class TransportConfig(BaseConfig):
 class RunConfig(BaseConfig):
     """What every training command has."""
 
-    model: ModelConfig = ModelConfig()
+    model: PolicyConfig = PolicyConfig()
     """Which model."""
     max_steps: int = Field(default=100, ge=1)
     """Optimiser steps to take."""
@@ -398,3 +416,9 @@ class RunConfig(BaseConfig):
     """CPU threads; by default 1 for models under 10M parameters (more only slows them), else one per core."""
     display: Literal["auto", "plain", "none"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
+
+    def check_lora(self, optim: OptimConfig, ranks: int) -> None:
+        """Raise UserError if `model.lora` meets what only training all weights has."""
+        if self.model.lora and (ranks > 1 or optim.type == "muon"):
+            name = "several ranks" if ranks > 1 else 'optim.type = "muon"'
+            raise UserError(f"model.lora does not work with {name}: leave out one of them")

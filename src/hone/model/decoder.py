@@ -7,9 +7,10 @@ the same input are fused (`qkv_proj`, `gate_up_proj`); `hone.model.hf` joins and
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,9 @@ from hone.model.ops import (
 )
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
 from hone.model.rope import RotaryTable
+
+if TYPE_CHECKING:
+    from hone.config.shared import LoraConfig
 
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
 
@@ -115,6 +119,50 @@ class Linear(nn.Module):
         return self
 
 
+class LoraLinear(Linear):
+    """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
+
+    Each of the matrices that W fuses, of `parts` rows, has an adapter of its own: `lora_A` `[parts · rank, in]` and
+    `lora_B` `[out, rank]`, both fp32, have them in W's order. All products are in the dtype of W's, in which W is kept.
+    """
+
+    def __init__(
+        self,
+        in_size: int,
+        parts: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        bf16_product: bool,
+        lora: LoraConfig,
+    ) -> None:
+        super().__init__(0, sum(parts), bias, dtype, bf16_product)
+        self.weight = nn.Parameter(torch.empty(sum(parts), in_size, dtype=torch.bfloat16 if bf16_product else dtype))
+        self.parts, self.rank, self.scale, self.enabled = parts, lora.rank, lora.alpha / lora.rank, True
+        self.lora_A = nn.Parameter(torch.empty(len(parts) * lora.rank, in_size))
+        self.lora_B = nn.Parameter(torch.zeros(sum(parts), lora.rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        low = to_bf16(x) if self.bf16_product else x
+        y = linear(low, self.weight) if torch.is_grad_enabled() else self.packed.product(low, self.weight)
+        y = y[: x.shape[0]].float() if self.bf16_product else y
+        y = y if self.bias is None else y + self.bias
+        if not self.enabled:
+            return y
+        halves = linear(low, self.lora_A.to(low.dtype)).split(self.rank, dim=1)
+        matrices = self.lora_B.to(low.dtype).split(self.parts)
+        delta = torch.cat([linear(half, matrix) for half, matrix in zip(halves, matrices, strict=True)], dim=1)
+        return torch.add(y, delta[: x.shape[0]], alpha=self.scale)
+
+    def merged(self, lora_A: Tensor, lora_B: Tensor) -> Tensor:
+        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B."""
+        pairs = zip(lora_B.split(self.parts), lora_A.split(self.rank), strict=True)
+        delta = torch.cat([(B @ A) for B, A in pairs])
+        return torch.add(self.weight.detach().float(), delta.to(self.weight.device), alpha=self.scale)
+
+    def refresh(self) -> None:
+        """Do nothing: what is derived from W stays as it is."""
+
+
 class RMSNorm(nn.Module):
     def __init__(self, size: int, eps: float, dtype: torch.dtype) -> None:
         super().__init__()
@@ -132,19 +180,27 @@ class DecoderLayer(nn.Module):
     (all is kept), "layer" (its input), "selective" (its input, and what products and attention gave; `_KEPT`).
     """
 
-    def __init__(self, config: DecoderConfig, index: int, dtype: torch.dtype, bf16_product: bool) -> None:
+    def __init__(
+        self, config: DecoderConfig, index: int, dtype: torch.dtype, bf16_product: bool, lora: LoraConfig | None
+    ) -> None:
         super().__init__()
         c = config
+
+        def product(in_size: int, parts: tuple[int, ...], bias: bool) -> Linear:
+            if lora is None:
+                return Linear(in_size, sum(parts), bias, dtype, bf16_product)
+            return LoraLinear(in_size, parts, bias, dtype, bf16_product, lora)
+
         self.checkpointing = "none"
         self.index, self.heads, self.eps = index, (c.num_heads, c.num_kv_heads), c.rms_norm_eps
         self.input_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
-        self.qkv_proj = Linear(c.hidden_size, c.q_size + 2 * c.kv_size, c.qkv_bias, dtype, bf16_product)
+        self.qkv_proj = product(c.hidden_size, (c.q_size, c.kv_size, c.kv_size), c.qkv_bias)
         self.q_norm = nn.Parameter(torch.ones(c.head_dim, dtype=dtype)) if c.qk_norm else None
         self.k_norm = nn.Parameter(torch.ones(c.head_dim, dtype=dtype)) if c.qk_norm else None
-        self.o_proj = Linear(c.q_size, c.hidden_size, c.o_bias, dtype, bf16_product)
+        self.o_proj = product(c.q_size, (c.hidden_size,), c.o_bias)
         self.post_norm = RMSNorm(c.hidden_size, c.rms_norm_eps, dtype)
-        self.gate_up_proj = Linear(c.hidden_size, 2 * c.intermediate_size, c.mlp_bias, dtype, bf16_product)
-        self.down_proj = Linear(c.intermediate_size, c.hidden_size, c.mlp_bias, dtype, bf16_product)
+        self.gate_up_proj = product(c.hidden_size, 2 * (c.intermediate_size,), c.mlp_bias)
+        self.down_proj = product(c.intermediate_size, (c.hidden_size,), c.mlp_bias)
 
     def forward(
         self, hidden_ND: Tensor, cos: Tensor, sin: Tensor, attention: Attention, only: Tensor | None = None
@@ -172,7 +228,7 @@ class DecoderLayer(nn.Module):
 
     def _mlp(self, x_ND: Tensor) -> Tensor:
         up, down = self.gate_up_proj, self.down_proj
-        if up.bf16_product and up.bias is None:
+        if up.bf16_product and up.bias is None and not isinstance(up, LoraLinear):
             if not torch.is_grad_enabled():
                 return down.bf16(swiglu_forward(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
             return bf16_mlp(x_ND, up.weight, down.weight, up.kept_bf16, down.kept_bf16)
@@ -207,27 +263,59 @@ class Decoder(nn.Module):
     """Token ids to logits.
 
     `precision`: "fp32"; "bf16_linear" (fp32 parameters and arithmetic, the layers' matrix products in bf16, the head in
-    fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). Parameters are uninitialised: see
-    `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
+    fp32); "bf16" (parameters too; norms, RoPE and softmax compute in fp32). With `lora` all that is no adapter is
+    frozen. Parameters are uninitialised: see `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
     """
 
     records = True
     """Its forward pass can be recorded in a CUDA graph."""
+    lora: LoraConfig | None = None
 
-    def __init__(self, config: DecoderConfig, precision: str = "fp32", dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        precision: str = "fp32",
+        dtype: torch.dtype | None = None,
+        lora: LoraConfig | None = None,
+    ) -> None:
         super().__init__()
         assert precision in PRECISIONS, precision
         dtype = dtype or (torch.bfloat16 if precision == "bf16" else torch.float32)
-        self.config, self.precision = config, precision
+        self.config, self.precision, self.lora = config, precision, lora
         self.embed = nn.Parameter(torch.empty(config.vocab_size, config.hidden_size, dtype=dtype))
         bf16_product = precision == "bf16_linear"
-        self.layers = nn.ModuleList(DecoderLayer(config, i, dtype, bf16_product) for i in range(config.num_layers))
+        layer = partial(DecoderLayer, config, dtype=dtype, bf16_product=bf16_product, lora=lora)
+        self.layers = nn.ModuleList(layer(i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.lm_head = None if config.tie_word_embeddings else nn.Parameter(torch.empty_like(self.embed))
         self.packed_head = PackedWeight()
         self.rotary = RotaryTable(config)
         self.generation_config = _generation_config(config)
         pack_unless_large(self)
+        for parameter in self.base.values() if lora else ():
+            parameter.requires_grad_(False)
+
+    @property
+    def trained(self) -> dict[str, nn.Parameter]:
+        """The parameters that make a version of the policy: all, or those of the adapter."""
+        return {n: p for n, p in self.named_parameters() if self.lora is None or ".lora_" in n}
+
+    @property
+    def base(self) -> dict[str, nn.Parameter]:
+        """The parameters without those of the adapter."""
+        return {n: p for n, p in self.named_parameters() if ".lora_" not in n}
+
+    @contextmanager
+    def disable_adapter(self) -> Iterator[None]:
+        """Compute with the frozen weights alone in the block; without an adapter that is the model itself."""
+        adapted = [module for module in self.modules() if isinstance(module, LoraLinear)]
+        for module in adapted:
+            module.enabled = False
+        try:
+            yield
+        finally:
+            for module in adapted:
+                module.enabled = True
 
     def set_checkpointing(self, mode: str) -> None:
         """Say what each layer keeps for its backward pass, by a name that `DecoderLayer` explains."""

@@ -143,7 +143,7 @@ class TransformersDecoder(Decoder):
 
     def __init__(self, net: Any, config: TransformersConfig, precision: str) -> None:
         nn.Module.__init__(self)
-        self.config, self.precision = config, precision
+        self.config, self.precision, self.lora = config, precision, None
         self.net = net.eval()  # dropout is off in training, too: the sampler has none
         self.generation_config: dict[str, Any] = {}
         self.packed_head = PackedWeight()

@@ -26,14 +26,14 @@ from torch import Tensor
 from hone.errors import UserError
 from hone.model import foreign
 from hone.model.config import DecoderConfig
-from hone.model.decoder import PRECISIONS, Decoder
+from hone.model.decoder import PRECISIONS, Decoder, LoraLinear
 from hone.model.device import has_bf16
 from hone.model.files import TINY, read_json, resolve_model, write_json
 from hone.model.foreign import TransformersConfig
 from hone.model.presets import random_decoder, tiny_config
 
 if TYPE_CHECKING:
-    from hone.config.shared import InitConfig
+    from hone.config.shared import InitConfig, LoraConfig
 
 WEIGHTS, WEIGHTS_INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_SHARD_BYTES = 5 * 10**9
@@ -86,12 +86,13 @@ def load_model(
     init: InitConfig | None = None,
     mapped: bool = False,
     implementation: str = "auto",
+    lora: LoraConfig | None = None,
 ) -> Decoder:
     """Load a decoder from a folder in Hugging Face layout, a hub id, or the preset `hone/tiny`.
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
-    preset's random weights and size, and are ignored for a model that is loaded. Raises UserError for bf16 on a GPU
-    that lacks it.
+    preset's random weights and size, and are ignored for a model that is loaded. With `lora` the weights are frozen,
+    and the adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it.
 
     `mapped`, on a CPU: parameters are views of the files, without a copy, where their rows lie there in the decoder's
     order and dtype (see `reserve_files`); others are copied. Nobody may write into these files while the model is used.
@@ -109,15 +110,17 @@ def load_model(
             "use precision = bf16_linear or fp32"
         )
     if str(path_or_preset) == TINY:
-        return random_decoder(tiny_config(init), seed, precision).to(device)
+        return random_decoder(tiny_config(init), seed, precision, lora).to(device)
     folder = resolve_model(path_or_preset)
     config = read_config(folder, implementation)
     files = weight_files(folder)
     if isinstance(config, TransformersConfig):
+        if lora is not None:
+            raise UserError(f"model.lora is for hone's own decoder, and {config.family} is not: leave it out")
         model = foreign.load(folder, config, place, precision)
     else:
         with torch.device(device):
-            model = Decoder(config, precision)
+            model = Decoder(config, precision, lora=lora)
         _load_weights(model, folder, files, mapped and place.type == "cpu")
     model.generation_config = read_json(folder, "generation_config.json") or model.generation_config
     return model
@@ -133,7 +136,8 @@ def save_model(
     write: bool = True,
     reserved: bool = False,
 ) -> None:
-    """Write config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads.
+    """Write config.json, generation_config.json and the weights (as `dtype`, or as they are) that transformers loads;
+    an adapter is merged into them.
 
     The bytes are a function of the model alone. Weight files of another model in the folder are removed. Files are
     written one by one: for a folder that appears whole or not at all, save to a temporary name and rename. `parameters`
@@ -151,13 +155,13 @@ def save_model(
         write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
         write_json(folder / "generation_config.json", model.generation_config)
     slices = hf_slices(model.config)
-    parameters = parameters or dict(model.named_parameters())
+    parameters = dict(model.named_parameters()) | dict(parameters or {})
     files, total = _files(slices, parameters, max_shard_bytes, dtype), 0
     for file, shapes in files.items():
         tensors: dict[str, Tensor] = {}
         with _tensors_of(folder / file) if write and reserved else nullcontext() as place:
             for parameter, names in groupby(shapes, lambda name: slices[name][0]):
-                value = whole(parameters[parameter].detach())
+                value = whole(merged(model, parameter, parameters))
                 for name in names if write else ():
                     part = value[slices[name][1] : slices[name][2]].to("cpu", dtype).contiguous()
                     total += part.nbytes
@@ -246,6 +250,16 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
     if not c.tie_word_embeddings:
         slices["lm_head.weight"] = ("lm_head", 0, None)
     return slices
+
+
+@torch.no_grad()
+def merged(model: Decoder, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
+    """Return the parameter `name`, in fp32 with its adapter merged into it if it has one."""
+    owner, _, kind = name.rpartition(".")
+    if kind != "weight" or f"{owner}.lora_A" not in parameters:
+        return parameters[name].detach()
+    layer = cast(LoraLinear, model.get_submodule(owner))
+    return layer.merged(parameters[f"{owner}.lora_A"], parameters[f"{owner}.lora_B"])
 
 
 def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:

@@ -13,7 +13,7 @@ from hone.model.decoder import Decoder
 from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE
 
 if TYPE_CHECKING:
-    from hone.config.shared import InitConfig
+    from hone.config.shared import InitConfig, LoraConfig
 
 
 def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) -> DecoderConfig:
@@ -38,15 +38,17 @@ def tiny_config(init: InitConfig | None = None, vocab_size: int = VOCAB_SIZE) ->
     )
 
 
-def random_decoder(config: DecoderConfig, seed: int = 0, precision: str = "fp32") -> Decoder:
+def random_decoder(
+    config: DecoderConfig, seed: int = 0, precision: str = "fp32", lora: LoraConfig | None = None
+) -> Decoder:
     """Return a decoder with matrices from N(0, `initializer_range`), norms at 1 and biases at 0.
 
     Each parameter has a stream of its own, named by the seed and the parameter: its values depend on no other's, and as
     numpy draws them, they are the same on every machine.
     """
-    model = Decoder(config, precision)
+    model = Decoder(config, precision, lora=lora)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.base.items():
             if parameter.dim() == 2:
                 values = rng.stream(seed, "init", name).standard_normal(tuple(parameter.shape), dtype=np.float32)
                 parameter.copy_(torch.from_numpy(values * np.float32(config.initializer_range)))

@@ -16,6 +16,7 @@ import numpy as np
 from hone.composition.memory import changed, memory
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.config.shared import LoraConfig
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.inference.memory import GIB, KV_GIB
@@ -75,6 +76,8 @@ def surprises(plan: Plan) -> Iterator[str]:
             yield f"{key} = {longest} exceeds the model's context of {context} tokens: lower it to that"
         count = shape.parameters
         low, high, usual = CUSTOMARY[kind, "large" if count >= 4e8 else "small" if count >= 2e7 else "tiny"]
+        if config.model.lora:
+            low, high, usual = 10 * low, 10 * high, f"with LoRA ten times {usual}"
         if not low <= lr <= high:
             what = "will hardly move" if lr < low else "tends to destroy"
             named = f"{count / 1e6:,.{0 if count > 1e7 else 1}f}M"
@@ -213,6 +216,8 @@ def remedies(plan: Plan) -> Iterator[str]:
     if device.kind == "cuda" and trainer_of(config).optim.type == "adamw":
         changes[f"--{prefix}optim.state 8bit"] = trainer(optim={"state": "8bit"})
         changes[f"--{prefix}optim.offload"] = trainer(optim={"offload": True})
+    if trainer_of(config).optim.type == "adamw" and not config.model.lora and getattr(config, "mode", None) != "split":
+        changes["--model.lora.rank 16"] = changed(config, model={"lora": LoraConfig()})
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
         changes["--no-ckpt.background"] = changed(config, ckpt={"background": False})
     # A number is halved until the run fits, or it is as low as it may be.

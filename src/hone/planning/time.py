@@ -15,7 +15,7 @@ from hone.inference.memory import kv_bytes_per_token, uses_graphs, wave
 from hone.model.config import DecoderConfig
 from hone.planning.arithmetic import Lengths, Steps
 from hone.planning.devices import Device
-from hone.trainer.memory import checkpoint_bytes, micro_batch_limit
+from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
 
 SMALL_MODEL = 10_000_000
 """As `hone.composition.machine`."""
@@ -125,9 +125,10 @@ def train_seconds(
     rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
-    seconds = 3 * tokens * 2 * shape.matrices / rate
+    lora = config.model.lora
+    seconds = (2 if lora else 3) * tokens * 2 * shape.matrices / rate  # frozen weights have no gradient
     seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
-    update = shape.parameters * 28 / (device.bandwidth * BANDWIDTH)
+    update = trained(shape, lora) * 28 / (device.bandwidth * BANDWIDTH)
     passes = 1.0
     if isinstance(config, RLConfig):
         trainer = config.trainer

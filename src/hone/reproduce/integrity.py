@@ -94,13 +94,14 @@ def check(
     _check_steps(run, hashes, metrics, checked)
     if problem := predictions.problem(run.info, run.path):
         checked.add("run.json", problem)
+    sources = run.info.get("sources", {})
     loaders = {"checkpoints": _model_tensors, "weights": parameters}
     for kind, found in folders.items():
         checked.counts[kind] = len(found)
         for version, folder in found.items():
             progress(f"checking {kind}/step_{version}")
             expected = hashes.get(version, {}).get("weights")
-            expected = expected or (None if version else run.info.get("sources", {}).get("model"))
+            expected = expected or (None if version else sources.get("adapter", sources.get("model")))
             _check_folder(folder, version, expected, last, lambda at, k=kind: fingerprint(loaders[k](at)), checked)
     _check_states(run, folders["checkpoints"], checked)
     return checked

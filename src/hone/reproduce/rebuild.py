@@ -20,7 +20,9 @@ from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
-from hone.model.hf import load_model
+from hone.model.hf import load_model, model_config
+from hone.model.lora import FOLDER as ADAPTER
+from hone.model.lora import load_adapter
 from hone.reproduce.execution import Rebuilt, RebuiltRL, RebuiltSFT
 from hone.reproduce.records import Records
 from hone.runs import Run
@@ -122,10 +124,15 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     except UserError as error:
         problem = f"its initial model {name} can't be loaded ({error})"
     else:
-        expected = run.info.get("sources", {}).get("model") or records.hashes.get(0, {}).get("weights")
-        if expected in (None, fingerprint(dict(model.named_parameters()))):
+        recorded = run.info.get("sources", {})
+        expected = recorded.get("model") or records.hashes.get(0, {}).get("weights")
+        same = expected in (None, fingerprint(model.base))
+        if same and (model.lora is None or recorded.get("adapter") == fingerprint(model.trained)):
             return config, model, renderer, ""
-        problem = f"{name} is not the model that it began with (its weights have another fingerprint)"
+        what = f"the adapter {config.model.lora.path}" if same else name
+        problem = f"{what} is not the model that it began with (its weights have another fingerprint)"
+    if config.model.lora is not None:
+        raise UserError(f"{run.path}: {problem}, and its checkpoints hold only the adapter: say where it is by --model")
     exported = run.weights()
     if not exported:
         raise UserError(
@@ -140,5 +147,12 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
 
 
 def exported_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]:
-    """Load the parameters of an exported model, by name."""
+    """Load the parameters of an exported model by name; with LoRA those of the adapter beside it."""
+    if (folder / ADAPTER).is_dir():
+        return load_adapter(folder / ADAPTER, model_config(folder))
+    return merged_parameters(folder, precision)
+
+
+def merged_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]:
+    """Load the parameters of an exported model by name, an adapter merged into them."""
     return {name: p.detach() for name, p in load_model(folder, precision=precision).named_parameters()}

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 
 import torch
 
+from hone.model.hf import merged
 from hone.reproduce.compare import Difference
 from hone.reproduce.execution import OnStep, Rebuilt
-from hone.reproduce.rebuild import exported_parameters
+from hone.reproduce.rebuild import exported_parameters, merged_parameters
 from hone.runs.files import sha256
 from hone.runs.rollouts import rollouts_file
 
@@ -68,15 +69,19 @@ def replay(rebuilt: Rebuilt, start: int, until: int, on_step: OnStep) -> Replaye
 
 def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
     """Yield what the run saved of the current version, and what of it is not as replayed; None if all is."""
-    trainer, run = rebuilt.trainer, rebuilt.records.run
-    version, saved = trainer.version, {}
+    trainer, run, model = rebuilt.trainer, rebuilt.records.run, rebuilt.trainer.model
+    version, saved, replayed = trainer.version, {}, trainer.tensors()
     if version in rebuilt.intact:
         saved[f"checkpoints/step_{version}"] = run.checkpoints.load(version)[0]
     if version in (exported := run.weights()):
-        parameters = exported_parameters(exported[version], rebuilt.config.precision)
-        saved[f"weights/step_{version}"] = {"model": parameters}
+        folder, precision = exported[version], rebuilt.config.precision
+        groups = saved[f"weights/step_{version}"] = {"model": exported_parameters(folder, precision)}
+        if model.lora is not None:
+            groups["merged"] = merged_parameters(folder, precision)
+            parameters = dict(model.named_parameters())
+            replayed["merged"] = {name: merged(model, name, parameters).to(model.embed.dtype) for name in model.base}
     for name, groups in saved.items():
-        yield name, _first_unequal(name, groups, trainer.tensors())
+        yield name, _first_unequal(name, groups, replayed)
 
 
 def _first_unequal(name: str, saved: Mapping[str, Tensors], replayed: Mapping[str, Tensors]) -> str | None:

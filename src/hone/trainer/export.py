@@ -11,6 +11,8 @@ import torch
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.hf import MAX_SHARD_BYTES, reserve_files, save_model
+from hone.model.lora import FOLDER as ADAPTER
+from hone.model.lora import save_adapter
 from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
@@ -25,11 +27,14 @@ def export_weights(
     card: str,
     parameters: Mapping[str, torch.Tensor] | None = None,
 ) -> None:
-    """Write config, safetensors, tokenizer with its chat template, and the model card (README.md) into `folder`.
+    """Write config, safetensors, tokenizer with its chat template, and the model card (README.md) into `folder`; with
+    LoRA the adapter too.
 
     `parameters` by name stand in for the model's own: a copy of an earlier version.
     """
     save_model(model, folder, parameters=parameters)
+    if model.lora is not None:
+        save_adapter(model, folder / ADAPTER, parameters)
     add_tokenizer(folder, renderer, card)
 
 

@@ -13,7 +13,7 @@ from typing import get_args
 
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import Checkpointing, OptimConfig
+from hone.config.shared import Checkpointing, LoraConfig, OptimConfig
 from hone.model.config import DecoderConfig
 from hone.trainer import MICRO_BATCH_TOKENS, WHOLE_GRADIENT_BYTES
 
@@ -33,19 +33,21 @@ def training_bytes(
     With several `ranks`, those of one of them: weights, gradients and optimiser are in shards, of which one layer at a
     time is gathered.
     """
-    precision, settings = config.precision, trainer_of(config)
+    precision, settings, lora = config.precision, trainer_of(config), config.model.lora
     tokens, slots, loss_tokens = micro_batch(config, device, prompt, completion)
-    weights, item = weight_bytes(model, precision), 2 if precision == "bf16" else 4
-    kept, of_layer = activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none")
-    if model.tie_word_embeddings:  # the head's gradient waits for the embedding's
+    weights, item = weight_bytes(model, precision, lora), 2 if precision == "bf16" else 4
+    kept, of_layer = activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none", lora)
+    if model.tie_word_embeddings and not lora:  # the head's gradient waits for the embedding's
         of_layer += item * model.embedding
-    of_head = head_bytes(model, precision, device, loss_tokens, settings.head_cache_bytes)
+    of_head = head_bytes(model, precision, device, loss_tokens, settings.head_cache_bytes, frozen=lora is not None)
     of_head += tokens * 3 * 4 * model.hidden_size  # the last norm, and the states that it gives
-    casts = cast_bytes(model, precision) if ranks == 1 else 0
-    gradients = 4 * model.parameters  # in fp32
+    casts = cast_bytes(model, precision) if ranks == 1 and not lora else 0
+    gradients = 4 * trained(model, lora)  # in fp32
     summed_once = ranks > 1 and gradients <= WHOLE_GRADIENT_BYTES
-    reference = isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0
-    optimiser = 0 if settings.optim.offload and device != "cpu" else optimiser_bytes(model, precision, settings.optim)
+    reference = isinstance(config, RLConfig) and config.trainer.loss.kl_coef > 0 and not lora
+    optimiser = optimiser_bytes(model, precision, settings.optim, lora)
+    if settings.optim.offload and device != "cpu":
+        optimiser = 0
     return {
         "weights": weights // ranks,
         "bf16 casts": casts,
@@ -71,8 +73,20 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
     return config.trainer if isinstance(config, RLConfig) else config
 
 
-def weight_bytes(model: DecoderConfig, precision: str) -> int:
-    return model.parameters * (2 if precision == "bf16" else 4)
+def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
+    """Return the scalars that training changes: all, or A and B of each matrix of the layers."""
+    if lora is None:
+        return model.parameters
+    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
+    return model.num_layers * lora.rank * ((3 * hidden + q + 2 * kv) + (q + hidden) + 3 * (hidden + inner))
+
+
+def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
+    """Return the bytes of the weights in memory: with LoRA those of the matrices are frozen in the products' dtype."""
+    weights = model.parameters * (2 if precision == "bf16" else 4)
+    if lora is None:
+        return weights
+    return weights - (2 * model.matrices if precision == "bf16_linear" else 0) + 4 * trained(model, lora)
 
 
 def cast_bytes(model: DecoderConfig, precision: str) -> int:
@@ -80,27 +94,31 @@ def cast_bytes(model: DecoderConfig, precision: str) -> int:
     return 2 * model.matrices if precision == "bf16_linear" else 0
 
 
-def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig) -> int:
+def optimiser_bytes(model: DecoderConfig, precision: str, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
     """Return the bytes of AdamW's two moments or Muon's one, and of bf16 weights an fp32 master, wherever they are."""
+    if lora is not None:
+        return int(trained(model, lora) * STATE_BYTES[optim.state])
     spared = 4 * model.matrices if optim.type == "muon" else 0
     return int(model.parameters * (STATE_BYTES[optim.state] + (4 if precision == "bf16" else 0))) - spared
 
 
-def host_bytes(model: DecoderConfig, optim: OptimConfig) -> int:
+def host_bytes(model: DecoderConfig, optim: OptimConfig, lora: LoraConfig | None = None) -> int:
     """Return the bytes of the host's memory that `optim.offload` takes for a model on a GPU; 0 without it.
 
     Moments in fp32, and, in whatever precision the model is, masters and the gradients that have arrived: each of these
     two in one pinned block, of which torch makes a power of two.
     """
-    block = 1 << (4 * model.parameters - 1).bit_length()
-    return int(model.parameters * STATE_BYTES[optim.state]) + 2 * block if optim.offload else 0
+    scalars = trained(model, lora)
+    block = 1 << (4 * scalars - 1).bit_length()
+    return int(scalars * STATE_BYTES[optim.state]) + 2 * block if optim.offload else 0
 
 
 def checkpoint_bytes(config: RLConfig | SFTConfig, model: DecoderConfig) -> int:
-    """Return the bytes of model, optimiser state, and a reference that follows the policy; in memory or on the disk."""
+    """Return the bytes of what is trained, optimiser state, and a reference that follows; in memory or on the disk."""
+    lora, precision = config.model.lora, config.precision
     follows = isinstance(config, RLConfig) and config.trainer.loss.reference_interval is not None
-    weights = weight_bytes(model, config.precision) * (1 + follows)
-    return weights + optimiser_bytes(model, config.precision, trainer_of(config).optim)
+    weights = (1 + follows) * weight_bytes(model, precision) if lora is None else 4 * trained(model, lora)
+    return weights + optimiser_bytes(model, precision, trainer_of(config).optim, lora)
 
 
 def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
@@ -137,7 +155,13 @@ def micro_batch(config: RLConfig | SFTConfig, device: str, prompt: int, completi
 
 
 def activation_bytes(
-    model: DecoderConfig, precision: str, device: str, tokens: int, slots: int, checkpointing: str = "none"
+    model: DecoderConfig,
+    precision: str,
+    device: str,
+    tokens: int,
+    slots: int,
+    checkpointing: str = "none",
+    lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
     """Return what `tokens` of one micro-batch, in `slots` of attention, keep for their backward pass; and what the
     backward pass of one layer needs besides.
@@ -153,6 +177,9 @@ def activation_bytes(
     shared = slots == tokens and (precision == "fp32" or device == "cuda")
     inputs = low * (2 * hidden + (0 if shared else q))  # of qkv, gate_up, o
     mlp = low * 3 * inner  # gate_up and activation
+    halves = low * 7 * lora.rank if lora else 0  # A x of each matrix
+    wide_mlp = lora is not None and precision == "bf16_linear"  # gate_up in fp32, and so its gradient and activation's
+    mlp += halves + (2 * 2 * inner if wide_mlp else 0)
     wide = 2 if precision != "fp32" and device == "cuda" else 4
     # q, k, v and what comes out; without a kernel that groups query heads, k and v are repeated for them.
     attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
@@ -165,19 +192,25 @@ def activation_bytes(
     # residual stream; or those of q, k and v.
     of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
     of_mlp += 4 * (2 * inner + hidden) * (by_fp32 and precision == "bf16_linear")  # the operands of a product
+    of_mlp += 2 * 4 * inner if wide_mlp else 0
     passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
     kept = tokens * hidden * (2 if precision == "bf16" else 4)  # a layer's input
     if checkpointing == "selective":
         attended = slots * (wide * q + 4 * model.num_heads)
-        kept += rows * result * (q + 2 * kv + 2 * inner + 2 * hidden) + attended  # and what products and attention gave
+        products = rows * (result * (q + 2 * kv + 2 * inner + 2 * hidden) * (2 if lora else 1) + halves)
+        kept += products + attended  # and what products and attention gave
         layer -= rows * result * 2 * inner + attended
     return model.num_layers * kept, layer + passing
 
 
-def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int) -> int:
-    """Return what the head needs for `rows` of loss tokens, with the gradient of its weight: see `hone.model.head`."""
+def head_bytes(
+    model: DecoderConfig, precision: str, device: str, rows: int, cache_bytes: int, frozen: bool = False
+) -> int:
+    """Return what the head needs for `rows` of loss tokens, with the gradient of its weight if that is not `frozen`:
+    see `hone.model.head`.
+    """
     low = 4 if precision == "fp32" else 2
     logits, softmax = rows * model.vocab_size, rows * model.vocab_size * low
     made = 6 if (precision, device) == ("bf16", "cpu") else 0  # of bf16 weights, before it is in the buffer
@@ -186,11 +219,11 @@ def head_bytes(model: DecoderConfig, precision: str, device: str, rows: int, cac
         return min(logits, max(model.vocab_size, limit))
 
     # Logits and their exponentials.
-    forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 4 * model.embedding
+    forward, backward = (2 * 4 + made) * chunk(LOGITS[device]), 0 if frozen else 4 * model.embedding
     casts = precision != "fp32" and not (precision == "bf16_linear" and takes_products_in_fp32(device))
     if softmax > cache_bytes:
         softmax, backward = 0, backward + (4 + max(made, 2 * casts)) * chunk(LOGITS["cuda"])
     if casts:  # a part of the product that is added to the gradient, and the cast of the weight
-        backward += min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
+        backward += 0 if frozen else min(model.embedding, LOGITS["cuda"]) * (4 if device == "cuda" else 2)
         backward += 2 * model.embedding * (precision == "bf16_linear")
     return softmax + max(forward, backward)

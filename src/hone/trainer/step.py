@@ -60,11 +60,12 @@ ONE_UPDATE = BatchUse()
 class Trainer:
     """Owns the optimiser of `model` and the step counter (= the policy version: steps so far, skipped ones included).
 
-    `reference`, if given, is the model of the KL term. `temperature` is the sampler's: the ratio compares the
-    distributions that the tokens were really drawn from. `weigh` gives the tokens of a batch their weights; without it
-    each counts the same. `interrupt` is called before each micro-batch of a step's first update; what it raises ends
-    the step (or evaluation) there, with weights, optimiser and counter as they were before it. With `record_tokens`,
-    `token_stats` has what the last step computed of each token, before its first update of it.
+    `reference`, if given, is the model of the KL term; with LoRA it may be `model`, for its adapter is off then.
+    `temperature` is the sampler's: the ratio compares the distributions that the tokens were really drawn from.
+    `weigh` gives the tokens of a batch their weights; without it each counts the same. `interrupt` is called before
+    each micro-batch of a step's first update; what it raises ends the step (or evaluation) there, with weights,
+    optimiser and counter as they were before it. With `record_tokens`, `token_stats` has what the last step computed
+    of each token, before its first update of it.
 
     On several `ranks` model and reference are in shards (`parallel.shard`) before they come here. All ranks call
     `step`, `evaluate`, `fingerprint` and `load_tensors` together, each with its own micro-batches (equally many, see
@@ -204,7 +205,8 @@ class Trainer:
         if self.use.keeps_old and self.use.updates > 1:
             prepared = [replace(batch, old_logprobs=self._logprobs_by(self.model, batch)) for batch in prepared]
         if self.reference is not None:
-            prepared = [replace(batch, ref_logprobs=self._logprobs_by(self.reference, batch)) for batch in prepared]
+            with self.reference.disable_adapter():
+                prepared = [replace(batch, ref_logprobs=self._logprobs_by(self.reference, batch)) for batch in prepared]
             if self.use.kl_in_reward and prepared:
                 prepared = self._with_kl_in_reward(prepared)
         return prepared
@@ -278,10 +280,12 @@ class Trainer:
 
     def fingerprint(self) -> str:
         """Return 16 hex digits that tell this version of the policy from any other."""
-        return fingerprint(dict(self.model.named_parameters()), self.ranks)
+        return fingerprint(self.model.trained, self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:
-        """Return everything an exact resume needs, as named tensors: model and optimiser; in shards, if they are."""
+        """Return everything an exact resume needs, as named tensors: of the model what is trained, and the optimiser's;
+        in shards, if they are.
+        """
         tensors = {"model": _weights(self.model), "optimizer": self.optimizer.state()}
         if self.reference is not None and self.use.reference_interval:
             tensors["reference"] = _weights(self.reference)
@@ -294,7 +298,7 @@ class Trainer:
         models = {"model": self.model} | ({"reference": self.reference} if "reference" in tensors else {})
         for kind, model in models.items():
             assert model is not None, "a reference that follows the policy is in the checkpoint"
-            for name, param in model.named_parameters():
+            for name, param in model.trained.items():
                 param.copy_(share_of(tensors[kind][name], param))
             model.refresh()
         self.optimizer.load_state(tensors["optimizer"])
@@ -302,7 +306,7 @@ class Trainer:
 
 
 def _weights(model: Decoder) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters()}
+    return {name: p.detach() for name, p in model.trained.items()}
 
 
 def _read(parts: Sequence[Mapping[str, torch.Tensor]]) -> list[dict[str, float]]:

@@ -1,0 +1,114 @@
+"""LoRA adapters on disk, in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from hone import rng
+from hone.errors import UserError
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
+from hone.model.files import read_json, write_json
+from hone.model.hf import METADATA, hf_slices
+
+if TYPE_CHECKING:
+    from hone.config.shared import LoraConfig
+
+FOLDER = "adapter"
+"""Folder of the adapter within that of the merged weights."""
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PLAIN = {
+    "peft_type": "LORA",
+    "task_type": "CAUSAL_LM",
+    "bias": "none",
+    "lora_dropout": 0.0,
+    "fan_in_fan_out": False,
+    "use_rslora": False,
+    "use_dora": False,
+}
+_UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
+
+
+def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
+    """Map PEFT's name → (parameter of the decoder, first row, end row or None for all of it), in its order."""
+    slices, before = dict[str, tuple[str, int, int | None]](), Counter[str]()
+    for name, (parameter, start, end) in hf_slices(config).items():
+        if name.endswith("_proj.weight"):
+            theirs, ours = name.removesuffix("weight"), parameter.removesuffix("weight")
+            slices[f"base_model.model.{theirs}lora_A.weight"] = f"{ours}lora_A", before[ours], before[ours] + rank
+            slices[f"base_model.model.{theirs}lora_B.weight"] = f"{ours}lora_B", start, end
+            before[ours] += rank
+    return slices
+
+
+@torch.no_grad()
+def start_adapter(model: Decoder, seed: int) -> None:
+    """Load the adapter that `model.lora` names, or make one of no effect: B is 0, A from U(-1 / sqrt(in), 1 / sqrt(in))
+    (PEFT's default). Each A has a stream of its own, named by the seed and the parameter.
+    """
+    assert model.lora is not None
+    if model.lora.path is not None:
+        tensors = load_adapter(Path(model.lora.path).expanduser(), model.config, model.lora)
+        for name, parameter in model.trained.items():
+            if tensors[name].shape != parameter.shape:
+                raise UserError(f"the adapter in {model.lora.path} is of another model: {name} has another shape")
+            parameter.copy_(tensors[name])
+        return
+    for name, parameter in model.trained.items():
+        if name.endswith("lora_A"):
+            values = 2 * rng.stream(seed, "lora", name).random(tuple(parameter.shape), dtype=np.float32) - 1
+            parameter.copy_(torch.from_numpy(values / np.float32(math.sqrt(parameter.shape[1]))))
+
+
+def save_adapter(model: Decoder, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
+    """Write the adapter as PEFT does. `parameters` by name stand in for the model's own."""
+    lora, parameters = model.lora, parameters or model.trained
+    assert lora is not None
+    folder.mkdir(exist_ok=True)
+    slices = peft_slices(model.config, lora.rank)
+    tensors = {name: parameters[of].detach()[start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
+    save_file(tensors, folder / WEIGHTS, metadata=METADATA)
+    targets = {"target_modules": sorted({name.split(".")[-3] for name in slices})}
+    facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": None, "inference_mode": True}
+    write_json(folder / CONFIG, _PLAIN | facts | targets)
+
+
+def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = None) -> dict[str, Tensor]:
+    """Return the decoder's adapter parameters (fp32, on the CPU) from a folder that PEFT or `save_adapter` wrote.
+
+    Raises UserError unless it is plain LoRA on all linear layers, and whole; with `lora` also unless it has that rank
+    and alpha.
+    """
+    found = read_json(folder, CONFIG, needed=True)
+    odd = [f"{key} = {found[key]}" for key, value in _PLAIN.items() if found.get(key) not in (value, None)]
+    if odd := odd + [key for key in _UNSUPPORTED if found.get(key)]:
+        raise UserError(f"the adapter in {folder} has {', '.join(odd)}, which hone does not support: give a plain LoRA")
+    rank, alpha = found.get("r"), found.get("lora_alpha")
+    if type(rank) is not int or (lora is not None and (rank, alpha) != (lora.rank, lora.alpha)):
+        raise UserError(
+            f"the adapter in {folder} has rank {rank} and alpha {alpha}: set model.lora.rank and model.lora.alpha so"
+        )
+    try:
+        tensors = load_file(folder / WEIGHTS)
+    except (SafetensorError, OSError) as error:
+        raise UserError(f"{folder / WEIGHTS} cannot be read ({error}): complete the folder") from error
+    slices = peft_slices(config, rank)
+    if odd := sorted(slices.keys() ^ tensors.keys()):
+        raise UserError(
+            f"the adapter in {folder} {'lacks' if odd[0] in slices else 'has unknown'} {odd[0]}: "
+            "give one of all linear layers and no others (PEFT's target_modules = all-linear)"
+        )
+    groups = groupby(sorted(slices, key=lambda name: slices[name][:2]), key=lambda name: slices[name][0])
+    joined = {parameter: [tensors[name].float() for name in names] for parameter, names in groups}
+    return {parameter: torch.cat(parts) for parameter, parts in joined.items()}
