@@ -121,7 +121,7 @@ def test_later_files_win_sections_files_win_over_root_files_and_flags_win_over_a
         ("--batch-size", "--orchestrator.batch-size"),
         ("--orchestrator.sampling.temprature", "--orchestrator.sampling.temperature"),
         # What hone lacks is not taken for a key of another meaning.
-        ("--trainer.lora.alpha", None),
+        ("--trainer.critic.alpha", None),
         ("--zzzzqqqq", None),
     ],
 )
