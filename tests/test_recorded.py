@@ -9,8 +9,10 @@ from pathlib import Path
 from statistics import median
 
 import alarms
+import algorithms
 import pytest
 
+from hone.config.algorithms import ALGORITHMS
 from hone.runs.alarm_rules import RULES
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
@@ -295,3 +297,16 @@ def test_the_head_is_faster_than_chunks_under_checkpoint_and_takes_no_more_than_
         assert max(new["logprobs_max"], row["hone, fp32"]["logprobs_max"]) <= 1e-5
     four, eight = (result["step_peak"][tokens]["chunks"] for tokens in ("4096", "8192"))
     assert max(four, eight) <= 3 and eight == pytest.approx(four, rel=0.1)
+
+
+def test_each_algorithm_learns_over_three_seeds_and_the_docs_show_the_table():
+    result = json.loads((RESULTS / "algorithms.json").read_text())
+    found = dict(result["algorithms"])
+    before = found.pop("after SFT")
+    assert list(found) == ["defaults", *ALGORITHMS]
+    for of in found.values():
+        assert len(of["reward_by_seed"]) == 3 and len(of["curves"][0]) == result["workload"]["steps"] == 150
+        assert of["ci95/low"] >= 0.9 and min(of["reward_by_seed"]) >= 0.895
+        assert min(of["reward_by_seed"]) >= max(before["reward_by_seed"]) + 0.45
+        assert all(steps is None or 10 <= steps <= 150 for steps in of["steps_to"])
+    assert algorithms.table(result) in (RESULTS.parents[1] / "docs" / "algorithms.md").read_text()
