@@ -14,7 +14,7 @@ from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import AdvantageConfig, OrchestratorRole, RLConfig, TrainerRole
 from hone.config.sft import SFTConfig
-from hone.config.shared import transport_weights
+from hone.config.shared import ModelConfig, transport_weights
 
 ROOT = Path(__file__).parent.parent
 REVERSE_TEXT = "examples/reverse_text"
@@ -188,7 +188,9 @@ def test_a_file_of_the_tiny_run_starts_its_role_alone(role: str) -> None:
 def test_a_server_that_is_started_alone_takes_the_weights_of_the_run(folder: str) -> None:
     serve = parse(ServeConfig, ["@", f"{REVERSE_TEXT}/{folder}/infer.toml"], "inference")
     whole = rl(THREE_FILES.replace("/rl/", f"/{folder}/"))
-    assert serve.weights_folder == transport_weights(whole.transport_path) and serve.model == whole.model
+    assert serve.weights_folder == transport_weights(whole.transport_path) and serve.model == ModelConfig(
+        **whole.model.model_dump(exclude={"lora"})
+    )
 
 
 @pytest.mark.parametrize("file", ["rl.toml", "tiny.toml"])

@@ -402,7 +402,8 @@ class RLConfig(RunConfig):
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
         of = {env.name: evals.model_copy(update={"sampling": env.sampling, "envs": []}) for env in evals.envs}
-        return {env.name: self._with({"env": env, "envs": [], "eval": of[env.name]}) for env in evals.envs}
+        alone = {env.name: TrainEnvConfig(**env.model_dump()) for env in evals.envs}
+        return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
         return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})

@@ -76,7 +76,7 @@ def write_gguf(file: Path, folder: Path, origin: str, say: Callable[[str], None]
     """
     lacking = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
     if lacking:
-        raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'hone-rl[gguf]'")
+        raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'gguf>=0.19' accelerate")
     import torch
     from safetensors.torch import save_file
 
