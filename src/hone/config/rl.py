@@ -232,7 +232,7 @@ class RLConfig(RunConfig):
         "Run": "max_steps seed output_dir ckpt ckpt.interval resume detach budget.hours budget.usd mode",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
-        "Training": """algorithm trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
+        "Training": """algorithm model.lora.rank trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
             trainer.scheduler.warmup_steps trainer.loss.type trainer.loss.aggregation trainer.loss.kl_coef
             trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
         "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
