@@ -310,9 +310,8 @@ class RLConfig(RunConfig):
             )
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim, trainer.ranks)
-        if self.model.lora and (self.mode == "split" or trainer.loss.reference_interval):
-            name = 'mode "split"' if self.mode == "split" else "trainer.loss.reference_interval"
-            raise UserError(f"model.lora does not work with {name}: leave out one of them")
+        if self.model.lora and trainer.loss.reference_interval:
+            raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
         if self.inference.backend == "vllm" and orch.client.base_url is not None:
             raise UserError(
                 "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "
