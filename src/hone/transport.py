@@ -293,7 +293,7 @@ class FileTransport:
                 else:
                     fresh.mkdir(parents=True)
                 yield fresh, fresh.parent == memory
-                for file in fresh.iterdir():
+                for file in filter(Path.is_file, fresh.rglob("*")):
                     file.chmod(FILE_MODE)  # safetensors makes files that only their owner can read
                 folder = fresh.with_name(f"step_{version}")
                 remove(folder)

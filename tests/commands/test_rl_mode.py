@@ -51,6 +51,8 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
         ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.type muon", "is for one rank"),
+        ("--trainer.ranks 2 --model.lora.rank 4", "model.lora does not work with several ranks"),
+        ("--trainer.optim.type muon --model.lora.rank 4", 'model.lora does not work with optim.type = "muon"'),
     ],
 )
 def test_settings_that_several_ranks_have_not_are_refused_before_anything_starts(line, words) -> None:

@@ -120,8 +120,9 @@ def test_later_files_win_sections_files_win_over_root_files_and_flags_win_over_a
         ("--learning-rate", "--trainer.optim.lr"),
         ("--batch-size", "--orchestrator.batch-size"),
         ("--orchestrator.sampling.temprature", "--orchestrator.sampling.temperature"),
+        ("--trainer.lora.alpha", "--model.lora.alpha"),
         # What hone lacks is not taken for a key of another meaning.
-        ("--trainer.critic.alpha", None),
+        ("--model.dora.magnitude", None),
         ("--zzzzqqqq", None),
     ],
 )

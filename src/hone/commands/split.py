@@ -18,6 +18,7 @@ from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
 from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
+from hone.config.shared import ModelConfig
 from hone.errors import UserError
 from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
@@ -152,8 +153,9 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     own = config.inference
     names = ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype")
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
-    settings |= {name: getattr(config, name) for name in ("model", "seed", "precision", "threads", "transport")}
+    settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir}
+    settings["model"] = ModelConfig.model_validate(config.model.model_dump(exclude={"lora"}))  # versions come merged
     kv_gib = own.kv_gib or (KV_GIB if shares else None)
     if own.backend == "vllm":
         kv_gib = own.kv_gib or (VLLM_GIB if on_gpu else 1.0)

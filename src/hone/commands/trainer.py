@@ -85,7 +85,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     )
     hello = Hello(
         id=uuid4().hex[:16],
-        fingerprint=fingerprint(dict(model.named_parameters()), ranks),
+        fingerprint=fingerprint(model.base, ranks),
         parameters=model.num_parameters,
         ranks=ranks.world,
         device=str(model.device),

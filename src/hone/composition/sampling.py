@@ -59,7 +59,7 @@ def sampling(
         say = run.display.message
         no_room = partial(say, disk_message(NO_ROOM))
         memory = stack.enter_context(shared_folder(say)) if server is None else None
-        size = sum(parameter.nbytes for parameter in trainer.model.parameters())
+        size = trainer.model.num_parameters * trainer.model.embed.itemsize
         if memory is not None and (sentence := shortage(memory, size, versions=2)) is not None:
             say(sentence)
             memory = None

@@ -350,7 +350,7 @@ class RLConfig(RunConfig):
             budget.usd mode""",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
-        "Training": """algorithm trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
+        "Training": """algorithm model.lora.rank trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
             trainer.scheduler.warmup_steps trainer.loss.type trainer.loss.aggregation trainer.loss.kl_coef
             trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
         "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
@@ -464,9 +464,8 @@ class RLConfig(RunConfig):
             )
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim, trainer.ranks)
-        if self.model.lora and (self.mode == "split" or trainer.loss.reference_interval):
-            name = 'mode "split"' if self.mode == "split" else "trainer.loss.reference_interval"
-            raise UserError(f"model.lora does not work with {name}: leave out one of them")
+        if self.model.lora and trainer.loss.reference_interval:
+            raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
         if self.inference.backend == "vllm" and orch.client.base_url is not None:
             raise UserError(
                 "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "

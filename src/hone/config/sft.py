@@ -67,7 +67,8 @@ class SFTConfig(RunConfig, MemoryConfig):
             data.env.args data.run data.min_reward data.seq_len data.batch_size data.pack data.too_long""",
         "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.below budget.hours
             budget.usd""",
-        "Training": "optim.lr optim.weight_decay scheduler.type scheduler.warmup_steps val.interval val.fraction",
+        "Training": """model.lora.rank optim.lr optim.weight_decay scheduler.type scheduler.warmup_steps val.interval
+            val.fraction""",
         "Watching": "wandb.project wandb.name alarms.action predict display",
         "Machine": "precision deterministic threads model.device",
     }

@@ -27,7 +27,6 @@ from hone.model.ops import (
     rms_norm,
     split_and_rotate,
     swiglu,
-    swiglu_forward,
     to_bf16,
 )
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
@@ -142,16 +141,21 @@ class LoraLinear(Linear):
         self.lora_B = nn.Parameter(torch.zeros(sum(parts), lora.rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        low = to_bf16(x) if self.bf16_product else x
-        y = linear(low, self.weight) if torch.is_grad_enabled() else self.packed.product(low, self.weight)
-        y = y[: x.shape[0]].float() if self.bf16_product else y
-        y = y if self.bias is None else y + self.bias
+        y = self.bf16(to_bf16(x))[: x.shape[0]].float() if self.bf16_product else self._adapted(x)
+        return y if self.bias is None else y + self.bias
+
+    def bf16(self, x_bf16: Tensor) -> Tensor:
+        """Return the product in bf16 without bias."""
+        return self._adapted(x_bf16)
+
+    def _adapted(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight) if torch.is_grad_enabled() else self.packed.product(x, self.weight)
         if not self.enabled:
             return y
-        halves = linear(low, self.lora_A.to(low.dtype)).split(self.rank, dim=1)
-        matrices = self.lora_B.to(low.dtype).split(self.parts)
+        halves = linear(x, self.lora_A.to(x.dtype)).split(self.rank, dim=1)
+        matrices = self.lora_B.to(x.dtype).split(self.parts)
         delta = torch.cat([linear(half, matrix) for half, matrix in zip(halves, matrices, strict=True)], dim=1)
-        return torch.add(y, delta[: x.shape[0]], alpha=self.scale)
+        return torch.add(y, delta, alpha=self.scale)
 
     def merged(self, lora_A: Tensor, lora_B: Tensor) -> Tensor:
         """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B."""
@@ -228,9 +232,9 @@ class DecoderLayer(nn.Module):
 
     def _mlp(self, x_ND: Tensor) -> Tensor:
         up, down = self.gate_up_proj, self.down_proj
-        if up.bf16_product and up.bias is None and not isinstance(up, LoraLinear):
-            if not torch.is_grad_enabled():
-                return down.bf16(swiglu_forward(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
+        if up.bf16_product and up.bias is None:
+            if isinstance(up, LoraLinear) or not torch.is_grad_enabled():
+                return down.bf16(swiglu(up.bf16(to_bf16(x_ND))))[: x_ND.shape[0]].float()
             return bf16_mlp(x_ND, up.weight, down.weight, up.kept_bf16, down.kept_bf16)
         return down(swiglu(up(x_ND)))
 
@@ -345,8 +349,8 @@ class Decoder(nn.Module):
 
     @property
     def num_parameters(self) -> int:
-        """Scalars, a tied head counted once."""
-        return sum(p.numel() for p in self.parameters())
+        """Scalars, a tied head counted once, without an adapter's."""
+        return sum(p.numel() for p in self.base.values())
 
     def hidden(
         self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None

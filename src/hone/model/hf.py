@@ -206,6 +206,8 @@ def copy_weights(source: Path, folder: Path) -> None:
     for file in source.iterdir():
         if file.suffix == ".safetensors":
             save_file(load_file(file), folder / file.name, metadata=METADATA)
+        elif file.is_dir():  # the adapter
+            shutil.copytree(file, folder / file.name)
         else:
             shutil.copyfile(file, folder / file.name)
 

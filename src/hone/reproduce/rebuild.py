@@ -127,7 +127,7 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
         recorded = run.info.get("sources", {})
         expected = recorded.get("model") or records.hashes.get(0, {}).get("weights")
         same = expected in (None, fingerprint(model.base))
-        if same and (model.lora is None or recorded.get("adapter") == fingerprint(model.trained)):
+        if same and (model.lora is None or recorded.get("adapter") in (None, fingerprint(model.trained))):
             return config, model, renderer, ""
         what = f"the adapter {config.model.lora.path}" if same else name
         problem = f"{what} is not the model that it began with (its weights have another fingerprint)"

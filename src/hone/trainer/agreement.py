@@ -19,6 +19,7 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
     """
     name = config.model.name
     values: dict[str, Any] = {"model.name": name, "max_steps": config.max_steps, "precision": config.precision}
+    values["model.lora"] = config.model.lora and config.model.lora.model_dump()
     if name == TINY:
         values |= {f"model.init.{key}": value for key, value in config.model.init.model_dump().items()}
         values["seed"] = config.seed
@@ -54,7 +55,7 @@ def checkpoint_of(session: Session) -> Path | None:
 
 def check_checkpoint(folder: Path, trainer: Trainer) -> None:
     """Raise UserError if a checkpoint is of another model than the trainer's. Reads no tensor."""
-    if problem := misfit(shapes(folder), dict(trainer.model.named_parameters())):
+    if problem := misfit(shapes(folder), trainer.model.trained):
         raise UserError(
             f"{folder} is of another model than this trainer's ({problem}): start it with the model and the precision "
             "of the run"

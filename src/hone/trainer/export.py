@@ -45,13 +45,16 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
 
 
 def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None, reserved: bool = False) -> None:
-    """Write the trainer's model into `folder` as `save_model` does; all ranks together, rank 0 writes.
+    """Write the trainer's model into `folder` as `save_model` does, its adapter beside it; all ranks together, rank 0
+    writes.
 
     Weights in shards are gathered file by file, of at most `max_bytes`, and forgotten; nobody holds them all.
     `reserved`: into the files of `reserve_policy`.
     """
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
+    if trainer.model.lora is not None:
+        save_adapter(trainer.model, folder / ADAPTER)
     ranks.barrier()
 
 

@@ -176,10 +176,8 @@ def activation_bytes(
     # What attention gives is the very input of o, unless it is cast, or taken from padded rows.
     shared = slots == tokens and (precision == "fp32" or device == "cuda")
     inputs = low * (2 * hidden + (0 if shared else q))  # of qkv, gate_up, o
-    mlp = low * 3 * inner  # gate_up and activation
     halves = low * 7 * lora.rank if lora else 0  # A x of each matrix
-    wide_mlp = lora is not None and precision == "bf16_linear"  # gate_up in fp32, and so its gradient and activation's
-    mlp += halves + (2 * 2 * inner if wide_mlp else 0)
+    mlp = low * 3 * inner + halves  # gate_up and activation
     wide = 2 if precision != "fp32" and device == "cuda" else 4
     # q, k, v and what comes out; without a kernel that groups query heads, k and v are repeated for them.
     attention = wide * (2 * q + 2 * (q if precision == "fp32" and device == "cuda" else kv))
@@ -192,7 +190,6 @@ def activation_bytes(
     # residual stream; or those of q, k and v.
     of_mlp = low * inner * (4 if precision == "bf16_linear" else 3)
     of_mlp += 4 * (2 * inner + hidden) * (by_fp32 and precision == "bf16_linear")  # the operands of a product
-    of_mlp += 2 * 4 * inner if wide_mlp else 0
     passing = max(rows * of_mlp, slots * wide * 2 * (q + kv)) + tokens * 2 * 4 * hidden
     if checkpointing == "none":
         return model.num_layers * layer, passing
