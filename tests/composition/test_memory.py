@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hone.algorithms.losses import sft_objective
-from hone.composition.memory import memory
+from hone.composition.memory import fitted, memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig, LoraConfig, SchedulerConfig
-from hone.inference.memory import packed_bytes
+from hone.inference.memory import GIB, packed_bytes
 from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
 from hone.planning.shape import KNOWN
@@ -126,6 +126,17 @@ def test_on_a_gpu_what_attention_gives_is_the_input_of_o() -> None:
         assert each == norms + products + attention
         shared = activation_bytes(shape, precision, "cuda", 512, 600)[0] / shape.num_layers
         assert shared == 512 * (norms + products + 2 * q) + 600 * attention, "rows of a shared prompt are gathered"
+
+
+def test_a_model_of_8b_fits_48_gib_with_lora_and_not_without() -> None:
+    flags, shape = ("--orchestrator.batch-size", "32"), KNOWN["qwen3-8b"]
+
+    def total(*more: str) -> int:
+        config = rl(*flags, *more)
+        return memory(fitted(config, shape, "cuda", 48 * GIB, *longest(config)), shape, "cuda", *longest(config)).total
+
+    assert total("--model.lora.rank", "16") <= 48 * GIB < total()
+    assert total("--model.lora.rank", "16", "--trainer.loss.kl-coef", "0.1") <= 48 * GIB
 
 
 def test_micro_batches_share_the_prompt_of_their_completions() -> None:

@@ -2,6 +2,7 @@
 
 - In lock-step with a batch-invariant sampler all is done again, to the bit, in one process.
 - With weights up to two versions old the recorded rollouts lead to the same weights, to the bit.
+- With LoRA, resumed too, they lead to the same adapter and merged weights, to the bit.
 - On two ranks they lead to them up to rounding, also where the run was resumed in one process.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import tampering
 from recorded import Bench
+from safetensors.torch import load_file
 from split_runs import Run as Started
 from split_runs import free_port, records
 
@@ -95,6 +97,21 @@ def test_tokens_of_several_versions_are_trained_on_again(
     assert code == 0 and "the recorded reward" in text, text
     code, text = tool(bench, capsys, "runs", "show", "ahead")
     assert "completions are sampled by a server without inference.batch_invariant" in " ".join(text.split())
+
+
+def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    lora = (INVARIANT, "--model.lora.rank", "2", "--trainer.optim.lr", "1e-2")
+    begin(bench, "lora", *lora, steps=4)
+    run = begin(bench, "lora", *lora, "--resume")
+    saved = load_file(run / "weights" / f"step_{STEPS}" / "adapter" / "adapter_model.safetensors")
+    assert any(name.endswith("lora_B.weight") and tensor.any() for name, tensor in saved.items())
+    gaps = [line["logprob_gap/max"] for line in records(run / "metrics.jsonl") if "logprob_gap/max" in line]
+    assert gaps and max(gaps) < 1e-4
+    code, text = tool(bench, capsys, "verify", "lora", "--steps", str(STEPS))
+    assert code == 0 and "6 steps came out equal from their recorded completions, bit for bit" in text, text
+    assert "completions were sampled by a server with merged weights, which can't be asked again" in text
+    code, text = tool(bench, capsys, "replay", "lora")
+    assert code == 0 and f"weights/step_{STEPS}" in text, text
 
 
 def test_two_ranks_are_replayed_by_one_within_the_tolerance(

@@ -428,6 +428,8 @@ class RLConfig(RunConfig):
             return "vLLM"
         if self.mode == "split" and not self.inference.batch_invariant:
             return "a server without inference.batch_invariant"
+        if self.mode == "split" and self.model.lora:
+            return "a server with merged weights"
         lag = self.orchestrator.max_async_level
         return f"whichever weights are there, up to {lag} version{'s' if lag > 1 else ''} old" if lag else None
 
