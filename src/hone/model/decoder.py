@@ -185,7 +185,7 @@ class DecoderLayer(nn.Module):
     """
 
     def __init__(
-        self, config: DecoderConfig, index: int, dtype: torch.dtype, bf16_product: bool, lora: LoraConfig | None
+        self, config: DecoderConfig, index: int, dtype: torch.dtype, bf16_product: bool, lora: LoraConfig | None = None
     ) -> None:
         super().__init__()
         c = config
