@@ -6,27 +6,12 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from by_chance import TASK
 from refusals import fails
 
 from hone.cli import main
 from hone.evaluation.intervals import wilson
 from hone.runs import Run
-
-TASK = """
-import zlib
-
-from hone.environments import Rubric, SingleTurnEnv, inline
-
-
-@inline
-def by_chance(completion, answer):
-    return float(zlib.crc32(str(completion).encode()) % 4 < int(answer))
-
-
-def load_environment(word="question"):
-    rows = [{"question": f"{word} {i}", "answer": str(i % 5)} for i in range(10)]
-    return SingleTurnEnv(rubric=Rubric([by_chance]), dataset=rows, eval_dataset=[{"question": "q", "answer": "1"}])
-"""
 
 
 @pytest.fixture

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import states
+import tampering
 import trials
 from traps import At, Op, Trap
 
@@ -34,6 +36,20 @@ class Recipe:
         late = Trap(At("write", "metrics.jsonl", STEPS, "half"))
         # In the foreground, so that checkpoint 6 is there whichever thread is ahead.
         assert trials.run(self.argv(out, "--no-ckpt.background"), log, late) == trials.KILLED, log.read_text()
+
+    def rebuilt(self, folder: Path, *more: list[str]) -> str:
+        """Verify and replay a copy of the unbroken run, `folder`/copied, into `folder`/replayed; then run `more`, each
+        a command and its flags. The copy stays as it is. Returns what was printed.
+        """
+        run, log = shutil.copytree(self.unbroken, folder / "copied"), folder / "log"
+        before = tampering.snapshot(run)
+        replay = ["replay", "--output-dir", str(folder / "replayed")]
+        for command, *flags in (["verify", "--steps", str(STEPS)], replay, *more):
+            assert trials.run([*command.split(), str(run), *flags], log) == 0, log.read_text()
+        assert tampering.snapshot(run) == before
+        last = run / "weights" / f"step_{STEPS}" / "model.safetensors"
+        assert (folder / "replayed" / "model.safetensors").read_bytes() == last.read_bytes()
+        return log.read_text()
 
     @property
     def seconds(self) -> float:

@@ -24,6 +24,7 @@ from hone.errors import UserError
 from hone.grading import printable
 from hone.inference.text import Detokenizer
 from hone.inference.types import Failure, Job, SamplingParams
+from hone.model.fetch import KNOWN
 from hone.orchestrator.colocated import EnginePolicy
 from hone.runs import Run
 from hone.runs.listing import find_run
@@ -94,7 +95,8 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     A run's initial model that is not here any more is left out, and so is one of an evaluation, which has made none.
     """
     name, path = config.model, Path(config.model)
-    if (path / "config.json").exists() or ("/" in name and not path.exists()):  # a model folder, or a hub id
+    # A model folder, a hub id, or a name that hone knows.
+    if (path / "config.json").exists() or ("/" in name and not path.exists()) or name in KNOWN:
         return [(name, load_weights(name, config.precision, kv_gib=KV_GIB))]
     run = Run(find_run(name))
     if run.info["kind"] == "eval":

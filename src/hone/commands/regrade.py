@@ -15,7 +15,7 @@ from typing import Any
 
 from hone.commands.status import Status, command, print_labelled, print_table
 from hone.config.reproduce import RegradeConfig
-from hone.config.rl import TaskConfig
+from hone.config.tasks import TaskConfig
 from hone.environments.loading import configured, load_environment
 from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template

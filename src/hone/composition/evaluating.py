@@ -45,7 +45,7 @@ class Evaluation:
         self.env = env or configured(config.env, config.env_args, config.template, "template")
         self.env.check_rollouts()
         self.env.use_workers(config.grading)
-        self.available = len(self.env.split(self.config.of_split))
+        self.available = len(self.env.split(self.config.split_name))
         if config.profile is not None and not config.profile.absolute().parent.is_dir():
             raise UserError(f"--profile {config.profile}: there is no folder {config.profile.parent}: make it first")
 
@@ -55,7 +55,7 @@ class Evaluation:
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,
             "rollouts_per_example": config.rollouts_per_example,
-            "of_split": config.of_split,
+            "split_name": config.split_name,
             "progress": progress,
         }
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
@@ -67,7 +67,7 @@ class Evaluation:
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
         """Write samples, figures and what made them into `folder`, if there is one."""
         if self.folder is not None:
-            save_results(self.folder, self.config, result, list(command), self.env.digests([self.config.of_split]))
+            save_results(self.folder, self.config, result, list(command), self.env.digests([self.config.split_name]))
 
     def _here(self, counts: dict[str, Any]) -> EvalResult:
         config, sampling = self.config, local_sampling(self.config.sampling())
@@ -169,7 +169,7 @@ def evaluate_weights(
     sampling: SamplingParams,
     *,
     num_examples: int,
-    of_split: str = "eval",
+    split_name: str = "eval",
     **more: Any,
 ) -> EvalResult:
     """Call `evaluate` with the model's whole context and `more` of its arguments.
@@ -177,10 +177,10 @@ def evaluate_weights(
     UserError, before sampling, for a row without room in the context.
     """
     context = policy.engine.model.config.max_position_embeddings
-    split = env.split(of_split)
+    split = env.split(split_name)
     check_turns(env, policy.renderer, split[0])
     remedy = "shorten the row, or evaluate a model of longer context"
     used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
     check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)
-    more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer, "of_split": of_split}
+    more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer, "split_name": split_name}
     return evaluate(policy, env, sampling=sampling, **more)

@@ -393,7 +393,7 @@ class RL(Training):
             | self.own.digests
         )
         reads = parts.local_sources([config.model.name, config.model.chat_template])
-        for one in (config, *config.tasks().values(), *config.eval_tasks().values()):
+        for one in (*config.tasks().values(), *config.eval_tasks().values()):
             task = one.orchestrator.env
             reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
         reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
@@ -411,12 +411,10 @@ class RL(Training):
         facts: dict[str, Any] = {"pool": sum(sizes.values()), "correctness": self.env.rubric.correctness}
         if len(sizes) > 1:
             facts |= {"pools": sizes, "left_outs": self.left_out}
-        elif (
-            left_out := self.left_out[""]
-        ) or "left_out" in run.info:  # a resume with --allow-drift may leave none out
-            facts["left_out"] = left_out
-        if left_out_by_rate := [env.left_out for env in self.all_envs if env.left_out]:
-            facts["profile"] = "; ".join(left_out_by_rate)
+        elif self.left_out[""] or "left_out" in run.info:  # a resume with --allow-drift may leave none out
+            facts["left_out"] = self.left_out[""]
+        if by_rate := [env.left_out for env in self.all_envs if env.left_out]:
+            facts["profile"] = "; ".join(by_rate)
         run.info.pop("grading", None)
         run.note(reward_ranges=self.env.rubric.ranges_as_lists(), **facts)
         if given is not None:

@@ -93,7 +93,7 @@ class EvalConfig(BaseConfig):
         return self
 
     @property
-    def of_split(self) -> Literal["train", "eval"]:
+    def split_name(self) -> Literal["train", "eval"]:
         """The split that is evaluated."""
         return "train" if self.profile else "eval"
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -15,7 +14,6 @@ from hone.config.base import BaseConfig, Settings
 from hone.config.shared import (
     TRANSPORT,
     EngineConfig,
-    EnvConfig,
     GradingConfig,
     MemoryConfig,
     OptimConfig,
@@ -25,6 +23,7 @@ from hone.config.shared import (
     TransportConfig,
     server_url,
 )
+from hone.config.tasks import MixedEnvConfig, TaskConfig, TrainEnvConfig, check_names
 from hone.errors import UserError
 
 GREEDY_BELOW = 1e-5
@@ -105,55 +104,6 @@ class RefillConfig(BaseConfig):
     def drawn(self, missing: int) -> int:
         """Return the groups that a round draws where so many are missing."""
         return math.ceil(missing * self.oversample)
-
-
-class TaskConfig(EnvConfig):
-    """Which task, and which of its training examples."""
-
-    profile: Path | None = None
-    """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
-    pass_rate: tuple[float, float] | None = None
-    """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
-
-    @model_validator(mode="after")
-    def _check_profile(self) -> TaskConfig:
-        if (self.profile is None) != (self.pass_rate is None):
-            raise UserError("orchestrator.env.profile and pass_rate belong together: set both, such as [0.1, 0.9]")
-        if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
-            raise UserError(f"pass_rate = {[*self.pass_rate]} are no two rates from 0 to 1: set such as [0.1, 0.9]")
-        return self
-
-
-class MixedEnvConfig(EnvConfig):
-    """One of several tasks."""
-
-    name: str = Field(default="", pattern=r"^[^/\s]*$")
-    """What metrics and ledger call it; by default its id."""
-    sampling: SamplingConfig = SamplingConfig()
-    """Keys in which it is sampled otherwise than the section beside says; training has one `temperature`."""
-
-    def with_sampling(self, common: SamplingConfig) -> Self:
-        """Return it with the keys of `common` where it has none of its own."""
-        own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
-        return self.model_copy(update={"name": self.name or self.id, "sampling": common.model_copy(update=own)})
-
-    def same_task(self, other: EnvConfig) -> bool:
-        """Return True if both are one task, however it is sampled."""
-        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
-
-
-class TrainEnvConfig(MixedEnvConfig, TaskConfig):
-    """One of several tasks to train on."""
-
-    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Its share of a step's prompts, relative to the others'."""
-
-
-def check_names(envs: Sequence[MixedEnvConfig], key: str) -> None:
-    """Raise UserError if two have the same name."""
-    names = [env.name for env in envs]
-    if clash := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f'two of {key} are called "{clash}": give one of them another `name`')
 
 
 class OnlineEvalConfig(BaseConfig):

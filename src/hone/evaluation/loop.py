@@ -34,7 +34,7 @@ def evaluate(
     seq_len: int,
     seed: int,
     renderer: ChatRenderer,
-    of_split: str = "eval",
+    split_name: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
     """Evaluate on the first `num_examples` of the eval split, or of another one (all of it, if it has fewer).
@@ -43,7 +43,7 @@ def evaluate(
     (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. Raises
     UserError if the environment has no such split, or a prompt leaves no room.
     """
-    split = env.split(of_split)
+    split = env.split(split_name)
     count = min(num_examples, len(split))
     maker = RequestMaker(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
     per_batch = max(1, BATCH // rollouts_per_example)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.config.rl import TaskConfig
+from hone.config.tasks import TaskConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
 from hone.errors import UserError

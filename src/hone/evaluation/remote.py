@@ -40,7 +40,7 @@ def evaluate_url(
     body: dict[str, Any],
     seed: int,
     exact_keys: bool = False,
-    of_split: str = "eval",
+    split_name: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> EvalResult:
     """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
@@ -53,7 +53,7 @@ def evaluate_url(
     fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
     """
     check_body(body)
-    split = env.split(of_split)
+    split = env.split(split_name)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
     answers: dict[tuple[int, int], Reply | Failure] = {}

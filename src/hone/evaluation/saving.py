@@ -74,7 +74,7 @@ def save_results(
         "env_args": config.env_args,
         **({} if config.template is None else {"template": config.template}),
         "model": config.model,
-        **({} if config.of_split == "eval" else {"split": config.of_split}),
+        **({} if config.split_name == "eval" else {"split": config.split_name}),
         "num_examples": len(result.by_example),
         "rollouts_per_example": config.rollouts_per_example,
         "sampling": config.sampling(),

@@ -59,7 +59,7 @@ class Engine:
         self.version = 0
         if batch_invariant and cuda_graphs:
             raise UserError("an engine is either batch_invariant or uses cuda_graphs: leave out one of the two")
-        if cuda_graphs and model.records:
+        if cuda_graphs and model.recordable:
             from hone.inference.graphs import GraphRunner
 
             self.runner: Runner = GraphRunner(model, prefix_bytes, kv_bytes)

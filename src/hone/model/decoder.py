@@ -271,9 +271,8 @@ class Decoder(nn.Module):
     frozen. Parameters are uninitialised: see `hone.model.presets.random_decoder` and `hone.model.hf.load_model`.
     """
 
-    records = True
+    recordable = True
     """Its forward pass can be recorded in a CUDA graph."""
-    lora: LoraConfig | None = None
 
     def __init__(
         self,

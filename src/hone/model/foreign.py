@@ -12,11 +12,12 @@ attention up to the window's length, which is taken as the model's longest conte
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -77,23 +78,15 @@ class TransformersConfig(DecoderConfig):
     def read(cls, folder: Path, hf: dict[str, Any]) -> TransformersConfig:
         """Read the config of a model of which `hf` is the config.json. Raises UserError if it can't be computed."""
         kind = hf.get("model_type")
-        try:
-            with quiet():
-                from transformers import AutoConfig, AutoModelForCausalLM
-
-                config = AutoConfig.from_pretrained(folder)
-                with torch.device("meta"):
-                    net = AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
-        except Exception as error:
-            raise UserError(
-                f"transformers cannot make a model of {folder} ({first_line(error)}): {SUPPORTED}"
-            ) from None
         if hf.get("quantization_config"):
-            raise UserError(
-                f"the weights in {folder} are quantised: give the model before quantisation, in bf16 or fp32"
-            )
-        if getattr(config, "vision_config", None) is not None:
+            raise UserError(f"the weights in {folder} are quantised: give the model before that, in bf16 or fp32")
+        if hf.get("vision_config"):
             raise UserError(f"model_type {kind!r} has a vision part: give the text model alone, as its own folder")
+        try:
+            config, net = without_weights(json.dumps(hf))
+        except Exception as error:
+            problem = f"transformers cannot make a model of {folder} ({first_line(error)})"
+            raise UserError(f"{problem}: {SUPPORTED}") from None
         head, embed = net.get_output_embeddings(), net.get_input_embeddings()
         if head is None or getattr(head, "bias", None) is not None:
             raise UserError(f"the head of model_type {kind!r} is no plain matrix: {SUPPORTED}")
@@ -121,6 +114,20 @@ class TransformersConfig(DecoderConfig):
         )
 
 
+@lru_cache(1)
+def without_weights(config_json: str) -> tuple[Any, Any]:
+    """Return transformers' config and model, on the meta device, of a config.json. Kept, for a server asks each time
+    that it gets weights.
+    """
+    with quiet():
+        from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+        hf = json.loads(config_json)
+        config = CONFIG_MAPPING[hf["model_type"]].from_dict(hf)
+        with torch.device("meta"):
+            return config, AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+
+
 SUPPORTED = "of other families hone takes decoders of transformers with causal softmax attention and a plain head"
 
 
@@ -139,7 +146,7 @@ def logit_scale(config: Any) -> float:
 class TransformersDecoder(Decoder):
     """A model of transformers in the place of a `Decoder`: flat tokens in, hidden states and logits out."""
 
-    records = False
+    recordable = False
 
     def __init__(self, net: Any, config: TransformersConfig, precision: str) -> None:
         nn.Module.__init__(self)
@@ -153,7 +160,7 @@ class TransformersDecoder(Decoder):
                 module.tokens = self._tokens
             for name, child in module.named_children():
                 if type(child) is nn.Linear and child is not net.get_output_embeddings():
-                    setattr(module, name, _Linear.of(child, precision == "bf16_linear"))
+                    setattr(module, name, _Linear.of(child))
         pack_unless_large(self)
 
     @property
@@ -199,9 +206,9 @@ class _Linear(Linear):
     """hone's product in the place of `nn.Linear`; x is [..., in]."""
 
     @classmethod
-    def of(cls, plain: nn.Linear, bf16_product: bool) -> _Linear:
+    def of(cls, plain: nn.Linear) -> _Linear:
         with torch.device("meta"):
-            made = cls(plain.in_features, plain.out_features, plain.bias is not None, plain.weight.dtype, bf16_product)
+            made = cls(plain.in_features, plain.out_features, plain.bias is not None, plain.weight.dtype, False)
         made.weight, made.bias = plain.weight, plain.bias
         return made
 

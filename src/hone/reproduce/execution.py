@@ -213,9 +213,8 @@ class RebuiltRL(Rebuilt):
         self.curricula = {}
         for name, one in config.tasks().items():
             left_out = info["left_outs"][name] if name else info.get("left_out", [])
-            size = (
-                info["pools"][name] if name else info.get("pool", 1)
-            )  # older runs, which don't say, have no curriculum
+            # Older runs, which don't say, have no curriculum.
+            size = info["pools"][name] if name else info.get("pool", 1)
             with needed_here("task"):
                 rows = size + len(left_out) if replay_only else len(envs[name].split("train"))
             self.curricula[name] = Curriculum.from_config(one, rows, left_out)

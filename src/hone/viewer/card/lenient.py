@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from hone import rng
 from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
 from hone.audit.probes import Subject, subject_of
-from hone.config.rl import TaskConfig
 from hone.config.shared import EnvConfig, GradingConfig
+from hone.config.tasks import TaskConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
 from hone.environments.parsers import AnswerParser, completion_text, visible_text
