@@ -210,9 +210,11 @@ def test_a_machine_with_cores_to_spare_does_not_grade_beside_sampling_where_it_h
     monkeypatch.setattr("hone.composition.machine._cores", lambda: 2)
     found = []
     for func in ("plain", "quick"):
-        rl = RL(**settings, **{"orchestrator.env.id": "ungradable", "orchestrator.env.args": {"func": func}}, threads=1)
-        found.append(rl.config.orchestrator.grading.overlap)
-    assert found == [True, False]
+        for resume in (False, True):  # of a run that never began
+            task = {"orchestrator.env.id": "ungradable", "orchestrator.env.args": {"func": func}}
+            rl = RL(**settings, **task, threads=1, resume=resume, output_dir="out")
+            found.append(rl.config.orchestrator.grading.overlap)
+    assert found == [True, True, False, False]
 
 
 def fail_while_grading(rl: RL) -> None:

@@ -73,10 +73,9 @@ def resolved(
     of a conversation.
     """
     kind = torch.device(device).type
-    source = config.resume and (config.resume.dir or config.output_dir)
-    resumes = source is not None and run_info(source) is not None and (source / "config.toml").exists()
-    if source is not None and resumes:
-        config = _filled(_as_begun(config, source / "config.toml"), {"deterministic": kind == "cpu"})
+    begun = config_of_begun(config)
+    if begun is not None:
+        config = _filled(_as_begun(config, begun), {"deterministic": kind == "cpu"})
     else:
         tokens = {"micro_batch_tokens": micro_batch_limit(config, kind)}
         counted = threads or default_threads(model.parameters, ranks)
@@ -92,11 +91,19 @@ def resolved(
     ):  # what is free depends on how far the server has come
         room = torch.cuda.mem_get_info(device)[1] - server_bytes(config, model)
     work = (*longest(config, turns), turns, ranks.world)
-    if not resumes:
+    if begun is None:
         config = fitted(config, model, kind, room, *work)
     if config.display != "none" and ranks.first:
         _warn(config, model, device, room, sum(memory(config, model, kind, *work).of("training").values()), ranks.alone)
     return config
+
+
+def config_of_begun(config: RLConfig | SFTConfig) -> Path | None:
+    """Return the config.toml of the run that is resumed; None if there is none: it begins anew."""
+    source = config.resume and (config.resume.dir or config.output_dir)
+    if source is None or run_info(source) is None or not (source / "config.toml").exists():
+        return None
+    return source / "config.toml"
 
 
 def _as_begun(config: Config, file: Path) -> Config:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.algorithms.losses import TokenLoss
 from hone.composition import own_functions, parts
-from hone.composition.machine import configure, device_of, resolved
+from hone.composition.machine import config_of_begun, configure, device_of, resolved
 from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
@@ -308,7 +308,7 @@ class RL(Training):
                 "orchestrator.refill.cut ends completions of one turn, without tools, that this process samples by "
                 "itself: set it to 0 for this run"
             )
-        if self.config.resume is not None:
+        if config_of_begun(self.config) is not None:
             return
         reasons = [env.late_grading_reason for env in envs]
         reason = "orchestrator.refill.cut shortens some before they are graded" if cuts else reasons[0]
