@@ -97,7 +97,7 @@ def hones(step: Step, flags: str, corrected: bool = False) -> Found:
     batch = trainable(groups, config)
     packed = pack(weighed(config.trainer.loss, batch))
     kept = [sequence.group * ROLLOUTS + sequence.sample for sequence in batch.sequences]
-    if corrected:
+    if corrected or config.trainer.loss.old_policy == "trainer":
         old = torch.zeros_like(packed.sampling_logprobs)
         old[packed.loss_indices] = torch.cat([step.old[i] for i in kept])
         packed = replace(packed, old_logprobs=old)
