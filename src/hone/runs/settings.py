@@ -24,7 +24,7 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
 _FREE = (
     *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
-    "grace_seconds",
+    *("grace_seconds", "push_to_hub"),
     *("gap.action", "audit", "inference.port", "inference.vllm_python", "transport", "restarts", "mode"),
     *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
     *(f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")),
