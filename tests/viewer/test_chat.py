@@ -61,7 +61,7 @@ def test_only_servers_of_the_page_are_asked_and_only_by_the_page(tmp_path):
         assert page.post("/chat/", json=question(known.url, "x" * 5_000_000)).status_code == 413
         assert other.lists == 0 and known.bodies == other.bodies == []
         events(page.post("/chat/", json=question(known.url, "hi", model="toy")))
-        assert known.headers[0]["authorization"] == "Bearer secret" and known.bodies[0]["stream"] is True
+        assert known.headers[0]["Authorization"] == "Bearer secret" and known.bodies[0]["stream"] is True
 
 
 def delta(text: str) -> str:

@@ -303,7 +303,7 @@ class HubConfig(BaseConfig):
     def _check_repo(cls, repo: str) -> str:
         parts = re.fullmatch(r"(\w[\w.-]*)/(\w[\w.-]*)", repo, re.ASCII)
         if parts is None or len(repo) > 96 or re.search(r"--|\.\.|[-.](/|$)|\.git$", repo):
-            raise UserError(f"push_to_hub = {repo!r} is no name of a repository on the hub: write USER/NAME")
+            raise UserError(f"{repo!r} is no name of a repository on the hub: write USER/NAME")
         return repo
 
 

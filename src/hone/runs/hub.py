@@ -45,7 +45,10 @@ def check(config: RunConfig) -> None:
     try:
         me = HfApi().whoami()
     except Exception as error:  # of the client's HTTP library: no network, a proxy, a token that is refused
-        raise UserError(f"the hub does not take the token ({reason(error)}): `hf auth login`, {or_else}") from None
+        why, remedy = "can't be reached", "check the network, and HF_ENDPOINT"
+        if getattr(error, "response", None) is not None:
+            why, remedy = "does not take the token", "`hf auth login`"
+        raise UserError(f"the hub {why} ({reason(error)}): {remedy}, {or_else}") from None
     if (problem := refusal(me, repo)) is not None:
         raise UserError(f"the token of {me.get('name')} can't write to {repo}, for {problem}, {or_else}")
 
