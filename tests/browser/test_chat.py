@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_openai import FakeOpenAI, Raw
 from looking import overflow, serving, shot
-from real_server import Served, random_model, until
+from real_server import Served, talking_model, until
 from real_server import serving as serving_model
 
 pytestmark = pytest.mark.browser
@@ -19,10 +19,11 @@ HOSTILE = "<img src=x onerror=alert(1)></pre><script>alert(2)</script>\x1b[2J"
 
 def ask(page: Any, question: str, turns: int) -> list[list[str]]:
     """Asks, and returns the texts of each column's conversation once all have so many turns and none is answering."""
+    page.wait_for_selector("#send:enabled")
     page.fill("textarea", question)
     page.press("textarea", "Enter")
     page.wait_for_function(
-        "turns => document.getElementById('stop').disabled"
+        "turns => !document.getElementById('send').disabled"
         " && [...document.querySelectorAll('.turns')].every(one => one.querySelectorAll('pre').length === turns)",
         arg=turns,
     )
@@ -37,12 +38,12 @@ def greedy(served: Served, *texts: str) -> str:
     return made.choices[0].message.content or ""
 
 
-def test_two_models_answer_side_by_side_and_each_keeps_its_own_conversation(page: Any, root: Path) -> None:
+def test_two_models_answer_side_by_side_and_each_keeps_its_own_conversation(page: Any, tmp_path: Path) -> None:
     from hone.pages import visible
 
-    with serving_model() as first, serving_model(random_model(1)) as second:
+    with serving_model(talking_model(0)) as first, serving_model(talking_model(1)) as second:
         servers = [first, second]
-        with serving(root, "--chat", *(f"{served.url}/v1" for served in servers)) as url:
+        with serving(tmp_path, "--chat", *(f"{served.url}/v1" for served in servers)) as url:
             page.goto(url)
             page.click("header >> text=chat")
             page.fill("[name=system]", "Be brief.")
@@ -60,8 +61,8 @@ def test_two_models_answer_side_by_side_and_each_keeps_its_own_conversation(page
             assert ask(page, "abc", 2) == [["abc", visible(answer)] for answer in answers]
 
 
-def test_stop_ends_the_answer_at_the_server(page: Any, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with serving_model() as served, serving(root, "--chat", f"{served.url}/v1") as url:
+def test_stop_ends_the_answer_at_the_server(page: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving_model() as served, serving(tmp_path, "--chat", f"{served.url}/v1") as url:
         served.slow(monkeypatch, 0.05)
         page.goto(f"{url}/chat/")
         page.fill("[name=max_tokens]", "1500")
@@ -76,10 +77,10 @@ def test_stop_ends_the_answer_at_the_server(page: Any, root: Path, monkeypatch: 
         assert tokens < 1500 * 3
 
 
-def test_hostile_text_is_text(page: Any, root: Path) -> None:
+def test_hostile_text_is_text(page: Any, tmp_path: Path) -> None:
     event = json.dumps({"choices": [{"delta": {"content": HOSTILE}}]})
     script = lambda body: Raw(f"data: {event}\n\ndata: [DONE]\n\n", "text/event-stream")  # noqa: E731
-    with FakeOpenAI(script, models=("<b>toy</b>",)) as server, serving(root, "--chat", server.url) as url:
+    with FakeOpenAI(script, models=("<b>toy</b>",)) as server, serving(tmp_path, "--chat", server.url) as url:
         page.goto(f"{url}/chat/")
         assert ask(page, "<i>hi</i>", 2) == [["<i>hi</i>", HOSTILE.replace("\x1b", "\\x1b")]]
         assert page.locator("select").inner_text() == "<b>toy</b>"

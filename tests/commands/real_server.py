@@ -31,6 +31,17 @@ def random_model(seed: int = 0) -> Decoder:
     return model
 
 
+def talking_model(seed: int = 0) -> Decoder:
+    """A random model whose greedy answers are not one token over and over, and depend on the question and the seed."""
+    model = load_model("hone/tiny", seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2 and parameter is not model.embed:
+                parameter.mul_(4)
+    model.refresh()
+    return model
+
+
 class Served:
     """A server that answers at `url`, until `stop()`."""
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from fake_openai import Drop, FakeOpenAI, Raw, Status
 from made_runs import INFO
-from real_server import serving
+from real_server import serving, talking_model
 from run_folders import held
 from starlette.testclient import TestClient
 
@@ -35,7 +35,7 @@ def events(answer: Any) -> list[dict[str, str]]:
 
 
 def test_an_answer_is_streamed_as_the_server_gives_it(tmp_path):
-    with serving() as served:
+    with serving(talking_model()) as served:
         url = f"{served.url}/v1"
         page = client(tmp_path, **{url: None})
         assert '<option value="hone/tiny">hone/tiny</option>' in page.get("/chat/").text

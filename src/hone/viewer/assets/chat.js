@@ -2,7 +2,7 @@
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => {
-  const [form, stop, clear] = ["ask", "stop", "clear"].map((id) => document.getElementById(id));
+  const [form, send, stop, clear] = ["ask", "send", "stop", "clear"].map((id) => document.getElementById(id));
   if (!form) return;
   const boxes = [...document.querySelectorAll("[data-server]")].filter((box) => box.querySelector("select"));
   const speakers = boxes.map((box) => ({ box, turns: box.querySelector(".turns"), messages: [] }));
@@ -63,9 +63,9 @@ document.addEventListener("DOMContentLoaded", () => {
     const system = fields.system.value ? [{ role: "system", content: fields.system.value }] : [];
     const settings = { temperature: Number(fields.temperature.value), max_tokens: Number(fields.max_tokens.value) };
     asked = new AbortController();
-    stop.disabled = false; clear.disabled = true; fields.question.value = "";
+    stop.disabled = false; send.disabled = clear.disabled = true; fields.question.value = "";
     await Promise.all(speakers.map((speaker) => answer(speaker, question, system, settings, asked.signal)));
-    asked = null; stop.disabled = true; clear.disabled = false;
+    asked = null; stop.disabled = true; send.disabled = clear.disabled = false;
   });
   form.elements.question.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) { event.preventDefault(); form.requestSubmit(); }
@@ -74,4 +74,5 @@ document.addEventListener("DOMContentLoaded", () => {
   clear.addEventListener("click", () => {
     for (const speaker of speakers) { speaker.messages = []; speaker.turns.replaceChildren(); }
   });
+  send.disabled = false; // from here on the script takes the form, not the browser
 });
