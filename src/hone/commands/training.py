@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
-from hone.planning.data import Facts, facts_of_task
+from hone.planning.data import Facts, facts_of_tasks
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
 from hone.runs import predictions
@@ -207,26 +207,26 @@ def introduction(training: Any) -> Iterator[str]:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
     if hello is None and model.config.implementation != "hone":
         yield f"A model of type {model.config.family} is computed by transformers' layers: {PACE}."
-    decoder, env = (training.model.config, None) if sft else (training.decoder, training.env)
-    yield from forecast(config, decoder, training.renderer, env, alone=hello is None and ranks == 1)
+    decoder, envs = (training.model.config, {}) if sft else (training.decoder, training.envs)
+    yield from forecast(config, decoder, training.renderer, envs, alone=hello is None and ranks == 1)
 
 
 def forecast(
     config: RLConfig | SFTConfig,
     decoder: DecoderConfig,
     renderer: ChatRenderer,
-    env: Environment | None = None,
+    envs: Mapping[str, Environment],
     alone: bool = True,
 ) -> Iterator[str]:
     """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
 
-    `env` is the task of RL, whose data has been read. A run of several processes is not `alone`: a plan does not know
-    what each of them takes.
+    `envs` are the tasks of RL by name, whose data have been read. A run of several processes is not `alone`: a plan
+    does not know what each of them takes.
     """
     try:
         facts = Facts()
-        if isinstance(config, RLConfig) and env is not None:
-            facts = facts_of_task(config, env, renderer, EXAMPLES)
+        if isinstance(config, RLConfig):
+            facts = facts_of_tasks(config, envs, renderer, EXAMPLES)
         plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=decoder)
         yield from short(plan if alone else replace(plan, memory=None))
     except Exception as error:

@@ -273,19 +273,24 @@ class RL(Training):
         with self._inside():
             return self.steps.update(groups)
 
-    def evaluate(self, num_examples: int | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples of the (first) task, by `orchestrator.eval`. Nothing is
-        recorded.
+    def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
+
+        `task`: which of several, by name (the first); UserError for an unknown one.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; evaluate at least 1 example")
-        settings = self.config.orchestrator.eval or OnlineEvalConfig()
+        tasks = self.config.eval_tasks() or self.config.tasks()
+        name = next(iter(tasks)) if task is None else task
+        if name not in tasks:
+            raise UserError(f"task is {name!r}; it is one of {', '.join(map(repr, tasks))}")
+        config, env = tasks[name], (self.eval_envs or self.envs)[name]
+        settings = config.orchestrator.eval or OnlineEvalConfig()
         if num_examples is not None:
             settings = settings.model_copy(update={"num_examples": num_examples})
         self.policy.load(self.version)
-        config = next(iter(self.config.tasks().values()))
-        return parts.evaluate_policy(config, settings, self.env, self.renderer, self.policy)
+        return parts.evaluate_policy(config, settings, env, self.renderer, self.policy)
 
     def _refuse_unsupported(self) -> None:
         if self.config.mode == "split":

@@ -326,6 +326,10 @@ class EnvConfig(BaseConfig):
     template: dict[str, Any] | None = None
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
 
+    def same_task(self, other: EnvConfig) -> bool:
+        """Return True if both are one task, however it is sampled."""
+        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
+
 
 class GradingConfig(BaseConfig):
     """How reward functions are run: in processes of their own, but for those that are marked `@inline`."""

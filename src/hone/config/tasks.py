@@ -42,10 +42,6 @@ class MixedEnvConfig(EnvConfig):
         own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
         return self.model_copy(update={"name": self.name or self.id, "sampling": common.model_copy(update=own)})
 
-    def same_task(self, other: EnvConfig) -> bool:
-        """Return True if both are one task, however it is sampled."""
-        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
-
 
 class TrainEnvConfig(MixedEnvConfig, TaskConfig):
     """One of several tasks to train on."""

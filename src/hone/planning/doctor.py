@@ -358,11 +358,11 @@ def check_run(subject: Subject) -> Iterator[Row]:
     if config is None:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from hone.config.rl import RLConfig
     from hone.environments.loading import configured
     from hone.errors import UserError
     from hone.model.files import is_hub_id
     from hone.planning.advice import disk_needed, free_disk, missing
+    from hone.planning.data import tasks_of
     from hone.planning.shape import shape_of
 
     name, absent = config.model.name, missing(config)
@@ -378,10 +378,9 @@ def check_run(subject: Subject) -> Iterator[Row]:
         text, little = f"{size(needs)} for what it saves; {size(free)} are free", "that is too little"
         fix = "--ckpt.keep-last 2   # or another --output-dir"
         yield judge("disk", text, little if needs > free else "", fix)
-    task = config.orchestrator.env if isinstance(config, RLConfig) else config.data.env
-    if task is not None and "task" not in absent:
+    for key, task in ({} if "task" in absent else tasks_of(config)).items():
         try:
-            env = configured(task.id, task.args, task.template, "env.template")
+            env = configured(task.id, task.args, task.template, key)
             yield judge("task", f"{task.id}: {len(env.split('train')):,} training examples")
         except UserError as error:
             text = f"{task.id} loads, but its data are not here ({error})"
