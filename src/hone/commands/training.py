@@ -32,6 +32,7 @@ from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
 from hone.runs.outputs import CARD
 from hone.runs.provenance import larger_budget, resume_command
+from hone.runs.summary import evaluating, summarize
 from hone.runs.writer import RunWriter, watching
 from hone.trainer.parallel import ALONE, Ranks, joined
 
@@ -127,7 +128,7 @@ class Card(Observer):
     """Writes the run card when the run ends; it is never the reason why that fails."""
 
     def check(self, training: Any) -> None:
-        self._env: Any = getattr(training, "env", None)  # to grade with
+        self._envs = list(getattr(training, "eval_envs", {}).values())
 
     def before_start(self, run: RunWriter) -> None:
         self._run = run
@@ -142,7 +143,7 @@ class Card(Observer):
             from hone.viewer.card.files import write_card
 
             display.phase("report")
-            card = facts_of(folder, self._env and partial(self._read, status == "done"), ours=True)
+            card = facts_of(folder, partial(self._read, status == "done"), ours=True)
             if card.run.progress.history:
                 write_card(card, folder)
                 display.message(f"Card: {folder / CARD[0]}")
@@ -160,9 +161,11 @@ class Card(Observer):
         from hone.viewer.card.lenient import read
         from hone.viewer.card.measures import Leniency
 
-        rubric = self._env.rubric
-        if has_time and not any(map(is_async, rubric.funcs.values())) and (rubric.inline or self._env.has_workers):
-            return read(self._env, evaluated, run.info["seed"], LENIENT_SECONDS)
+        if len(self._envs) != 1:
+            return Leniency("the run has several tasks")
+        (env,) = self._envs
+        if has_time and not any(map(is_async, env.rubric.funcs.values())) and (env.rubric.inline or env.has_workers):
+            return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
         why = "reward functions might ask a service, or hang" if has_time else "the run was to end at once"
         return Leniency(f"{why}: {self._again} reads it")
 
@@ -257,10 +260,9 @@ def report(training: Any) -> str:
         go_on = resume_command(run.folder, run.info, *more)
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
     why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
-    env = config.data.env if sft else config.orchestrator.env
-    weights, task = str(run.weights_path(version)), {"a": env.args, "template": env.template} if env else {}
-    evaluate = command("hone", "eval", env.id if env else "ENV", m=weights, n=100, r=4, **task)
+    weights = run.weights_path(version)
     return (
         f"{text}Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
-        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluate}"
+        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\n"
+        f"Next: {evaluating(summarize(run.folder), weights)}"
     )

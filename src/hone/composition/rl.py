@@ -224,9 +224,8 @@ class RL(Training):
         self.eval_envs = parts.eval_envs(self.config, self.envs)
         for env in self.all_envs:
             env.check_rollouts()
-        env_id = None if self.config.orchestrator.envs else self.env.id
-        check_predictions(self.config, env_id)
-        check_metrics(self.config, env_id)
+        check_predictions(self.config, self.env.id)
+        check_metrics(self.config, self.env.id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)

@@ -194,12 +194,23 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: A
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages among those that are not left out; these have 0."""
-    inside = [group for group in groups if group.left_out is None]
-    found = iter(step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages))
+    """Return the groups with their advantages among those that count; the others have 0.
+
+    What was left out does not count. With `refill`, a group that was replaced, as it teaches nothing, counts neither:
+    not in a mean or deviation of the step.
+    """
+
+    def among(counting: list[int]) -> dict[int, np.ndarray]:
+        inside = [groups[i] for i in counting]
+        made = step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages)
+        return dict(zip(counting, made, strict=True))
+
+    found = among([i for i, group in enumerate(groups) if group.left_out is None])
+    if config.orchestrator.refill and (teaching := [i for i, advantages in found.items() if np.any(advantages)]):
+        found = among(teaching)
     return [
-        replace(group, advantages=np.zeros(len(group.scores), np.float32) if group.left_out else next(found))
-        for group in groups
+        replace(group, advantages=found.get(i, np.zeros(len(group.scores), np.float32)))
+        for i, group in enumerate(groups)
     ]
 
 

@@ -21,6 +21,7 @@ from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.inference.memory import GIB, KV_GIB
 from hone.model.config import DecoderConfig
+from hone.model.fetch import is_fetched
 from hone.model.files import TINY, is_hub_id
 from hone.planning.arithmetic import Steps, checkpoints_kept
 from hone.planning.data import Facts, tasks_of
@@ -259,7 +260,7 @@ def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
     What is only to be fetched from the hub is not missing.
     """
     absent, name = {}, config.model.name
-    if not (name == TINY or is_hub_id(name) or Path(name).exists()):
+    if not (name == TINY or is_fetched(name) or is_hub_id(name) or Path(name).exists()):
         run, weights, _ = name.partition("/weights/step_")
         how = f"`hone init-model {name}` makes a small one, --model.name names another"
         how = f"the run that writes to {run} makes it" if weights else how

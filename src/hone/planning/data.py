@@ -193,9 +193,12 @@ def _count(text: str, renderer: ChatRenderer | None) -> int:
 def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
     """Return the model's renderer, if it is here."""
     from hone.model.chat import TOKENIZER_FILES, load_renderer
+    from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id
 
     name = config.model.name
+    if is_fetched(name) and not cache_folder(name).is_dir():
+        return None
     try:
         if is_hub_id(name):
             from huggingface_hub import snapshot_download

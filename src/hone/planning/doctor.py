@@ -360,6 +360,7 @@ def check_run(subject: Subject) -> Iterator[Row]:
     os.environ["HF_HUB_OFFLINE"] = "1"
     from hone.environments.loading import configured
     from hone.errors import UserError
+    from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id
     from hone.planning.advice import disk_needed, free_disk, missing
     from hone.planning.data import tasks_of
@@ -371,8 +372,11 @@ def check_run(subject: Subject) -> Iterator[Row]:
     cached = hub_cache() / f"models--{name.replace('/', '--')}"
     if is_hub_id(name) and not any(cached.glob("snapshots/*/*.safetensors")):
         yield "model", "warning", f"{name} is not in the hub's cache: the run fetches it", f"hf download {name}"
+    if is_fetched(name) and not cache_folder(name).is_dir():
+        fix = f"hone fetch-model {name} {cache_folder(name)}"
+        yield "model", "warning", f"{name} is not in hone's cache: the run fetches it", fix
     with contextlib.suppress(UserError):  # without a model there is nothing to measure
-        shape = shape_of(name, config.model.init)
+        shape = shape_of(name, config.model.init, config.model.implementation)
         yield judge("model", f"{name}: {shape.parameters / 1e6:,.1f}M parameters")
         needs, free = disk_needed(config, shape), free_disk(config.output_dir)
         text, little = f"{size(needs)} for what it saves; {size(free)} are free", "that is too little"
