@@ -150,3 +150,8 @@ def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler
     metrics = step_metrics([group], version=7, lag=3)
     assert metrics["staleness/mean"] == pytest.approx((5 * 3 + 1) / 6) and metrics["staleness/max"] == 3
     assert "staleness/max" not in step_metrics([group], version=7)
+
+
+def test_a_round_draws_what_is_missing_times_oversample_and_no_more_for_rounding():
+    drawn = RLConfig(orchestrator={"refill": {"oversample": 1.1}}).orchestrator.refill.drawn
+    assert [drawn(missing) for missing in (1, 9, 10, 20, 30)] == [2, 10, 11, 22, 33]

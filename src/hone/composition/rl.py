@@ -396,7 +396,7 @@ class RL(Training):
             | (given.digests if given else {})
             | self.own.digests
         )
-        reads = parts.local_sources([config.model.name, config.model.chat_template])
+        reads = parts.local_sources(parts.model_files(config))
         for one in (*config.tasks().values(), *config.eval_tasks().values()):
             task = one.orchestrator.env
             reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])

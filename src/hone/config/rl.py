@@ -103,7 +103,7 @@ class RefillConfig(BaseConfig):
 
     def drawn(self, missing: int) -> int:
         """Return the groups that a round draws where so many are missing."""
-        return math.ceil(missing * self.oversample)
+        return math.ceil(round(missing * self.oversample, 6))
 
 
 class OnlineEvalConfig(BaseConfig):

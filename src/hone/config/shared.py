@@ -204,7 +204,7 @@ class ResumeConfig(BaseConfig):
 
 
 class StopConfig(BaseConfig):
-    """End the run before `max_steps`, done, with the version whose metric has come to a target."""
+    """End the run before `max_steps`, done, when a metric has come to a target."""
 
     metric: str
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""

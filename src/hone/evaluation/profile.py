@@ -52,7 +52,7 @@ def train_within(env: Environment, task: TaskConfig) -> None:
     """
     if task.profile is None or task.pass_rate is None:
         return
-    path, (least, most) = task.profile, task.pass_rate
+    path, (least, most) = task.profile.expanduser(), task.pass_rate
 
     def choose(split: Split) -> Sequence[int]:
         measured = _pass_rates(path)

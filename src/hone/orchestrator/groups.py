@@ -94,9 +94,9 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return draws that are to be sampled, and their examples: `count` after `drawn` others of a step.
+        """Return the next `count` draws of a step, of which it has `drawn` before, and their examples.
 
-        The first one of the step is number `first` of the run.
+        The step's first draw is number `first` of the run. Draws of retired examples are passed over.
         """
         draws = [(first + i, draw) for i, draw in enumerate(self.curriculum.draw(drawn + count)) if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
