@@ -1,7 +1,7 @@
 """Several tasks in one run: how many groups of a step each has, and the draws and metrics of each.
 
-Tasks are called by their names; a single one is "", and metrics and ledger do not name it. A step has the groups of one task after
-those of another; each task has a curriculum, advantages and, with `refill`, rounds of its own.
+Tasks are called by their names; a single one is "", and metrics and ledger do not name it. A step has the groups of one
+task after those of another; each task has a curriculum, advantages and, with `refill`, rounds of its own.
 """
 
 from __future__ import annotations
