@@ -26,7 +26,7 @@ from hone.orchestrator.teacher import Teacher
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
-STEPS = 12
+STEPS = 16
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +41,15 @@ def teacher(guesser: Path) -> Iterator[Served]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def student(bench: Bench) -> Path:
+    """Such a model after a third of that training, from other weights."""
+    argv = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --data.env.id guessing --max-steps 20"
+    argv += " --seed 1 --data.batch-size 16 --no-data.pack --data.seq-len 512 --optim.lr 5e-3 --precision fp32"
+    bench.hone("sft", *argv.split(), "--display", "none", "--output-dir", "sft")
+    return bench.folder / "sft" / "weights" / "step_20"
+
+
 def flags(teacher: Served, *more: str, reward_coef: float = 0.0) -> list[str]:
     argv = ["--teacher.base-url", f"{teacher.url}/v1", "--teacher.reward-coef", str(reward_coef)]
     argv += ["--teacher.max-retries", "0", "--max-steps", str(STEPS), "--ckpt.interval", "4"]
@@ -52,15 +61,22 @@ def lines(folder: Path, log: str = "metrics") -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def taught(bench: Bench, teacher: Served) -> Path:
+def talk(student: Path) -> list[str]:
+    """Flags of the student on a task of several turns."""
+    argv = ["--model.name", str(student), "--orchestrator.env.id", "guessing", "--seq-len", "256"]
+    return [*argv, "--orchestrator.batch-size", "16", "--orchestrator.sampling.max-tokens", "8"]
+
+
+@pytest.fixture(scope="module")
+def taught(bench: Bench, teacher: Served, talk: list[str]) -> Path:
     """A run that learns from the teacher alone."""
-    return bench.rl("taught", *flags(teacher))
+    return bench.rl("taught", *flags(teacher), *talk)
 
 
 def test_the_policy_comes_nearer_to_its_teacher(taught: Path, teacher: Served):
     kl = [line["teacher/kl"] for line in lines(taught)[:STEPS]]
-    assert kl[0] > 1 and kl[-1] < 0.6 * kl[0], kl
-    assert all(line["groups/trained"] == 2 for line in lines(taught)[:STEPS])
+    assert np.mean(kl[:4]) > 0.4 and np.mean(kl[-4:]) < 0.5 * np.mean(kl[:4]), kl
+    assert all(line["groups/trained"] == 4 for line in lines(taught)[:STEPS])
     assert all(line["time/teacher"] > 0 for line in lines(taught, "timings")[:STEPS])
     rows = Run(taught).rollouts(STEPS - 1).to_pylist()
     masks, logprobs, scores = (
@@ -98,8 +114,10 @@ def test_resumed_equals_never_stopped(taught: Path, bench: Bench, teacher: Serve
     assert compared > STEPS + 6
 
 
-def test_the_reward_counts_beside_it_unless_it_is_left_out(bench: Bench, teacher: Served, taught: Path):
-    both = bench.rl("both", *flags(teacher, "--max-steps", "1", "--ckpt", "None", reward_coef=1.0))
+def test_the_reward_counts_beside_it_unless_it_is_left_out(
+    bench: Bench, teacher: Served, taught: Path, talk: list[str]
+):
+    both = bench.rl("both", *flags(teacher, "--max-steps", "1", "--ckpt", "None", reward_coef=1.0), *talk)
     mine, alone = (Run(run).rollouts(0).to_pylist() for run in (both, taught))
     for name in ("token_ids", "teacher_logprobs", "advantage"):
         assert [row[name] for row in mine] == [row[name] for row in alone]
@@ -149,7 +167,7 @@ def test_a_teacher_that_goes_away_costs_no_finished_step(bench: Bench, guesser: 
         assert main(again) == 0, "where the teacher is does not matter"
         assert main([*again, "--max-steps", "5", "--teacher.coef", "2"]) == 2, "its weight does"
     assert "teacher.coef (1.0, now 2.0)" in capsys.readouterr().err
-    assert Run(out).info["status"] == "done" and [line["step"] for line in lines(out)] == [0, 1, 2, 3]
+    assert Run(out).info["status"] == "done" and [line["step"] for line in lines(out)] == [0, 1, 2, 3, 4]
 
 
 def test_the_commands_of_the_page_run(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capsys):

@@ -157,7 +157,7 @@ class TeacherConfig(ClientConfig):
 
     place = "teacher"
 
-    base_url: str  # pyright: ignore[reportIncompatibleVariableOverride]
+    base_url: str  # pyright: ignore[reportGeneralTypeIssues]
     """Ask the server at this URL, such as http://localhost:8001/v1."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request, a completion, else the run ends."""
@@ -327,8 +327,7 @@ class RLConfig(RunConfig):
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
         "Training": """algorithm model.lora.rank trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
             trainer.scheduler.warmup_steps trainer.loss.type trainer.loss.aggregation trainer.loss.kl_coef
-            trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale teacher.base_url
-            teacher.coef""",
+            trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
         "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
         "Watching": "wandb.project wandb.name alarms.action predict display",
         "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
