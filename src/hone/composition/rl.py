@@ -232,9 +232,8 @@ class RL(Training):
         self.eval_envs = parts.eval_envs(self.config, self.envs)
         for env in self.all_envs:
             env.check_rollouts()
-        env_id = None if self.config.orchestrator.envs else self.env.id
-        check_predictions(self.config, env_id)
-        check_metrics(self.config, env_id)
+        check_predictions(self.config, self.env.id)
+        check_metrics(self.config, self.env.id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
@@ -281,19 +280,24 @@ class RL(Training):
         with self._inside():
             return self.steps.update(groups)
 
-    def evaluate(self, num_examples: int | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples of the (first) task, by `orchestrator.eval`. Nothing is
-        recorded.
+    def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
+
+        `task`: which of several, by name (the first); UserError for an unknown one.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; evaluate at least 1 example")
-        settings = self.config.orchestrator.eval or OnlineEvalConfig()
+        tasks = self.config.eval_tasks() or self.config.tasks()
+        name = next(iter(tasks)) if task is None else task
+        if name not in tasks:
+            raise UserError(f"task is {name!r}; it is one of {', '.join(map(repr, tasks))}")
+        config, env = tasks[name], (self.eval_envs or self.envs)[name]
+        settings = config.orchestrator.eval or OnlineEvalConfig()
         if num_examples is not None:
             settings = settings.model_copy(update={"num_examples": num_examples})
         self.policy.load(self.version)
-        config = next(iter(self.config.tasks().values()))
-        return parts.evaluate_policy(config, settings, self.env, self.renderer, self.policy)
+        return parts.evaluate_policy(config, settings, env, self.renderer, self.policy)
 
     def _refuse_unsupported(self) -> None:
         if self.config.mode == "split":
@@ -407,7 +411,7 @@ class RL(Training):
             | (given.digests if given else {})
             | self.own.digests
         )
-        reads = parts.local_sources([config.model.name, config.model.chat_template])
+        reads = parts.local_sources(parts.model_files(config))
         for one in (*config.tasks().values(), *config.eval_tasks().values()):
             task = one.orchestrator.env
             reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])

@@ -103,7 +103,7 @@ class RefillConfig(BaseConfig):
 
     def drawn(self, missing: int) -> int:
         """Return the groups that a round draws where so many are missing."""
-        return math.ceil(missing * self.oversample)
+        return math.ceil(round(missing * self.oversample, 6))
 
 
 class OnlineEvalConfig(BaseConfig):
@@ -123,10 +123,8 @@ class OnlineEvalConfig(BaseConfig):
     """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
 
     @model_validator(mode="after")
-    def _settle_envs(self) -> OnlineEvalConfig:
-        if self.envs:
-            self.envs = [env.with_sampling(self.sampling) for env in self.envs]
-            check_names(self.envs, "orchestrator.eval.envs")
+    def _check_envs(self) -> OnlineEvalConfig:
+        check_names(self.envs, "orchestrator.eval.envs")
         return self
 
 
@@ -233,7 +231,6 @@ class OrchestratorConfig(BaseConfig):
     def _settle_envs(self) -> OrchestratorConfig:
         if not self.envs:
             return self
-        self.envs = [env.with_sampling(self.sampling) for env in self.envs]
         check_names(self.envs, "orchestrator.envs")
         first = TaskConfig(**{name: getattr(self.envs[0], name) for name in TaskConfig.model_fields})
         if "env" in self.model_fields_set and self.env != first:
@@ -241,10 +238,11 @@ class OrchestratorConfig(BaseConfig):
                 f"orchestrator.env is {self.env.id}, and orchestrator.envs names other tasks: put all of them there"
             )
         self.env = first  # what plans and titles go by
-        if other := next((env for env in self.envs if env.sampling.temperature != self.sampling.temperature), None):
+        common = self.sampling
+        if other := next((e for e in self.envs if e.sampled(common).temperature != common.temperature), None):
             raise UserError(
                 f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, and the trainer takes the "
-                f"probabilities of all at one: set orchestrator.sampling.temperature"
+                f"probabilities of all at one: set orchestrator.sampling.temperature in its place"
             )
         return self
 
@@ -367,9 +365,10 @@ class RLConfig(RunConfig):
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
         found = {}
-        for env in orch.envs or [TrainEnvConfig(**orch.env.model_dump()).with_sampling(orch.sampling)]:
+        for env in orch.envs or [TrainEnvConfig(**orch.env.model_dump(include=set(TaskConfig.model_fields)))]:
             measured = orch.eval and (not orch.eval.envs or any(env.same_task(other) for other in orch.eval.envs))
-            alone = {"env": env, "envs": [], "sampling": env.sampling, "eval": orch.eval if measured else None}
+            alone = {"env": env, "envs": [], "sampling": env.sampled(orch.sampling)}
+            alone |= {"eval": orch.eval if measured else None}
             found[env.name if len(orch.envs) > 1 else ""] = self._with(alone)
         return found
 
@@ -378,8 +377,9 @@ class RLConfig(RunConfig):
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
-        of = {env.name: evals.model_copy(update={"sampling": env.sampling, "envs": []}) for env in evals.envs}
-        alone = {env.name: TrainEnvConfig(**env.model_dump()) for env in evals.envs}
+        sampled = {env.name: env.sampled(evals.sampling) for env in evals.envs}
+        of = {name: evals.model_copy(update={"sampling": own, "envs": []}) for name, own in sampled.items()}
+        alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
@@ -455,9 +455,11 @@ class RLConfig(RunConfig):
                 refuse_cuts(one.orchestrator.sampling)
         if self.teacher is not None:
             self._check_teacher()
-        samplings = {"sampling": orch.sampling} | ({"eval.sampling": orch.eval.sampling} if orch.eval else {})
-        samplings |= {f"envs.{env.name}.sampling": env.sampling for env in orch.envs}
-        samplings |= {f"eval.envs.{env.name}.sampling": env.sampling for env in orch.eval.envs} if orch.eval else {}
+        samplings = {"sampling": orch.sampling}
+        samplings |= {f"envs.{env.name}.sampling": env.sampled(orch.sampling) for env in orch.envs}
+        if orch.eval:
+            common = samplings["eval.sampling"] = orch.eval.sampling
+            samplings |= {f"eval.envs.{env.name}.sampling": env.sampled(common) for env in orch.eval.envs}
         for name, sampling in samplings.items():
             if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:
                 raise UserError(

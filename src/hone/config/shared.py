@@ -204,7 +204,7 @@ class ResumeConfig(BaseConfig):
 
 
 class StopConfig(BaseConfig):
-    """End the run before `max_steps`, done, with the version whose metric has come to a target."""
+    """End the run before `max_steps`, done, when a metric has come to a target."""
 
     metric: str
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
@@ -325,6 +325,10 @@ class EnvConfig(BaseConfig):
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
+
+    def same_task(self, other: EnvConfig) -> bool:
+        """Return True if both are one task, however it is sampled."""
+        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
 
 
 class GradingConfig(BaseConfig):

@@ -101,9 +101,9 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return draws that are to be sampled, and their examples: `count` after `drawn` others of a step.
+        """Return the next `count` draws of a step, of which it has `drawn` before, and their examples.
 
-        The first one of the step is number `first` of the run.
+        The step's first draw is number `first` of the run. Draws of retired examples are passed over.
         """
         draws = [(first + i, draw) for i, draw in enumerate(self.curriculum.draw(drawn + count)) if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
@@ -201,12 +201,23 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: A
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages among those that are not left out; these have 0."""
-    inside = [group for group in groups if group.left_out is None]
-    found = iter(step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages))
+    """Return the groups with their advantages among those that count; the others have 0.
+
+    What was left out does not count. With `refill`, a group that was replaced, as it teaches nothing, counts neither:
+    not in a mean or deviation of the step.
+    """
+
+    def among(counting: list[int]) -> dict[int, np.ndarray]:
+        inside = [groups[i] for i in counting]
+        made = step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages)
+        return dict(zip(counting, made, strict=True))
+
+    found = among([i for i, group in enumerate(groups) if group.left_out is None])
+    if config.orchestrator.refill and (teaching := [i for i, advantages in found.items() if np.any(advantages)]):
+        found = among(teaching)
     return [
-        replace(group, advantages=np.zeros(len(group.scores), np.float32) if group.left_out else next(found))
-        for group in groups
+        replace(group, advantages=found.get(i, np.zeros(len(group.scores), np.float32)))
+        for i, group in enumerate(groups)
     ]
 
 
