@@ -56,11 +56,11 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 @contextmanager
-def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iterator[Served]:
-    """A server of `model` (by default a random one) under the name hone/tiny."""
-    renderer = load_renderer("hone/tiny")
+def serving(model: Decoder | None = None, port: int = 0, folder: str = "hone/tiny", **options: Any) -> Iterator[Served]:
+    """A server of `model` (by default a random one) with the tokenizer of `folder`, by whose name it goes."""
+    renderer = load_renderer(folder)
     service = Service(Engine(model or random_model(), tokenizer=renderer.tokenizer))
-    app = create_app(service, renderer, "hone/tiny", **options)
+    app = create_app(service, renderer, folder, **options)
     listener = listen("127.0.0.1", port)
     server = uvicorn.Server(settings(app, listener, 1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
