@@ -30,7 +30,7 @@ from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
-from hone.config.rl import OnlineEvalConfig, RLConfig
+from hone.config.rl import TAUGHT_BY, OnlineEvalConfig, RLConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
@@ -46,6 +46,7 @@ from hone.orchestrator.groups import Advantages, GroupSampler, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
+from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
@@ -75,7 +76,8 @@ class Steps:
     """The steps of RL, whoever samples, trains and records: in one process, in several, or again in `hone verify`.
 
     With `max_async_level` k > 0 up to k batches are on their way to the trainer while the next one is sampled, and new
-    weights reach the sampler in the middle of that. Draws keep their order whatever k is.
+    weights reach the sampler in the middle of that. Draws keep their order whatever k is. A `teacher` scores what was
+    sampled.
     """
 
     config: RLConfig
@@ -86,6 +88,7 @@ class Steps:
     recorder: RunRecorder
     publish: Publish
     evaluate: Evaluate
+    teacher: Teacher | None = None
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Those of the last step that was recorded."""
     _sent: deque[Sent] = field(default_factory=deque, init=False)
@@ -131,7 +134,11 @@ class Steps:
         """Draw the next prompts, sample a group of completions of each, and grade them; again, for `refill`."""
         if not self.begin():
             raise StepAbandoned
-        return make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
+        groups = make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
+        if self.teacher is None:
+            return groups
+        with self.recorder.phase("teacher"):
+            return self.teacher(groups)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
@@ -197,6 +204,7 @@ class RL(Training):
 
     kind = "rl"
     steps: Steps
+    teacher: Teacher | None = None
 
     def __init__(
         self,
@@ -379,6 +387,13 @@ class RL(Training):
         local = LocalTrainer(trainer, config.trainer.micro_batch_tokens, run.phase)
         self._make_steps(samplers, self.policy, local, ledger, watch, publish)
 
+    def _check(self) -> None:
+        """Also ask for the teacher."""
+        super()._check()
+        if self.config.teacher is not None:
+            vocab_size, seq_len = self.decoder.vocab_size, self.config.seq_len
+            self.teacher = Teacher.reach(self.config.teacher, self.renderer, vocab_size, seq_len)
+
     def _samplers(self, policy: Policy) -> dict[str, GroupSampler]:
         own = self.own.functions.get("advantages")
         return {
@@ -455,4 +470,7 @@ class RL(Training):
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
         recorder = RunRecorder(self.run, self.saver, watch, failures)
         evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
-        self.steps = Steps(config, samplers, self.curricula, trainer, ledger, recorder, publish, evaluate)
+        if config.teacher is not None:
+            self.run.mark_inexact(self.run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")
+        parties = recorder, publish, evaluate, self.teacher
+        self.steps = Steps(config, samplers, self.curricula, trainer, ledger, *parties)

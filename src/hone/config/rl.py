@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -131,6 +131,9 @@ class OnlineEvalConfig(BaseConfig):
 class ClientConfig(BaseConfig):
     """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
 
+    place: ClassVar[str] = "orchestrator.client"
+    """Where the section is."""
+
     base_url: str | None = None
     """Sample from the server at this URL, such as http://localhost:8000/v1; it gets the weights of every step."""
     api_key_var: str | None = None
@@ -143,7 +146,25 @@ class ClientConfig(BaseConfig):
     @field_validator("base_url")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
-        return None if url is None else server_url(url, "orchestrator.client.api_key_var")
+        return None if url is None else server_url(url, f"{cls.place}.api_key_var")
+
+
+class TeacherConfig(ClientConfig):
+    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
+    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
+
+    place = "teacher"
+
+    base_url: str  # pyright: ignore[reportGeneralTypeIssues]
+    """Ask the server at this URL, such as http://localhost:8001/v1."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds to wait for the answer to a request, a completion, else the run ends."""
+    model: str | None = None
+    """Its name there; by default that of the only model that the server lists."""
+    coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
+    reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
 
 
 class RLGradingConfig(GradingConfig):
@@ -267,6 +288,10 @@ SAMPLED_BY = "completions are sampled by "
 """Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
 
 
+TAUGHT_BY = "tokens are scored by the teacher at "
+"""Begins that of a run with a teacher, whose logprobs are in the records."""
+
+
 class GapConfig(BaseConfig):
     """How far sampler and trainer may be apart, in nats a token; by default what suits backend and precision."""
 
@@ -323,6 +348,8 @@ class RLConfig(RunConfig):
     """The orchestrator."""
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
+    teacher: TeacherConfig | None = None
+    """A teacher to distill; off unless given."""
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
     transport: TransportConfig = TransportConfig()
@@ -426,6 +453,8 @@ class RLConfig(RunConfig):
         if self.inference.backend == "vllm":
             for one in self.tasks().values():
                 refuse_cuts(one.orchestrator.sampling)
+        if self.teacher is not None:
+            self._check_teacher()
         samplings = {"sampling": orch.sampling}
         samplings |= {f"envs.{env.name}.sampling": env.sampled(orch.sampling) for env in orch.envs}
         if orch.eval:
@@ -438,6 +467,25 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
+
+    def _check_teacher(self) -> None:
+        """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""
+        orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]
+        if any(sampling.temperature != 1 or sampling.cuts for sampling in samplings):
+            raise UserError(
+                "a teacher's probabilities are compared with the policy's own: set orchestrator.sampling.temperature "
+                "to 1, and leave out top_k, top_p and min_p"
+            )
+        if orch.refill is not None:
+            raise UserError(
+                "with a teacher groups of equal rewards teach something too, so orchestrator.refill has nothing to "
+                "replace: leave it out"
+            )
+        if self.trainer.loss.type == "gspo":
+            raise UserError(
+                'trainer.loss.type = "gspo" has one ratio for a completion, so a token would not get what the teacher '
+                'says of it: set it to "clip"'
+            )
 
 
 class RoleConfig(RLConfig):

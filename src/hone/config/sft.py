@@ -91,7 +91,7 @@ class SFTConfig(RunConfig, MemoryConfig):
                 f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file), "
                 "data.env.id (an environment's demonstrations) and data.run (a run's completions)"
             )
-        if "min_reward" in self.data.model_fields_set and self.data.run is None:
+        if self.data.min_reward != SFTDataConfig.model_fields["min_reward"].default and self.data.run is None:
             raise UserError("data.min_reward is for data.run, a run's completions: set that, or leave it out")
         template = self.data.template
         if template is not None and (self.data.env or self.data.run) is not None:

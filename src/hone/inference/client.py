@@ -150,7 +150,7 @@ class ServerClient:
             except httpx.ReadTimeout:
                 raise Halt(
                     f"{self.endpoint.url} did not answer within {self.endpoint.timeout:g} s: raise "
-                    f"orchestrator.client.timeout{self._log}"
+                    f"{self.endpoint.section}.timeout{self._log}"
                 ) from None
             except httpx.TimeoutException as error:
                 reason = f"no answer within {self.endpoint.timeout:g} s ({type(error).__name__})"

@@ -14,8 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from hone.algorithms.advantages import advantages, has_signal, normalized_components, overlong_penalty
-from hone.config.rl import RLConfig
+from hone.algorithms.advantages import (
+    advantages,
+    distilled,
+    has_signal,
+    normalized_components,
+    overlong_penalty,
+    reverse_kl,
+)
+from hone.config.rl import RLConfig, TeacherConfig
 from hone.environments import Environment
 from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function
@@ -330,13 +337,15 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
 
-    All are 0 where all rewards are equal, unless the baseline is the batch's. What a refill left out is that.
+    All are 0 where all rewards are equal, unless the baseline is the batch's; a teacher's are of tokens, and different.
+    What a refill left out is that.
     """
     if group.left_out is not None:
         return group.left_out
     if valid(group.scores).sum() < 2:
         return "failed"
-    return "trained" if np.any(group.advantages) else "filtered"
+    taught = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
+    return "trained" if taught or np.any(group.advantages) else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
@@ -359,17 +368,20 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
             tokens = sum(trajectory.num_sampled for _, trajectory in kept)
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
-            sequences += [_packed(group, *member) for member in kept]
+            sequences += [_packed(group, *member, config.teacher) for member in kept]
     longest = min(config.most_tokens or config.seq_len, config.seq_len)
     return Batch(sequences, filtered, longest)
 
 
-def _packed(group: Group, index: int, trajectory: Trajectory) -> Packed:
+def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherConfig | None) -> Packed:
+    advantage: float | np.ndarray = float(group.advantages[index])
+    if teacher is not None and (scored := trajectory.teacher_logprobs) is not None:
+        advantage = distilled(advantage, trajectory.logprobs, scored, teacher.coef, teacher.reward_coef)
     return Packed(
         token_ids=trajectory.token_ids,
         loss_mask=trajectory.sampled_mask,
         logprobs=trajectory.logprobs,
-        advantage=float(group.advantages[index]),
+        advantage=advantage,
         group=group.draw,
         sample=index,
         kept=trajectory.kept,
@@ -398,9 +410,9 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
-    distribution, how many ids it kept. With `lag`, the versions that the sampler may be behind, the staleness of the
-    stalest token, in versions, is added; if `refilled`, the groups that were drawn and left out. Groups that were cut
-    off are only counted.
+    distribution, how many ids it kept; with a teacher, the reverse KL to it. With `lag`, the versions that the sampler
+    may be behind, the staleness of the stalest token, in versions, is added; if `refilled`, the groups that were drawn
+    and left out. Groups that were cut off are only counted.
     """
     drawn = {"groups/drawn": len(groups)} | {f"groups/{s}": [g.left_out for g in groups].count(s) for s in LEFT_OUT}
     groups = [group for group in groups if group.left_out != "cut"]
@@ -423,6 +435,10 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     metrics |= _identical_shares(groups)
     if cut := [t.kept.counts[t.sampled_mask] for t in trajectories if t.kept is not None]:
         metrics["completion/kept_ids/mean"] = float(np.concatenate(cut).mean())
+    scored = [(t, t.teacher_logprobs) for t in trajectories if t.teacher_logprobs is not None]
+    if scored:
+        kl = np.concatenate([reverse_kl(t.logprobs, taught)[t.sampled_mask] for t, taught in scored])
+        metrics["teacher/kl"] = float(kl.mean())
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)

@@ -86,6 +86,7 @@ METRICS = (
     Metric("canary/gap/mean", "canary", "nats", "gap on a fixed text, mean", better="lower"),
     Metric("canary/gap/max", "canary", "nats", "gap on a fixed text, largest", better="lower"),
     Metric("canary/verdict", "canary"),
+    Metric("teacher/kl", "rl", NATS, "reverse KL to the teacher", better="lower"),
     Metric("kl", "rl", NATS, "KL to the initial policy", better="lower", tolerance=10),
     Metric("staleness/max", "rl", "versions"),
     Metric("staleness/returned", "", "versions"),  # of older runs
