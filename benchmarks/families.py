@@ -32,14 +32,14 @@ FAMILIES = {
 }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--families", nargs="+", choices=FAMILIES, default=list(FAMILIES))
     parser.add_argument("--max-steps", type=int, help="fewer steps, to try the script")
     parser.add_argument("--work", type=Path, default=Path("outputs/families"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/families.json"))
-    args = parser.parse_args()
-    found = {family: trained(family, args.work / family, args.max_steps) for family in args.families}
+    args = parser.parse_args(argv)
+    found = {family: trained(family, (args.work / family).absolute(), args.max_steps) for family in args.families}
     machine = {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")}
     keep({"families": found, "machine": machine | {"transformers": version("transformers")}}, args.out)
 

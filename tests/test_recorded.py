@@ -313,3 +313,12 @@ def test_each_algorithm_learns_over_three_seeds_and_the_docs_show_the_table():
         assert min(of["reward_by_seed"]) >= max(before["reward_by_seed"]) + 0.45
         assert all(steps is None or 10 <= steps <= 150 for steps in of["steps_to"])
     assert algorithms.table(result) in (RESULTS.parents[1] / "docs" / "algorithms.md").read_text()
+
+
+def test_models_of_other_families_learn():
+    """By transformers' layers: the quickstart's recipe, from random weights."""
+    found = json.loads((RESULTS / "families.json").read_text())["families"]
+    assert set(found) == {"gemma3_text", "mistral"}
+    for of in found.values():
+        assert of["parameters"] < 5e5 and of["sft"]["reward/mean"] <= 0.5
+        assert of["rl"]["reward/mean"] >= 0.9 and of["rl"]["correct"] >= 0.3
