@@ -115,9 +115,7 @@ def load_model(
     config = read_config(folder, implementation)
     files = weight_files(folder)
     if isinstance(config, TransformersConfig):
-        if lora is not None:
-            raise UserError(f"model.lora is for hone's own decoder, and {config.family} is not: leave it out")
-        model = foreign.load(folder, config, place, precision)
+        model = foreign.load(folder, config, place, precision, lora)
     else:
         with torch.device(device):
             model = Decoder(config, precision, lora=lora)

@@ -20,6 +20,7 @@ from hone.errors import UserError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import read_json, write_json
+from hone.model.foreign import NET, TransformersConfig
 from hone.model.hf import METADATA, hf_slices
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_t
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
     """Map PEFT's name → (parameter of the decoder, first row, end row or None for all of it), in its order."""
+    if isinstance(config, TransformersConfig):
+        halves = [f"{name}.lora_{half}" for name in config.linear for half in "AB"]
+        return {f"base_model.model.{name}.weight": (f"{NET}.{name}", 0, None) for name in halves}
     slices, before = dict[str, tuple[str, int, int | None]](), Counter[str]()
     for name, (parameter, start, end) in hf_slices(config).items():
         if name.endswith("_proj.weight"):

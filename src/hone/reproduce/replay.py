@@ -74,10 +74,10 @@ def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
     if version in rebuilt.intact:
         saved[f"checkpoints/step_{version}"] = run.checkpoints.load(version)[0]
     if version in (exported := run.weights()):
-        folder, precision = exported[version], rebuilt.config.precision
-        groups = saved[f"weights/step_{version}"] = {"model": exported_parameters(folder, precision)}
+        how = exported[version], rebuilt.config.precision, model.config.implementation
+        groups = saved[f"weights/step_{version}"] = {"model": exported_parameters(*how)}
         if model.lora is not None:
-            groups["merged"] = merged_parameters(folder, precision)
+            groups["merged"] = merged_parameters(*how)
             parameters = dict(model.named_parameters())
             replayed["merged"] = {name: merged(model, name, parameters).to(model.embed.dtype) for name in model.base}
     for name, groups in saved.items():

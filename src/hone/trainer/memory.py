@@ -8,6 +8,7 @@ of `hone.model` save them.
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -75,10 +76,7 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
     """Return the scalars that training changes: all, or A and B of each matrix of the layers."""
-    if lora is None:
-        return model.parameters
-    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
-    return model.num_layers * lora.rank * ((3 * hidden + q + 2 * kv) + (q + hidden) + 3 * (hidden + inner))
+    return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
 def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
@@ -86,7 +84,8 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
     weights = model.parameters * (2 if precision == "bf16" else 4)
     if lora is None:
         return weights
-    return weights - (2 * model.matrices if precision == "bf16_linear" else 0) + 4 * trained(model, lora)
+    halved = 2 * sum(map(math.prod, model.linear_shapes)) if precision == "bf16_linear" else 0
+    return weights - halved + 4 * trained(model, lora)
 
 
 def cast_bytes(model: DecoderConfig, precision: str) -> int:
