@@ -81,6 +81,8 @@ class LoraConfig(BaseConfig):
     """Columns of B and rows of A: a matrix of `[out, in]` has `rank` x (out + in) trained weights."""
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
+    base: Literal["8bit", "4bit"] | None = None
+    """Bits that a weight of the frozen matrices is kept in (4 bits: NF4, as QLoRA); by default the products' dtype."""
     path: str | None = None
     """Begin with the adapter in this folder, in PEFT's layout and of the same rank and alpha; by default B is 0."""
 

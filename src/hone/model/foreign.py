@@ -248,7 +248,7 @@ class _LoraLinear(_Linear, LoraLinear):
         out_size, in_size = plain.weight.shape
         with plain.weight.device:
             made = cls(in_size, (out_size,), False, plain.weight.dtype, plain.bf16_product, lora)
-        made.weight.copy_(plain.weight)
+        made.frozen.copy_(plain.weight)
         made.bias, made.packed = plain.bias, plain.packed
         return made
 

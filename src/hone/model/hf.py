@@ -153,7 +153,7 @@ def save_model(
         write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
         write_json(folder / "generation_config.json", model.generation_config)
     slices = hf_slices(model.config)
-    parameters = dict(model.named_parameters()) | dict(parameters or {})
+    parameters = model.weights | dict(parameters or {})
     files, total = _files(slices, parameters, max_shard_bytes, dtype), 0
     for file, shapes in files.items():
         tensors: dict[str, Tensor] = {}
@@ -181,7 +181,7 @@ def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD
     version that are in `folder` are written over. Raises OSError if there is no room.
     """
     folder.mkdir(exist_ok=True)
-    dtype, parameters = model.embed.dtype, dict(model.named_parameters())
+    dtype, parameters = model.embed.dtype, model.weights
     for file, shapes in _files(hf_slices(model.config), parameters, max_shard_bytes, dtype).items():
         entries: dict[str, Any] = {"__metadata__": METADATA}
         end = 0
@@ -253,7 +253,7 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
 
 
 @torch.no_grad()
-def merged(model: Decoder, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
+def merged(model: Decoder, name: str, parameters: Mapping[str, Any]) -> Tensor:
     """Return the parameter `name`, in fp32 with its adapter merged into it if it has one."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
@@ -271,7 +271,7 @@ def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -
 
 def _files(
     slices: Mapping[str, tuple[str, int, int | None]],
-    parameters: Mapping[str, Tensor],
+    parameters: Mapping[str, Any],
     max_shard_bytes: int,
     dtype: torch.dtype,
 ) -> dict[str, dict[str, list[int]]]:
@@ -335,7 +335,7 @@ def _load_weights(model: Decoder, folder: Path, files: list[Path], mapped: bool 
     """Copy every weight of `files` into its rows, cast to the parameter's dtype. Raises UserError on a misfit."""
     in_place: set[str] = set()
     slices = hf_slices(model.config)
-    parameters = dict(model.named_parameters())
+    parameters = model.weights
     waiting, unknown, misshapen = dict.fromkeys(slices), [], []
     for file in files:
         try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hone.model.hf import merged
+from hone.model.hf import hf_slices, merged
 from hone.reproduce.compare import Difference
 from hone.reproduce.execution import OnStep, Rebuilt
 from hone.reproduce.rebuild import exported_parameters, merged_parameters
@@ -78,8 +78,8 @@ def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
         groups = saved[f"weights/step_{version}"] = {"model": exported_parameters(*how)}
         if model.lora is not None:
             groups["merged"] = merged_parameters(*how)
-            parameters = dict(model.named_parameters())
-            replayed["merged"] = {name: merged(model, name, parameters).to(model.embed.dtype) for name in model.base}
+            names, weights = {name for name, _, _ in hf_slices(model.config).values()}, model.weights
+            replayed["merged"] = {name: merged(model, name, weights).to(model.embed.dtype) for name in names}
     for name, groups in saved.items():
         yield name, _first_unequal(name, groups, replayed)
 
