@@ -51,7 +51,6 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
         ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.type muon", "is for one rank"),
-        ("--trainer.ranks 2 --model.lora.rank 4", "model.lora does not work with several ranks"),
         ("--trainer.optim.type muon --model.lora.rank 4", 'model.lora does not work with optim.type = "muon"'),
     ],
 )

@@ -36,7 +36,7 @@ def with_mode(config: RLConfig) -> RLConfig:
     """
     trainer = config.trainer
     mode = config.mode or ("split" if trainer.ranks > 1 else "colocated")
-    if mode == "split" and "ranks" not in trainer.model_fields_set and not config.model.lora:
+    if mode == "split" and "ranks" not in trainer.model_fields_set:
         trainer = trainer.model_copy(update={"ranks": max(1, _gpus(config) - 1)})
     return config.model_copy(update={"mode": mode, "trainer": trainer})
 

@@ -419,8 +419,7 @@ class RunConfig(BaseConfig):
     display: Literal["auto", "plain", "none"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
-    def check_lora(self, optim: OptimConfig, ranks: int) -> None:
+    def check_lora(self, optim: OptimConfig) -> None:
         """Raise UserError if `model.lora` meets what only training all weights has."""
-        if self.model.lora and (ranks > 1 or optim.type == "muon"):
-            name = "several ranks" if ranks > 1 else 'optim.type = "muon"'
-            raise UserError(f"model.lora does not work with {name}: leave out one of them")
+        if self.model.lora and optim.type == "muon":
+            raise UserError('model.lora does not work with optim.type = "muon": leave out one of them')

@@ -174,13 +174,16 @@ class LoraLinear(Linear):
         delta = torch.cat([linear(half, matrix) for half, matrix in zip(halves, matrices, strict=True)], dim=1)
         return torch.add(y, delta, alpha=self.scale)
 
-    def merged(self, lora_A: Tensor, lora_B: Tensor) -> Tensor:
-        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B."""
+    def merged(self, lora_A: Tensor, lora_B: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B; `whole` makes a W in shards whole."""
         pairs = zip(lora_B.split(self.parts), lora_A.split(self.rank), strict=True)
         delta = torch.cat([(B @ A) for B, A in pairs])
         weight = self.frozen
-        whole = weight.dequantized(torch.float32) if isinstance(weight, Quantized) else weight.detach().float()
-        return torch.add(whole, delta.to(whole.device), alpha=self.scale)
+        if isinstance(weight, Quantized):
+            base = Quantized(whole(weight.codes), whole(weight.scales)).dequantized(torch.float32)
+        else:
+            base = whole(weight.detach()).float()
+        return torch.add(base, delta.to(base.device), alpha=self.scale)
 
     def refresh(self) -> None:
         """Do nothing: what is derived from W stays as it is."""

@@ -45,6 +45,10 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
     """Read the config of the model in `folder`; ids that end a turn are those of generation_config.json, if any.
 
@@ -130,7 +134,7 @@ def save_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: torch.dtype | None = None,
     parameters: Mapping[str, Tensor] | None = None,
-    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    whole: Callable[[Tensor], Tensor] = _same,
     write: bool = True,
     reserved: bool = False,
 ) -> None:
@@ -159,7 +163,7 @@ def save_model(
         tensors: dict[str, Tensor] = {}
         with _tensors_of(folder / file) if write and reserved else nullcontext() as place:
             for parameter, names in groupby(shapes, lambda name: slices[name][0]):
-                value = whole(merged(model, parameter, parameters))
+                value = merged(model, parameter, parameters, whole)
                 for name in names if write else ():
                     part = value[slices[name][1] : slices[name][2]].to("cpu", dtype).contiguous()
                     total += part.nbytes
@@ -253,13 +257,15 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
 
 
 @torch.no_grad()
-def merged(model: Decoder, name: str, parameters: Mapping[str, Any]) -> Tensor:
-    """Return the parameter `name`, in fp32 with its adapter merged into it if it has one."""
+def merged(
+    model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = _same
+) -> Tensor:
+    """Return the parameter `name`, in fp32 with its adapter merged into it if it has one. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
-        return parameters[name].detach()
+        return whole(parameters[name].detach())
     layer = cast(LoraLinear, model.get_submodule(owner))
-    return layer.merged(parameters[f"{owner}.lora_A"], parameters[f"{owner}.lora_B"])
+    return layer.merged(*(whole(parameters[f"{owner}.lora_{half}"].detach()) for half in "AB"), whole)
 
 
 def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:

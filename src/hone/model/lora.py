@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -75,13 +75,22 @@ def start_adapter(model: Decoder, seed: int) -> None:
             parameter.copy_(torch.from_numpy(values / np.float32(math.sqrt(parameter.shape[1]))))
 
 
-def save_adapter(model: Decoder, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter as PEFT does. `parameters` by name stand in for the model's own."""
+def save_adapter(
+    model: Decoder,
+    folder: Path,
+    parameters: Mapping[str, Tensor] | None = None,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    write: bool = True,
+) -> None:
+    """Write the adapter as PEFT does. `parameters`, `whole` and `write` are those of `save_model`."""
     lora, parameters = model.lora, parameters or model.trained
     assert lora is not None
+    parameters = {name: whole(parameters[name].detach()) for name in model.trained}
+    if not write:
+        return
     folder.mkdir(exist_ok=True)
     slices = peft_slices(model.config, lora.rank)
-    tensors = {name: parameters[of].detach()[start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
+    tensors = {name: parameters[of][start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
     save_file(tensors, folder / WEIGHTS, metadata=METADATA)
     targets = {"target_modules": sorted({name.split(".")[-3] for name in slices})}
     facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": None, "inference_mode": True}
