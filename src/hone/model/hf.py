@@ -265,7 +265,8 @@ def merged(
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
         return whole(parameters[name].detach())
     layer = cast(LoraLinear, model.get_submodule(owner))
-    return layer.merged(*(whole(parameters[f"{owner}.lora_{half}"].detach()) for half in "AB"), whole)
+    lora_A, lora_B = (whole(parameters[f"{owner}.lora_{half}"].detach()) for half in "AB")
+    return layer.merged(lora_A, lora_B, whole)
 
 
 def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
