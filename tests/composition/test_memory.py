@@ -30,6 +30,7 @@ from hone.trainer.step import Trainer
 
 INIT = InitConfig(layers=3, hidden=192, heads=6, kv_heads=2, head_dim=32, intermediate=512)
 LORA = LoraConfig(rank=8)
+LORA_4BIT = LoraConfig(rank=8, base="4bit")
 PRECISIONS = ["fp32", "bf16_linear", "bf16"]
 
 
@@ -55,10 +56,12 @@ def test_versions_of_the_weights_that_a_server_on_this_machine_reads_are_counted
     assert part not in parts(*split, "--orchestrator.client.base-url", "http://127.0.0.1:1/v1")
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon", "lora"])
+@pytest.mark.parametrize("kind", ["adamw", "muon", "lora", "lora 8bit", "lora 4bit"])
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_weights_and_optimiser_are_the_bytes_of_their_tensors(precision: str, kind: str) -> None:
-    flags = ["--model.lora.rank", str(LORA.rank)] if kind == "lora" else ["--trainer.optim.type", kind]
+    flags = ["--model.lora.rank", str(LORA.rank)] if "lora" in kind else ["--trainer.optim.type", kind]
+    if "bit" in kind:
+        flags += ["--model.lora.base", kind.split()[1]]
     config = rl("--precision", precision, *flags)
     lora, optim = config.model.lora, config.trainer.optim
     model = random_decoder(tiny_config(INIT), precision=precision, lora=lora)
@@ -89,7 +92,7 @@ def test_engine_copies_are_the_bytes_of_what_is_kept() -> None:
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize(("qk_norm", "lora"), [(True, None), (False, None), (True, LORA)])
+@pytest.mark.parametrize(("qk_norm", "lora"), [(True, None), (False, None), (True, LORA), (True, LORA_4BIT)])
 def test_activations_are_what_autograd_keeps(precision: str, qk_norm: bool, lora: LoraConfig | None) -> None:
     """Distinct storages that the graph of a forward pass holds on to, parameters and their casts left out."""
     config = tiny_config(INIT)
@@ -128,15 +131,16 @@ def test_on_a_gpu_what_attention_gives_is_the_input_of_o() -> None:
         assert shared == 512 * (norms + products + 2 * q) + 600 * attention, "rows of a shared prompt are gathered"
 
 
-def test_a_model_of_8b_fits_48_gib_with_lora_and_not_without() -> None:
-    flags, shape = ("--orchestrator.batch-size", "32"), KNOWN["qwen3-8b"]
+def test_what_fits_with_lora_and_not_without() -> None:
+    def total(name: str, gib: int, *flags: str) -> int:
+        config, shape = rl("--orchestrator.batch-size", "32", *flags), KNOWN[name]
+        config = fitted(config, shape, "cuda", gib * GIB, *longest(config))
+        return memory(config, shape, "cuda", *longest(config)).total
 
-    def total(*more: str) -> int:
-        config = rl(*flags, *more)
-        return memory(fitted(config, shape, "cuda", 48 * GIB, *longest(config)), shape, "cuda", *longest(config)).total
-
-    assert total("--model.lora.rank", "16") <= 48 * GIB < total()
-    assert total("--model.lora.rank", "16", "--trainer.loss.kl-coef", "0.1") <= 48 * GIB
+    lora, kl = ("--model.lora.rank", "16"), ("--trainer.loss.kl-coef", "0.1")
+    assert total("qwen3-8b", 48, *lora) <= 48 * GIB < total("qwen3-8b", 48)
+    assert total("qwen3-8b", 48, *lora, *kl) <= 48 * GIB
+    assert total("qwen3-4b", 24, *lora, "--model.lora.base", "4bit") <= 24 * GIB < total("qwen3-4b", 24)
 
 
 def test_micro_batches_share_the_prompt_of_their_completions() -> None:

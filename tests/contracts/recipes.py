@@ -143,6 +143,11 @@ def cut(model: Path, precision: str) -> list[str]:
     ]
 
 
+def lora_4bit(model: Path, precision: str) -> list[str]:
+    """That, beside weights in 4 bits."""
+    return [*lora(model, precision), "--model.lora.base", "4bit"]
+
+
 def lora(model: Path, precision: str) -> list[str]:
     """RL of an adapter, with a KL term that refers to the model without it."""
     return [

@@ -45,7 +45,7 @@ TIED = {
     "qwen3": QWEN3,
 }
 CONFIGS = TIED | {f"{name}-untied": replace(config, tie_word_embeddings=False) for name, config in TIED.items()}
-CONFIGS |= {"qwen3-lora": QWEN3}
+CONFIGS |= {"qwen3-lora": QWEN3, "qwen3-4bit-lora": QWEN3}
 BANDS = {precision: band_of("hone", precision, QWEN3.num_layers) for precision in ("fp32", "bf16_linear", "bf16")}
 """Mean and maximum of |Δ| in nats that are fine; of more layers more, as measured."""
 CHUNK = 8
@@ -64,9 +64,9 @@ def peaked(config: DecoderConfig, precision: str, lora: LoraConfig | None = None
     model = Decoder(config, precision, lora=lora)
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
+        for name, parameter in model.weights.items():
             values = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:
+            if len(parameter.shape) == 1:
                 parameter.copy_((0.0 if "bias" in name else 1.0) + 0.3 * values)
             else:
                 parameter.copy_(values * (0.2 if parameter is model.head_weight else parameter.shape[1] ** -0.5))
@@ -81,7 +81,8 @@ def models():
 
     def of(name: str, precision: str) -> Decoder:
         if (name, precision) not in made:
-            lora = LoraConfig(rank=4, alpha=4) if name.endswith("-lora") else None
+            base = "4bit" if "-4bit" in name else None
+            lora = LoraConfig(rank=4, alpha=4, base=base) if name.endswith("-lora") else None
             made[name, precision] = peaked(CONFIGS[name], precision, lora)
         return made[name, precision]
 

@@ -29,9 +29,9 @@ def recipe(request, cook) -> Recipe:
     return cook("lora", request.param)
 
 
-@pytest.fixture(scope="module")
-def low(cook) -> Recipe:
-    return cook("lora", "bf16_linear")
+@pytest.fixture(scope="module", params=["lora", "lora_4bit"])
+def low(request, cook) -> Recipe:
+    return cook(request.param, "bf16_linear")
 
 
 def test_sampler_and_trainer_agree_and_the_adapter_is_trained(recipe):

@@ -203,8 +203,15 @@ def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> 
         Optimizer(model, OptimConfig(type="muon"))
 
 
-def test_a_run_trains_it_and_is_verified(tmp_path: Path) -> None:
-    write(tmp_path / "model", "gemma3_text", **FAMILIES["gemma3_text"])
+LORA = ["--model.implementation", "transformers", "--model.lora.rank", "4"]
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "more"),
+    [("gemma3_text", FAMILIES["gemma3_text"], []), ("qwen3", {"head_dim": 16}, LORA)],
+)
+def test_a_run_trains_it_and_is_verified(family: str, settings: dict, more: list[str], tmp_path: Path) -> None:
+    write(tmp_path / "model", family, **settings)
     out = tmp_path / "run"
     flags = [
         "--model.name",
@@ -225,8 +232,9 @@ def test_a_run_trains_it_and_is_verified(tmp_path: Path) -> None:
         "--orchestrator.advantage.scale",
         "none",
     ]
-    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none"]) == 0
+    assert main(["rl", *flags, *more, "--output-dir", str(out), "--display", "none"]) == 0
     assert main(["verify", str(out), "--steps", "3"]) == 0
+    assert main(["replay", str(out)]) == 0
     lines = Run(out).metrics().to_pylist()
     assert all(line["canary/gap/max"] < 0.05 for line in lines)
-    assert load_model(out / "weights" / "step_3").config.family == "gemma3_text"
+    assert load_model(out / "weights" / "step_3").config.family == family

@@ -14,7 +14,8 @@ from hone.errors import UserError
 from hone.model.hf import load_model, save_model
 from hone.model.lora import load_adapter, peft_slices, save_adapter, start_adapter
 
-FAMILIES = ["qwen3-tied", "llama-biases"]
+GEMMA = {"head_dim": 16, "layer_types": ["sliding_attention", "full_attention", "full_attention"], "sliding_window": 64}
+FAMILIES = {name: CASES[name] for name in ("qwen3-tied", "llama-biases")} | {"foreign": ("gemma3_text", GEMMA)}
 LORA = LoraConfig(rank=3, alpha=7)
 
 
@@ -33,7 +34,7 @@ def adapted(folder: Path, seed: int = 0, lora: LoraConfig = LORA, **options):
 @pytest.fixture(params=FAMILIES)
 def case(request, tmp_path: Path):
     """A transformers model, and its folder."""
-    theirs = transformers_model(*CASES[request.param])
+    theirs = transformers_model(*FAMILIES[request.param])
     theirs.save_pretrained(tmp_path / "base")
     return theirs, tmp_path / "base"
 

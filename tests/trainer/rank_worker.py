@@ -25,9 +25,10 @@ from hone.algorithms.losses import policy_objective, sft_objective
 from hone.commands import trainer as trainer_command
 from hone.composition.parts import batch_use
 from hone.config.rl import CorrectionConfig, LossConfig, TrainerConfig, TrainerRole
-from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.config.shared import InitConfig, LoraConfig, OptimConfig, SchedulerConfig
 from hone.errors import RankLost, UserError
 from hone.model import head
+from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.signals import StepAbandoned
 from hone.trainer import parallel
@@ -50,6 +51,9 @@ CASES = {
     "bf16_linear policy untied": ("bf16_linear", UNTIED, "rl"),
     "bf16": ("bf16", CONFIG, "sft"),
     "fp32 several updates": ("fp32", CONFIG, "several updates"),
+    "fp32 lora": ("fp32", CONFIG, "sft"),
+    "bf16_linear lora policy": ("bf16_linear", UNTIED, "rl"),
+    "bf16 lora 4bit policy": ("bf16", CONFIG, "rl"),
 }
 SEVERAL = TrainerConfig(
     loss=LossConfig(kl_coef=0.1, kl_estimator="k1", kl_in="reward", reference_interval=2),
@@ -74,9 +78,13 @@ def sequences(step: int, count: int = 7) -> list[Sequence]:
 
 def make_trainer(ranks: Ranks, case: str = "fp32") -> Trainer:
     precision, config, kind = CASES[case]
-    model = random_decoder(config, seed=1, precision=precision)
+    lora = LoraConfig(rank=3, base="4bit" if "4bit" in case else None) if "lora" in case else None
+    model = random_decoder(config, seed=1, precision=precision, lora=lora)
     reference = random_decoder(config, seed=2, precision=precision) if kind != "sft" else None
-    for one in filter(None, (model, reference)):
+    if lora:
+        start_adapter(model, 1)
+        reference = reference and model
+    for one in dict.fromkeys(filter(None, (model, reference))):
         shard(one, ranks)
     settings = {"rl": TrainerConfig(loss=LossConfig(kl_coef=0.1)), "several updates": SEVERAL}.get(kind)
     objective = policy_objective(settings.loss, settings.correction) if settings else sft_objective
@@ -97,7 +105,7 @@ def steps(trainer: Trainer, first: int, count: int, rl: bool = False) -> list[di
 
 
 def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return {name: whole(p.detach()).clone() for name, p in trainer.model.named_parameters()}
+    return {name: whole(p.detach()).clone() for name, p in trainer.model.trained.items()}
 
 
 def write(ranks: Ranks, folder: Path, name: str, value: object) -> None:
@@ -201,32 +209,37 @@ def give_up(errors: Iterator[BaseException | None]) -> None:
         raise error
 
 
-SAVED = "bf16"
-"""The case that is saved: its weights have fp32 masters in the optimiser."""
+SAVED = ("bf16", "bf16 lora 4bit policy")
+"""The cases that are saved: the first one's weights have fp32 masters in the optimiser."""
 
 
 def saving(ranks: Ranks, folder: Path) -> None:
-    """Two steps, a checkpoint of version 2 and its weights, then two more."""
-    trainer = make_trainer(ranks, SAVED)
-    for at in (0, 2):
-        part = folder / f"{ranks.world}.{at}"
-        part.mkdir(exist_ok=True)
-        ranks.barrier()
-        save_part(part, trainer)
-        steps(trainer, at, 2)
-    save_policy(folder / f"{ranks.world}.hf", trainer, max_bytes=20_000)
-    write(ranks, folder, "saved", trainer.fingerprint())
+    """Two steps, a checkpoint of version 2 and its weights, then two more; of each case."""
+    prints = {}
+    for case in SAVED:
+        trainer = make_trainer(ranks, case)
+        for at in (0, 2):
+            part = folder / f"{case}.{ranks.world}.{at}"
+            part.mkdir(exist_ok=True)
+            ranks.barrier()
+            save_part(part, trainer)
+            steps(trainer, at, 2)
+        save_policy(folder / f"{case}.{ranks.world}.hf", trainer, max_bytes=20_000)
+        prints[case] = trainer.fingerprint()
+    write(ranks, folder, "saved", prints)
 
 
 def loading(ranks: Ranks, folder: Path) -> None:
     """Continues from the checkpoints of every number of ranks that there are, twice each, into a used trainer."""
-    results, trainer = {}, make_trainer(ranks, SAVED)
-    for world in (1, 2, 3):
-        for at in (2, 0):
-            load_part(folder / f"{world}.{at}", trainer, at)
-            loaded = trainer.fingerprint()
-            lines = steps(trainer, at, 4 - at)
-            results[f"{world}.{at}"] = {"loaded": loaded, "after": trainer.fingerprint(), "lines": lines}
+    results: dict[str, dict[str, Any]] = {case: {} for case in SAVED}
+    for case, found in results.items():
+        trainer = make_trainer(ranks, case)
+        for world in (1, 2, 3):
+            for at in (2, 0):
+                load_part(folder / f"{case}.{world}.{at}", trainer, at)
+                loaded = trainer.fingerprint()
+                lines = steps(trainer, at, 4 - at)
+                found[f"{world}.{at}"] = {"loaded": loaded, "after": trainer.fingerprint(), "lines": lines}
     write(ranks, folder, "loading", results)
 
 

@@ -13,11 +13,14 @@ import numpy as np
 import pytest
 import torch
 from rank_launcher import on_ranks
-from rank_worker import CASES, STEPS, UNTIED, sequences
+from rank_worker import CASES, CONFIG, SAVED, STEPS, UNTIED, sequences
 
+from hone.config.shared import LoraConfig
 from hone.errors import RankLost
 from hone.model.decoder import DecoderLayer
-from hone.model.hf import load_model
+from hone.model.hf import load_model, merged
+from hone.model.lora import start_adapter
+from hone.model.presets import random_decoder
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.packing import Sequence, deal, split_micro_batches
 from hone.trainer.parallel import Ranks
@@ -125,24 +128,37 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_a_part_is_restored_on_any_number_of_ranks(saved: Path, world: int) -> None:
     on_ranks(world, "loading", saved)
-    found = results(saved, "loading", world)
-    for writer in (1, 2, 3):
-        assert found[f"{writer}.0"]["loaded"] == found["1.0"]["loaded"]
-        assert found[f"{writer}.0"]["after"] == found[f"{world}.0"]["after"]
-    # On as many ranks as wrote it: to the bit what training on would have made.
-    assert found[f"{world}.2"]["after"] == results(saved, "saved", world)
-    lines = [found[f"{writer}.2"]["lines"][1]["loss"] for writer in (1, 2, 3)]
-    assert lines == pytest.approx([lines[0]] * 3, rel=1e-3)
+    for case, found in results(saved, "loading", world).items():
+        for writer in (1, 2, 3):
+            assert found[f"{writer}.0"]["loaded"] == found["1.0"]["loaded"]
+            assert found[f"{writer}.0"]["after"] == found[f"{world}.0"]["after"]
+        # On as many ranks as wrote it: to the bit what training on would have made.
+        assert found[f"{world}.2"]["after"] == results(saved, "saved", world)[case]
+        lines = [found[f"{writer}.2"]["lines"][1]["loss"] for writer in (1, 2, 3)]
+        assert lines == pytest.approx([lines[0]] * 3, rel=1e-3, abs=1e-5)
 
 
 @pytest.mark.split
 @pytest.mark.parametrize("world", [2, 3])
 def test_weights_are_exported_in_several_files_that_load(saved: Path, world: int) -> None:
-    folder = saved / f"{world}.hf"
+    folder = saved / f"bf16.{world}.hf"
     files = sorted(folder.glob("model-*.safetensors"))
     assert len(files) > 1 and max(file.stat().st_size for file in files) < 30_000
     loaded = dict(load_model(folder, torch.bfloat16).named_parameters())
-    assert fingerprint(loaded) == results(saved, "saved", world)
+    assert fingerprint(loaded) == results(saved, "saved", world)["bf16"]
+
+
+@pytest.mark.split
+@pytest.mark.parametrize("world", [2, 3])
+def test_an_adapter_is_exported_alone_and_merged(saved: Path, world: int) -> None:
+    case = SAVED[1]
+    folder = saved / f"{case}.{world}.hf"
+    lora = LoraConfig(rank=3, base="4bit", path=str(folder / "adapter"))
+    model = random_decoder(CONFIG, 1, "bf16", lora)
+    start_adapter(model, 1)
+    assert fingerprint(model.trained) == results(saved, "saved", world)[case]
+    for name, parameter in load_model(folder, torch.bfloat16).named_parameters():
+        assert torch.equal(merged(model, name, model.weights).bfloat16(), parameter), name
 
 
 @pytest.mark.split

@@ -47,7 +47,6 @@ def _can_have_ranks(config: RLConfig) -> bool:
 
     try:
         config.trainer.optim.check_ranks(2)
-        config.check_lora(config.trainer.optim, 2)
         model = config.model
         return shape_of(model.name, model.init, model.implementation).implementation == "hone"
     except UserError:  # of what needs one rank; a model that is not there is told of when it is loaded

@@ -38,7 +38,8 @@ def run(config: VerifyConfig) -> int:
     info, here, precision = recorded.info, machine.this_machine, read_precision(recorded)
     print_labelled("run", f"{recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
     status = Status()
-    checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision), status)
+    by = recorded.config.get("model", {}).get("implementation", "auto")
+    checked = integrity.check(recorded, fingerprint, lambda folder: exported_parameters(folder, precision, by), status)
     status.clear()
     counts = ", ".join(f"{count} {what}" for what, count in checked.counts.items() if count)
     found = f"{len(checked.damages)} damaged" if checked.damages else "all files fit their hashes"

@@ -205,7 +205,7 @@ class SFT(Training):
 
         def resolve() -> tuple[SFTConfig, str]:
             check_state(parsed.optim, ranks.world)
-            parsed.check_lora(parsed.optim, ranks.world)
+            parsed.check_lora(parsed.optim)
             source = parts.model_source(parsed)
             model = model_config(source, parsed.model.init, parsed.model.implementation)
             return resolved(parsed, model, ranks.device(device), ranks), source

@@ -442,7 +442,7 @@ class RLConfig(RunConfig):
                 f"mode colocated trains in one process, trainer.ranks = {trainer.ranks} in several: leave out one"
             )
         trainer.optim.check_ranks(trainer.ranks)
-        self.check_lora(trainer.optim, trainer.ranks)
+        self.check_lora(trainer.optim)
         if self.model.lora and trainer.loss.reference_interval:
             raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
         if self.inference.backend == "vllm" and orch.client.base_url is not None:

@@ -82,6 +82,8 @@ class LoraConfig(BaseConfig):
     """Columns of B and rows of A: a matrix of `[out, in]` has `rank` x (out + in) trained weights."""
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
+    base: Literal["8bit", "4bit"] | None = None
+    """Bits that a weight of the frozen matrices is kept in (4 bits: NF4, as QLoRA); by default the products' dtype."""
     path: str | None = None
     """Begin with the adapter in this folder, in PEFT's layout and of the same rank and alpha; by default B is 0."""
 
@@ -445,8 +447,7 @@ class RunConfig(BaseConfig):
     display: Literal["auto", "plain", "none"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
-    def check_lora(self, optim: OptimConfig, ranks: int) -> None:
+    def check_lora(self, optim: OptimConfig) -> None:
         """Raise UserError if `model.lora` meets what only training all weights has."""
-        if self.model.lora and (ranks > 1 or optim.type == "muon"):
-            name = "several ranks" if ranks > 1 else 'optim.type = "muon"'
-            raise UserError(f"model.lora does not work with {name}: leave out one of them")
+        if self.model.lora and optim.type == "muon":
+            raise UserError('model.lora does not work with optim.type = "muon": leave out one of them')

@@ -110,6 +110,13 @@ class DecoderConfig:
         return self.num_layers * self.layer_matrices
 
     @property
+    def linear_shapes(self) -> list[tuple[int, ...]]:
+        """(out, in) of each matrix that LoRA goes beside: all of the layers, those that are fused each by itself."""
+        hidden, inner, q, kv = self.hidden_size, self.intermediate_size, self.q_size, self.kv_size
+        attention = [(q, hidden), (kv, hidden), (kv, hidden), (hidden, q)]
+        return self.num_layers * [*attention, (inner, hidden), (inner, hidden), (hidden, inner)]
+
+    @property
     def embedding(self) -> int:
         """Scalars of the embedding `[V, D]`, and so of the head."""
         return self.vocab_size * self.hidden_size

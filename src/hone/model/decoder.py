@@ -30,6 +30,7 @@ from hone.model.ops import (
     to_bf16,
 )
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
+from hone.model.quantized import Quantized
 from hone.model.rope import RotaryTable
 
 if TYPE_CHECKING:
@@ -122,7 +123,8 @@ class LoraLinear(Linear):
     """W x + b + alpha / rank · B A x, where W and b are frozen (arXiv:2106.09685).
 
     Each of the matrices that W fuses, of `parts` rows, has an adapter of its own: `lora_A` `[parts · rank, in]` and
-    `lora_B` `[out, rank]`, both fp32, have them in W's order. All products are in the dtype of W's, in which W is kept.
+    `lora_B` `[out, rank]`, both fp32, have them in W's order. All products are in the dtype of W's, in which W is kept,
+    or, if `lora.base` says so, as `codes` and `scales` of a `Quantized`.
     """
 
     def __init__(
@@ -135,10 +137,22 @@ class LoraLinear(Linear):
         lora: LoraConfig,
     ) -> None:
         super().__init__(0, sum(parts), bias, dtype, bf16_product)
-        self.weight = nn.Parameter(torch.empty(sum(parts), in_size, dtype=torch.bfloat16 if bf16_product else dtype))
+        if lora.base is None:
+            low = torch.bfloat16 if bf16_product else dtype
+            self.weight = nn.Parameter(torch.empty(sum(parts), in_size, dtype=low))
+        else:
+            del self.weight
+            made = Quantized.empty(sum(parts), in_size, lora.base)
+            self.codes = nn.Parameter(made.codes, requires_grad=False)
+            self.scales = nn.Parameter(made.scales, requires_grad=False)
         self.parts, self.rank, self.scale, self.enabled = parts, lora.rank, lora.alpha / lora.rank, True
         self.lora_A = nn.Parameter(torch.empty(len(parts) * lora.rank, in_size))
         self.lora_B = nn.Parameter(torch.zeros(sum(parts), lora.rank))
+
+    @property
+    def frozen(self) -> Tensor | Quantized:
+        """W."""
+        return self.weight if hasattr(self, "weight") else Quantized(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bf16(to_bf16(x))[: x.shape[0]].float() if self.bf16_product else self._adapted(x)
@@ -149,7 +163,10 @@ class LoraLinear(Linear):
         return self._adapted(x_bf16)
 
     def _adapted(self, x: Tensor) -> Tensor:
-        y = linear(x, self.weight) if torch.is_grad_enabled() else self.packed.product(x, self.weight)
+        if isinstance(weight := self.frozen, Quantized):
+            y = weight.product(x)
+        else:
+            y = linear(x, weight) if torch.is_grad_enabled() else self.packed.product(x, weight)
         if not self.enabled:
             return y
         halves = linear(x, self.lora_A.to(x.dtype)).split(self.rank, dim=1)
@@ -157,11 +174,16 @@ class LoraLinear(Linear):
         delta = torch.cat([linear(half, matrix) for half, matrix in zip(halves, matrices, strict=True)], dim=1)
         return torch.add(y, delta, alpha=self.scale)
 
-    def merged(self, lora_A: Tensor, lora_B: Tensor) -> Tensor:
-        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B."""
+    def merged(self, lora_A: Tensor, lora_B: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B; `whole` makes a W in shards whole."""
         pairs = zip(lora_B.split(self.parts), lora_A.split(self.rank), strict=True)
         delta = torch.cat([(B @ A) for B, A in pairs])
-        return torch.add(self.weight.detach().float(), delta.to(self.weight.device), alpha=self.scale)
+        weight = self.frozen
+        if isinstance(weight, Quantized):
+            base = Quantized(whole(weight.codes), whole(weight.scales)).dequantized(torch.float32)
+        else:
+            base = whole(weight.detach()).float()
+        return torch.add(base, delta.to(base.device), alpha=self.scale)
 
     def refresh(self) -> None:
         """Do nothing: what is derived from W stays as it is."""
@@ -308,6 +330,12 @@ class Decoder(nn.Module):
         """The parameters without those of the adapter."""
         return {n: p for n, p in self.named_parameters() if ".lora_" not in n}
 
+    @property
+    def weights(self) -> dict[str, Any]:
+        """All parameters by name; a quantised matrix as one `Quantized`, by the name of its weight."""
+        frozen = {f"{n}.weight": m.frozen for n, m in self.named_modules() if isinstance(m, LoraLinear)}
+        return {n: p for n, p in self.named_parameters() if not n.endswith((".codes", ".scales"))} | frozen
+
     @contextmanager
     def disable_adapter(self) -> Iterator[None]:
         """Compute with the frozen weights alone in the block; without an adapter that is the model itself."""
@@ -349,7 +377,7 @@ class Decoder(nn.Module):
     @property
     def num_parameters(self) -> int:
         """Scalars, a tied head counted once, without an adapter's."""
-        return sum(p.numel() for p in self.base.values())
+        return self.config.parameters
 
     def hidden(
         self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -28,8 +28,11 @@ from torch.utils.checkpoint import checkpoint, noop_context_fn
 from hone.errors import UserError
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
-from hone.model.decoder import Attention, Decoder, Linear, kept_contexts, pack_unless_large
+from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
 from hone.model.packed import PackedWeight
+
+if TYPE_CHECKING:
+    from hone.config.shared import LoraConfig
 
 NAME = "hone"
 """The name under which transformers knows hone's attention."""
@@ -46,11 +49,13 @@ UNSAVED = ("dtype", "torch_dtype", "transformers_version", "_name_or_path")
 class TransformersConfig(DecoderConfig):
     """The shape of a model that transformers computes; `hf` is its config.json.
 
-    `shapes` has the names of its parameters in transformers, without a tied head, in order.
+    `shapes` has the names of its parameters in transformers, without a tied head, in order; `linear` those of its
+    `nn.Linear` without the head: what PEFT calls all-linear, and so nothing of experts in one tensor.
     """
 
     hf: dict[str, Any] = field(default_factory=dict)
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    linear: tuple[str, ...] = ()
     scale: float = 1.0
     """What hidden states are multiplied with before the head."""
 
@@ -66,6 +71,10 @@ class TransformersConfig(DecoderConfig):
     @property
     def layer_matrices(self) -> int:
         return self.matrices // self.num_layers
+
+    @property
+    def linear_shapes(self) -> list[tuple[int, ...]]:
+        return [self.shapes[f"{name}.weight"] for name in self.linear]
 
     @property
     def parameters(self) -> int:
@@ -111,6 +120,7 @@ class TransformersConfig(DecoderConfig):
             pad_token_id=hf.get("pad_token_id"),
             hf={name: value for name, value in hf.items() if name not in UNSAVED},
             shapes={name: tuple(p.shape) for name, p in net.named_parameters()},
+            linear=tuple(name for name, m in net.named_modules() if type(m) is nn.Linear and m is not head),
             scale=logit_scale(config),
         )
 
@@ -160,6 +170,7 @@ class TransformersDecoder(Decoder):
     """A model of transformers in the place of a `Decoder`: flat tokens in, hidden states and logits out."""
 
     recordable = False
+    config: TransformersConfig
 
     def __init__(self, net: Any, config: TransformersConfig, precision: str) -> None:
         nn.Module.__init__(self)
@@ -177,6 +188,21 @@ class TransformersDecoder(Decoder):
                 if type(child) is nn.Linear and child is not net.get_output_embeddings():
                     setattr(module, name, _Linear.of(child))
         pack_unless_large(self)
+
+    @torch.no_grad()
+    def adapt(self, lora: LoraConfig) -> None:
+        """Freeze the model, and put an adapter, yet to be made, beside each of its linear layers. Raises UserError if
+        it has none.
+        """
+        if not self.config.linear:
+            raise UserError(f"model.lora is for linear layers, and {self.config.family} has none: leave it out")
+        self.lora = lora
+        for name in self.config.linear:
+            owner, _, attribute = name.rpartition(".")
+            module = self.net.get_submodule(owner)
+            setattr(module, attribute, _LoraLinear.beside(getattr(module, attribute), lora))
+        for parameter in self.base.values():
+            parameter.requires_grad_(False)
 
     @property
     def embed(self) -> nn.Parameter:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -207,7 +233,7 @@ class TransformersDecoder(Decoder):
         hidden_ND = out.last_hidden_state[0]
         if only is not None:
             hidden_ND = hidden_ND.index_select(0, only)
-        return hidden_ND if self.config.scale == 1 else hidden_ND * self.config.scale  # pyright: ignore
+        return hidden_ND if self.config.scale == 1 else hidden_ND * self.config.scale
 
 
 class _Tokens:
@@ -229,6 +255,17 @@ class _Linear(Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.flatten(0, -2)).unflatten(0, x.shape[:-1])
+
+
+class _LoraLinear(_Linear, LoraLinear):
+    @classmethod
+    def beside(cls, plain: Linear, lora: LoraConfig) -> _LoraLinear:
+        out_size, in_size = plain.weight.shape
+        with plain.weight.device:
+            made = cls(in_size, (out_size,), False, plain.weight.dtype, plain.bf16_product, lora)
+        made.frozen.copy_(plain.weight)
+        made.bias, made.packed = plain.bias, plain.packed
+        return made
 
 
 def attend(
@@ -284,8 +321,12 @@ def quiet() -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def load(folder: Path, config: TransformersConfig, device: torch.device, precision: str) -> TransformersDecoder:
-    """Load the model in `folder`. Raises UserError if weights are missing, or its logits are not transformers'."""
+def load(
+    folder: Path, config: TransformersConfig, device: torch.device, precision: str, lora: LoraConfig | None = None
+) -> TransformersDecoder:
+    """Load the model in `folder`; with `lora`, `adapt` it. Raises UserError if weights are missing, or its logits are
+    not transformers'.
+    """
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
     with quiet():
         from transformers import AutoModelForCausalLM
@@ -316,6 +357,8 @@ def load(folder: Path, config: TransformersConfig, device: torch.device, precisi
         if isinstance(module, Linear):
             module.bf16_product = precision == "bf16_linear"
     model.precision = precision
+    if lora is not None:
+        model.adapt(lora)
     return model
 
 

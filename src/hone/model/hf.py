@@ -45,6 +45,10 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
+
+
 def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
     """Read the config of the model in `folder`; ids that end a turn are those of generation_config.json, if any.
 
@@ -115,9 +119,7 @@ def load_model(
     config = read_config(folder, implementation)
     files = weight_files(folder)
     if isinstance(config, TransformersConfig):
-        if lora is not None:
-            raise UserError(f"model.lora is for hone's own decoder, and {config.family} is not: leave it out")
-        model = foreign.load(folder, config, place, precision)
+        model = foreign.load(folder, config, place, precision, lora)
     else:
         with torch.device(device):
             model = Decoder(config, precision, lora=lora)
@@ -132,7 +134,7 @@ def save_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: torch.dtype | None = None,
     parameters: Mapping[str, Tensor] | None = None,
-    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    whole: Callable[[Tensor], Tensor] = _same,
     write: bool = True,
     reserved: bool = False,
 ) -> None:
@@ -155,13 +157,13 @@ def save_model(
         write_json(folder / "config.json", model.config.to_hf() | {"dtype": str(dtype).removeprefix("torch.")})
         write_json(folder / "generation_config.json", model.generation_config)
     slices = hf_slices(model.config)
-    parameters = dict(model.named_parameters()) | dict(parameters or {})
+    parameters = model.weights | dict(parameters or {})
     files, total = _files(slices, parameters, max_shard_bytes, dtype), 0
     for file, shapes in files.items():
         tensors: dict[str, Tensor] = {}
         with _tensors_of(folder / file) if write and reserved else nullcontext() as place:
             for parameter, names in groupby(shapes, lambda name: slices[name][0]):
-                value = whole(merged(model, parameter, parameters))
+                value = merged(model, parameter, parameters, whole)
                 for name in names if write else ():
                     part = value[slices[name][1] : slices[name][2]].to("cpu", dtype).contiguous()
                     total += part.nbytes
@@ -183,7 +185,7 @@ def reserve_files(model: Decoder, folder: Path, max_shard_bytes: int = MAX_SHARD
     version that are in `folder` are written over. Raises OSError if there is no room.
     """
     folder.mkdir(exist_ok=True)
-    dtype, parameters = model.embed.dtype, dict(model.named_parameters())
+    dtype, parameters = model.embed.dtype, model.weights
     for file, shapes in _files(hf_slices(model.config), parameters, max_shard_bytes, dtype).items():
         entries: dict[str, Any] = {"__metadata__": METADATA}
         end = 0
@@ -255,13 +257,16 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
 
 
 @torch.no_grad()
-def merged(model: Decoder, name: str, parameters: Mapping[str, Tensor]) -> Tensor:
-    """Return the parameter `name`, in fp32 with its adapter merged into it if it has one."""
+def merged(
+    model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = _same
+) -> Tensor:
+    """Return the parameter `name`, in fp32 with its adapter merged into it if it has one. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")
     if kind != "weight" or f"{owner}.lora_A" not in parameters:
-        return parameters[name].detach()
+        return whole(parameters[name].detach())
     layer = cast(LoraLinear, model.get_submodule(owner))
-    return layer.merged(parameters[f"{owner}.lora_A"], parameters[f"{owner}.lora_B"])
+    lora_A, lora_B = (whole(parameters[f"{owner}.lora_{half}"].detach()) for half in "AB")
+    return layer.merged(lora_A, lora_B, whole)
 
 
 def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -> Iterator[tuple[str, Tensor]]:
@@ -273,7 +278,7 @@ def hf_tensors(model: Decoder, parameters: Mapping[str, Tensor] | None = None) -
 
 def _files(
     slices: Mapping[str, tuple[str, int, int | None]],
-    parameters: Mapping[str, Tensor],
+    parameters: Mapping[str, Any],
     max_shard_bytes: int,
     dtype: torch.dtype,
 ) -> dict[str, dict[str, list[int]]]:
@@ -337,7 +342,7 @@ def _load_weights(model: Decoder, folder: Path, files: list[Path], mapped: bool 
     """Copy every weight of `files` into its rows, cast to the parameter's dtype. Raises UserError on a misfit."""
     in_place: set[str] = set()
     slices = hf_slices(model.config)
-    parameters = dict(model.named_parameters())
+    parameters = model.weights
     waiting, unknown, misshapen = dict.fromkeys(slices), [], []
     for file in files:
         try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +20,7 @@ from hone.errors import UserError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import read_json, write_json
+from hone.model.foreign import NET, TransformersConfig
 from hone.model.hf import METADATA, hf_slices
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_t
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
     """Map PEFT's name → (parameter of the decoder, first row, end row or None for all of it), in its order."""
+    if isinstance(config, TransformersConfig):
+        halves = [f"{name}.lora_{half}" for name in config.linear for half in "AB"]
+        return {f"base_model.model.{name}.weight": (f"{NET}.{name}", 0, None) for name in halves}
     slices, before = dict[str, tuple[str, int, int | None]](), Counter[str]()
     for name, (parameter, start, end) in hf_slices(config).items():
         if name.endswith("_proj.weight"):
@@ -71,13 +75,22 @@ def start_adapter(model: Decoder, seed: int) -> None:
             parameter.copy_(torch.from_numpy(values / np.float32(math.sqrt(parameter.shape[1]))))
 
 
-def save_adapter(model: Decoder, folder: Path, parameters: Mapping[str, Tensor] | None = None) -> None:
-    """Write the adapter as PEFT does. `parameters` by name stand in for the model's own."""
+def save_adapter(
+    model: Decoder,
+    folder: Path,
+    parameters: Mapping[str, Tensor] | None = None,
+    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    write: bool = True,
+) -> None:
+    """Write the adapter as PEFT does. `parameters`, `whole` and `write` are those of `save_model`."""
     lora, parameters = model.lora, parameters or model.trained
     assert lora is not None
+    parameters = {name: whole(parameters[name].detach()) for name in model.trained}
+    if not write:
+        return
     folder.mkdir(exist_ok=True)
     slices = peft_slices(model.config, lora.rank)
-    tensors = {name: parameters[of].detach()[start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
+    tensors = {name: parameters[of][start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
     save_file(tensors, folder / WEIGHTS, metadata=METADATA)
     targets = {"target_modules": sorted({name.split(".")[-3] for name in slices})}
     facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": None, "inference_mode": True}

@@ -48,8 +48,8 @@ def random_decoder(
     """
     model = Decoder(config, precision, lora=lora)
     with torch.no_grad():
-        for name, parameter in model.base.items():
-            if parameter.dim() == 2:
+        for name, parameter in model.weights.items():
+            if len(parameter.shape) == 2 and ".lora_" not in name:
                 values = rng.stream(seed, "init", name).standard_normal(tuple(parameter.shape), dtype=np.float32)
                 parameter.copy_(torch.from_numpy(values * np.float32(config.initializer_range)))
     model.refresh()

@@ -217,11 +217,7 @@ def remedies(plan: Plan) -> Iterator[str]:
     if device.kind == "cuda" and trainer_of(config).optim.type == "adamw":
         changes[f"--{prefix}optim.state 8bit"] = trainer(optim={"state": "8bit"})
         changes[f"--{prefix}optim.offload"] = trainer(optim={"offload": True})
-    if (
-        trainer_of(config).optim.type == "adamw"
-        and not config.model.lora
-        and getattr(trainer_of(config), "ranks", 1) == 1
-    ):
+    if trainer_of(config).optim.type == "adamw" and not config.model.lora:
         changes["--model.lora.rank 16"] = changed(config, model={"lora": LoraConfig()})
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
         changes["--no-ckpt.background"] = changed(config, ckpt={"background": False})

@@ -25,6 +25,9 @@ PREFILL, BANDWIDTH = 0.25, 0.5
 """Shares of the peak FLOP/s that sampling reaches, and of the peak bytes/s."""
 LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
 """Seconds in which a layer's kernels are launched, forward once."""
+DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
+"""Bytes that are read and written for a weight of `model.lora.base` and its product in bf16: codes, indices of the
+levels, values before and after their scale."""
 SOURCE = {
     "cuda": "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak",
     "cpu": "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json",
@@ -126,7 +129,11 @@ def train_seconds(
     if device.kind == "cuda" and config.precision != "bf16":
         exact = device.flops["fp32"] * 0.6
     lora = config.model.lora
+    micro_batches = max(1.0, tokens / micro_batch_limit(config, device.kind))
     seconds = (2 if lora else 3) * tokens * 2 * shape.matrices / rate  # frozen weights have no gradient
+    if lora and lora.base:  # they are made for the forward and for the backward pass
+        made = 2 * micro_batches * DEQUANTIZED[lora.base]
+        seconds += made * shape.matrices / (device.bandwidth * BANDWIDTH)
     seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
     update = trained(shape, lora) * 28 / (device.bandwidth * BANDWIDTH)
     passes = 1.0
@@ -135,7 +142,6 @@ def train_seconds(
         passes, updates = trainer.updates_per_batch, trainer.updates_per_batch * trainer.minibatches
         before = (trainer.loss.kl_coef > 0) + (trainer.keeps_old and updates > 1)  # forward passes, a third of a pass
         passes, update = passes + before / 3, update * updates
-    micro_batches = max(1.0, tokens / micro_batch_limit(config, device.kind))
     return update + passes * (seconds + 3 * micro_batches * shape.num_layers * LAUNCH[device.kind])
 
 
@@ -146,7 +152,8 @@ def sample_seconds(
     rate, exact = (flops * PREFILL for flops in _flops(config, device))
     prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
     at_once = wave(config, shape, device.kind, rows, int(lengths.longest))
-    weights = shape.matrices * (4 if config.precision == "fp32" else 2)
+    base = config.model.lora and config.model.lora.base
+    weights = shape.matrices * (DEQUANTIZED[base] if base else 4 if config.precision == "fp32" else 2)
     weights += shape.embedding * (2 if config.precision == "bf16" else 4)
     graphs = uses_graphs(config, device.kind)
     cached = (1 if graphs else prompts / rows) * lengths.prompt + lengths.completion / 2

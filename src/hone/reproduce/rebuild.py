@@ -149,13 +149,14 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     return config, load_policy(config), load_renderer(folder, config.model.chat_template), problem
 
 
-def exported_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]:
+def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
     """Load the parameters of an exported model by name; with LoRA those of the adapter beside it."""
     if (folder / ADAPTER).is_dir():
-        return load_adapter(folder / ADAPTER, model_config(folder))
-    return merged_parameters(folder, precision)
+        return load_adapter(folder / ADAPTER, model_config(folder, implementation=implementation))
+    return merged_parameters(folder, precision, implementation)
 
 
-def merged_parameters(folder: Path, precision: str) -> dict[str, torch.Tensor]:
+def merged_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:
     """Load the parameters of an exported model by name, an adapter merged into them."""
-    return {name: p.detach() for name, p in load_model(folder, precision=precision).named_parameters()}
+    model = load_model(folder, precision=precision, implementation=implementation)
+    return {name: p.detach() for name, p in model.named_parameters()}

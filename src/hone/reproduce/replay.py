@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hone.model.hf import merged
+from hone.model.hf import hf_slices, merged
 from hone.reproduce.compare import Difference
 from hone.reproduce.execution import OnStep, Rebuilt
 from hone.reproduce.rebuild import exported_parameters, merged_parameters
@@ -74,12 +74,12 @@ def _compare_saved(rebuilt: Rebuilt) -> Iterator[tuple[str, str | None]]:
     if version in rebuilt.intact:
         saved[f"checkpoints/step_{version}"] = run.checkpoints.load(version)[0]
     if version in (exported := run.weights()):
-        folder, precision = exported[version], rebuilt.config.precision
-        groups = saved[f"weights/step_{version}"] = {"model": exported_parameters(folder, precision)}
+        how = exported[version], rebuilt.config.precision, model.config.implementation
+        groups = saved[f"weights/step_{version}"] = {"model": exported_parameters(*how)}
         if model.lora is not None:
-            groups["merged"] = merged_parameters(folder, precision)
-            parameters = dict(model.named_parameters())
-            replayed["merged"] = {name: merged(model, name, parameters).to(model.embed.dtype) for name in model.base}
+            groups["merged"] = merged_parameters(*how)
+            names, weights = {name for name, _, _ in hf_slices(model.config).values()}, model.weights
+            replayed["merged"] = {name: merged(model, name, weights).to(model.embed.dtype) for name in names}
     for name, groups in saved.items():
         yield name, _first_unequal(name, groups, replayed)
 

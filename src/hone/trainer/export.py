@@ -54,7 +54,7 @@ def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None, re
     ranks = trainer.ranks
     save_model(trainer.model, folder, max_bytes or _limit(trainer), whole=whole, write=ranks.first, reserved=reserved)
     if trainer.model.lora is not None:
-        save_adapter(trainer.model, folder / ADAPTER)
+        save_adapter(trainer.model, folder / ADAPTER, whole=whole, write=ranks.first)
     ranks.barrier()
 
 

@@ -8,6 +8,7 @@ of `hone.model` save them.
 from __future__ import annotations
 
 import functools
+import math
 from pathlib import Path
 from typing import get_args
 
@@ -24,6 +25,9 @@ CHECKPOINTING = get_args(Checkpointing)
 STATE_BYTES = {"fp32": 8.0, "8bit": 2 + 2 * 4 / 256}
 """Bytes of AdamW's two moments of one weight; in 8 bits, each block of 256 has a scale in fp32."""
 
+BASE_BYTES = {"8bit": 1 + 2 / 64, "4bit": 0.5 + 2 / 64}
+"""Bytes of a weight that `model.lora.base` freezes, and of its part of a scale."""
+
 
 def training_bytes(
     config: RLConfig | SFTConfig, model: DecoderConfig, device: str, prompt: int, completion: int, ranks: int = 1
@@ -39,6 +43,7 @@ def training_bytes(
     kept, of_layer = activation_bytes(model, precision, device, tokens, slots, settings.checkpointing or "none", lora)
     if model.tie_word_embeddings and not lora:  # the head's gradient waits for the embedding's
         of_layer += item * model.embedding
+    of_layer += dequantized_bytes(model, precision, device, lora)
     of_head = head_bytes(model, precision, device, loss_tokens, settings.head_cache_bytes, frozen=lora is not None)
     of_head += tokens * 3 * 4 * model.hidden_size  # the last norm, and the states that it gives
     casts = cast_bytes(model, precision) if ranks == 1 and not lora else 0
@@ -75,18 +80,30 @@ def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
 
 def trained(model: DecoderConfig, lora: LoraConfig | None) -> int:
     """Return the scalars that training changes: all, or A and B of each matrix of the layers."""
-    if lora is None:
-        return model.parameters
-    hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
-    return model.num_layers * lora.rank * ((3 * hidden + q + 2 * kv) + (q + hidden) + 3 * (hidden + inner))
+    return model.parameters if lora is None else lora.rank * sum(map(sum, model.linear_shapes))
 
 
 def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None = None) -> int:
-    """Return the bytes of the weights in memory: with LoRA those of the matrices are frozen in the products' dtype."""
-    weights = model.parameters * (2 if precision == "bf16" else 4)
+    """Return the bytes of the weights in memory: with LoRA those of the matrices are frozen in the products' dtype, or
+    in 8 or 4 bits.
+    """
+    item, product = 2 if precision == "bf16" else 4, 4 if precision == "fp32" else 2
     if lora is None:
-        return weights
-    return weights - (2 * model.matrices if precision == "bf16_linear" else 0) + 4 * trained(model, lora)
+        return item * model.parameters
+    frozen = sum(map(math.prod, model.linear_shapes))
+    of_frozen = int(frozen * (BASE_BYTES[lora.base] if lora.base else product))
+    return item * (model.parameters - frozen) + of_frozen + 4 * trained(model, lora)
+
+
+def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
+    """Return what it takes to make the largest matrix (gate and up) of `model.lora.base` for a product: its values, and
+    the indices of the levels, or what a CPU multiplies in fp32.
+    """
+    if lora is None or lora.base is None:
+        return 0
+    by_fp32 = precision != "fp32" and takes_products_in_fp32(device)
+    besides = max(2 if lora.base == "4bit" else 0, 4 if by_fp32 else 0)
+    return 2 * max(map(math.prod, model.linear_shapes)) * ((4 if precision == "fp32" else 2) + besides)
 
 
 def cast_bytes(model: DecoderConfig, precision: str) -> int:

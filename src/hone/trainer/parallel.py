@@ -213,6 +213,7 @@ class _GatherInBf16:
         for param in _fsdp_params(layer):
             owner, name = param._module_info.module, param._module_info.param_name
             half = isinstance(owner, Linear) and owner.bf16_product and name == "weight"
+            half = half and param.sharded_param.dtype == torch.float32  # that of LoRA's layers is in bf16 already
             self.parts.append((param.padded_sharded_param_size.numel(), half))
         self.halves_any = any(half for _, half in self.parts)
 
@@ -254,7 +255,7 @@ def reduce_gradients(model: nn.Module, last: bool) -> None:
     Those that take more than `WHOLE_GRADIENT_BYTES` are summed in every pass. Does nothing for a model that is whole.
     """
     if hasattr(model, "set_requires_gradient_sync"):
-        few = 4 * sum(p.numel() for p in model.parameters()) <= WHOLE_GRADIENT_BYTES
+        few = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) <= WHOLE_GRADIENT_BYTES
         model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]
 
 
