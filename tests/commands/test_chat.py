@@ -92,3 +92,9 @@ def test_what_can_not_talk_is_refused(trained, tmp_path, monkeypatch, capsys):
     assert main(["eval", "reverse-text", "-n", "1", "-r", "1", "-t", "2", "--output-dir", "measured"]) == 0
     capsys.readouterr()
     fails(capsys, main(["chat", "measured"]), "is an evaluation and made no weights: hone chat hone/tiny")
+
+
+def test_a_run_with_the_name_of_a_known_model_is_the_run(trained, tmp_path, monkeypatch, capsys):
+    shutil.copytree(trained, tmp_path / "smollm2-135m")
+    monkeypatch.chdir(tmp_path)
+    assert converse(monkeypatch, capsys, ["abc"], "smollm2-135m").startswith("before: ")

@@ -24,7 +24,7 @@ from hone.errors import UserError
 from hone.grading import printable
 from hone.inference.text import Detokenizer
 from hone.inference.types import Failure, Job, SamplingParams
-from hone.model.fetch import KNOWN
+from hone.model.fetch import is_fetched
 from hone.orchestrator.colocated import EnginePolicy
 from hone.runs import Run
 from hone.runs.listing import find_run
@@ -102,7 +102,7 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     """
     name, path = config.model, Path(config.model)
     # A model folder, a hub id, or a name that hone knows.
-    if (path / "config.json").exists() or ("/" in name and not path.exists()) or name in KNOWN:
+    if (path / "config.json").exists() or ("/" in name and not path.exists()) or is_fetched(name):
         return [(name, load_weights(name, config.precision, kv_gib=KV_GIB))]
     run = Run(find_run(name))
     if run.info["kind"] == "eval":

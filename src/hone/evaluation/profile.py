@@ -55,7 +55,7 @@ def train_within(env: Environment, task: TaskConfig) -> None:
     path, (least, most) = task.profile.expanduser(), task.pass_rate
 
     def choose(split: Split) -> Sequence[int]:
-        measured = _pass_rates(path)
+        measured = _read(path)
         rates = [measured.get(example.id) for example in split]
         kept = [i for i, rate in enumerate(rates) if rate is not None and least <= rate <= most]
         known = sum(rate is not None for rate in rates)
@@ -78,7 +78,7 @@ def train_within(env: Environment, task: TaskConfig) -> None:
     env.restrict("train", choose)
 
 
-def _pass_rates(path: Path) -> dict[str, float]:
+def _read(path: Path) -> dict[str, float]:
     """Return the pass rates in a profile by example id."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -117,9 +117,8 @@ class ServerClient:
                     await response.aread()
                     raise Refused(url, response.status_code, reason_in(response.text))
                 async for part in response.aiter_bytes():
-                    *lines, rest = (rest + part).split(
-                        b"\n"
-                    )  # httpx would also part them at U+2028, which JSON may hold
+                    # httpx would also part lines at U+2028, which JSON may hold.
+                    *lines, rest = (rest + part).split(b"\n")
                     for line in (line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")):
                         if line == b"[DONE]":
                             continue

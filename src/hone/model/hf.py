@@ -45,7 +45,8 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
-def _same(tensor: Tensor) -> Tensor:
+def as_it_is(tensor: Tensor) -> Tensor:
+    """What makes a parameter whole that does not lie in shards."""
     return tensor
 
 
@@ -134,7 +135,7 @@ def save_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: torch.dtype | None = None,
     parameters: Mapping[str, Tensor] | None = None,
-    whole: Callable[[Tensor], Tensor] = _same,
+    whole: Callable[[Tensor], Tensor] = as_it_is,
     write: bool = True,
     reserved: bool = False,
 ) -> None:
@@ -258,7 +259,7 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
 
 @torch.no_grad()
 def merged(
-    model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = _same
+    model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = as_it_is
 ) -> Tensor:
     """Return the parameter `name`, in fp32 with its adapter merged into it if it has one. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")

@@ -21,7 +21,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import read_json, write_json
 from hone.model.foreign import NET, TransformersConfig
-from hone.model.hf import METADATA, hf_slices
+from hone.model.hf import METADATA, as_it_is, hf_slices
 
 if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
@@ -79,7 +79,7 @@ def save_adapter(
     model: Decoder,
     folder: Path,
     parameters: Mapping[str, Tensor] | None = None,
-    whole: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    whole: Callable[[Tensor], Tensor] = as_it_is,
     write: bool = True,
 ) -> None:
     """Write the adapter as PEFT does. `parameters`, `whole` and `write` are those of `save_model`."""

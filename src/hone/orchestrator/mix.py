@@ -30,9 +30,8 @@ def shares(config: RLConfig, step: int) -> dict[str, int]:
     orch, names = config.orchestrator, list(config.tasks())
     groups = orch.batch_size // orch.rollouts_per_example
     ends = np.cumsum([env.weight for env in orch.envs] if len(names) > 1 else [1.0])
-    begin = (
-        rng.uniforms(np.array([rng.key(config.seed, "mix")], dtype=np.uint64), 0, 1)[0, 0] + step * GOLDEN_RATIO
-    ) % 1
+    first = rng.uniforms(np.array([rng.key(config.seed, "mix")], dtype=np.uint64), 0, 1)[0, 0]
+    begin = (first + step * GOLDEN_RATIO) % 1
     points = (np.arange(groups) + begin) / groups * ends[-1]
     owners = np.searchsorted(ends[:-1], points, side="right")
     return dict(zip(names, np.bincount(owners, minlength=len(names)).tolist(), strict=True))

@@ -52,6 +52,13 @@ def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     ]
 
 
+def with_remedy(error: Refused, flag: str) -> UserError:
+    """Return the error of a server that refuses to answer; where it wants a key, with the flag that names one."""
+    if error.status != 401:
+        return error
+    return UserError(f"{error}; name the environment variable that holds its key by {flag}")
+
+
 def reach(
     endpoint: Endpoint,
     model: str,
@@ -105,10 +112,7 @@ def reach(
         try:
             return asyncio.run(ask())
         except Refused as error:
-            if error.status != 401:
-                raise
-            remedy = "name the environment variable that holds its key by --orchestrator.client.api-key-var"
-            raise UserError(f"{error}; {remedy}") from None
+            raise with_remedy(error, "--orchestrator.client.api-key-var") from None
         except Gone as gone:
             now = time.monotonic()
             if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine

@@ -21,7 +21,7 @@ from hone.errors import Halt, UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import HONE, Endpoint, api_key
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.reach import PROBE, Server, scores
+from hone.orchestrator.reach import PROBE, Server, scores, with_remedy
 from hone.types import Group
 
 SPECIAL = 64
@@ -46,10 +46,7 @@ class Teacher:
         try:
             return asyncio.run(cls._checked(endpoint, config.model, renderer, vocab_size, seq_len))
         except Refused as error:
-            if error.status != 401:
-                raise
-            remedy = "name the environment variable that holds its key by --teacher.api-key-var"
-            raise UserError(f"{error}; {remedy}") from None
+            raise with_remedy(error, "--teacher.api-key-var") from None
         except Gone as gone:
             raise UserError(f"{gone}: start the teacher there with `inference --model.name TEACHER`") from None
 

@@ -266,11 +266,7 @@ def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
             configured(task.id, task.args, task.template, key)
         except UserError as error:
             absent["task"] = str(error)
-    if (
-        isinstance(config, SFTConfig)
-        and not config.data.env
-        and config.data.path
-        and not Path(config.data.path).expanduser().exists()
-    ):
-        absent["data"] = f"there is no file {config.data.path}: --data.path names another"
+    path = config.data.path if isinstance(config, SFTConfig) else None
+    if path and not Path(path).expanduser().exists():
+        absent["data"] = f"there is no file {path}: --data.path names another"
     return absent

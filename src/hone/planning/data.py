@@ -12,13 +12,13 @@ from unittest import mock
 
 import numpy as np
 
+from hone.composition.parts import task_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.evaluation.profile import train_within
 from hone.planning.arithmetic import Lengths
 
 if TYPE_CHECKING:
@@ -100,12 +100,7 @@ def look_at(config: RLConfig | SFTConfig) -> Facts:
 
 def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts:
     if isinstance(config, RLConfig):
-        envs = {}
-        for name, one in config.tasks().items():
-            task = one.orchestrator.env
-            envs[name] = configured(task.id, task.args, task.template, "orchestrator.env.template")
-            train_within(envs[name], task)
-        return facts_of_tasks(config, envs, renderer)
+        return facts_of_tasks(config, {name: task_of(one) for name, one in config.tasks().items()}, renderer)
     data = config.data
     if data.env is not None:
         env = configured(data.env.id, data.env.args, data.env.template, "data.env.template")

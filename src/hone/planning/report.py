@@ -127,10 +127,8 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if isinstance(config, RLConfig):
         kind, task = "RL", config.task_name
     else:
-        kind, task = (
-            "SFT",
-            config.data.env.id if config.data.env else config.data.name or config.data.path or config.data.run,
-        )
+        data = config.data
+        kind, task = "SFT", data.env.id if data.env else data.name or data.path or data.run
     parameters = f"{count(shape.parameters)} parameters, " if shape else ""
     yield f"{kind} of {config.model.name} ({parameters}{config.precision}) on {task}", []
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]
