@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import algorithms
+import families
 import gap_depth
 import grading
 import grading_overlap
@@ -294,6 +295,13 @@ def test_algorithms(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_families(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    families.main(["--families", "mistral", "--max-steps", "2", "--work", str(tmp_path), "--out", str(out)])
+    found = json.loads(out.read_text())["families"]["mistral"]
+    assert found["parameters"] == 493184 and {*found["sft"], *found["rl"]} == {"reward/mean", "correct"}
+
+
 def test_parser_drift(tmp_path: Path) -> None:
     """The three commands and the record; what a trained model shows is in tests/test_recorded.py."""
     out = tmp_path / "out.json"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -149,3 +150,8 @@ def test_what_hone_imports_is_a_dependency() -> None:
     used = {name.split(".")[0] for path in modules() for name in imported(nodes_of(path))} - {"hone"} - tasks
     used = {PART_OF.get(name, name).lower().replace("-", "_") for name in used - sys.stdlib_module_names}
     assert used <= declared, used - declared
+
+
+def test_the_seeded_faults_fit_the_code():
+    faults = runpy.run_path(str(ROOT / "tests/faults/run.py"))["faults_of"]([])
+    assert len(faults) > 50

@@ -110,6 +110,7 @@ class Trajectory:
     `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
     version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
     `kept` are the tokens that each was sampled among, of whose probabilities the logprobs are; None: the vocabulary.
+    `teacher_logprobs` `[T]` float32 are those of a teacher, None without one.
 
     Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
     environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
@@ -129,6 +130,7 @@ class Trajectory:
     late: bool = False
     killed: bool = False
     kept: Kept | None = None
+    teacher_logprobs: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -137,6 +139,8 @@ class Trajectory:
         assert self.logprobs.dtype == np.float32 and self.versions.dtype == np.int32
         assert self.stop_reason in ("stop", "length"), self.stop_reason
         assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
+        if (taught := self.teacher_logprobs) is not None:
+            assert len(taught) == length and taught.dtype == np.float32 and np.isfinite(taught).all()
         if self.kept is not None:
             assert len(self.kept.counts) == length
             assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from hone.algorithms.advantages import advantages, has_signal, normalized_components, overlong_penalty
+from hone.algorithms.advantages import advantages, distilled, has_signal, normalized_components, overlong_penalty
 from hone.config.rl import AdvantageConfig
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 0.5], [0.2, 0.2, 0.8, 0.4]])
@@ -100,3 +100,13 @@ def test_the_overlong_penalty_grows_over_the_buffer():
 def test_the_default_is_the_groups_mean_and_a_std_is_that_of_trl():
     settings = AdvantageConfig()
     assert (settings.baseline, settings.scale, settings.std_ddof, settings.std_eps) == ("group", "none", 1, 1e-4)
+
+
+def test_a_token_s_advantage_has_its_own_part_of_the_reverse_kl_to_a_teacher():
+    logprobs, teacher = np.array([[0, -1.0, -0.5, -2.0], [0, -0.25, -3.0, -1.5]], dtype=np.float32)
+    found = distilled(0.4, logprobs, teacher, coef=2.0, reward_coef=0.5)
+    assert found.dtype == np.float32
+    assert found.tolist() == pytest.approx([0.2, 0.2 + 2 * 0.75, 0.2 - 2 * 2.5, 0.2 + 2 * 0.5])
+    assert distilled(0.4, logprobs, teacher, 1.0, 0.0).tolist() == [0.0, 0.75, -2.5, 0.5]
+    lost = np.array([0, -np.inf, np.nan, -1.0], dtype=np.float32)
+    assert distilled(0.4, lost, teacher, 1.0, 1.0).tolist() == pytest.approx([0.4, 0.4, 0.4, 0.4 - 0.5])

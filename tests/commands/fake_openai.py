@@ -98,7 +98,7 @@ class FakeOpenAI:
             self._at_once += 1
             self.most_at_once = max(self.most_at_once, self._at_once)
         try:
-            assert isinstance(body["messages"], list) and body["messages"]
+            assert "prompt" in body or (isinstance(body["messages"], list) and body["messages"])
             if isinstance(self.models, tuple) and body["model"] not in self.models:
                 return Status(404, f"The model `{body['model']}` does not exist.", error_code="model_not_found")
             return self.script(body)
@@ -125,7 +125,7 @@ class FakeOpenAI:
 
             def do_POST(self) -> None:
                 body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                known = self.path == "/v1/chat/completions"
+                known = self.path in ("/v1/chat/completions", "/v1/completions")
                 self._send(fake._answer(body, dict(self.headers)) if known else Status(404, "Not Found"))
 
             def _send(self, answer: Any) -> None:

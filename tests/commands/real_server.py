@@ -31,6 +31,17 @@ def random_model(seed: int = 0) -> Decoder:
     return model
 
 
+def talking_model(seed: int = 0) -> Decoder:
+    """A random model whose greedy answers are not one token over and over, and depend on the question and the seed."""
+    model = load_model("hone/tiny", seed=seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2 and parameter is not model.embed:
+                parameter.mul_(4)
+    model.refresh()
+    return model
+
+
 class Served:
     """A server that answers at `url`, until `stop()`."""
 
@@ -56,11 +67,11 @@ def until(condition: Callable[[], Any], what: str) -> None:
 
 
 @contextmanager
-def serving(model: Decoder | None = None, port: int = 0, **options: Any) -> Iterator[Served]:
-    """A server of `model` (by default a random one) under the name hone/tiny."""
-    renderer = load_renderer("hone/tiny")
+def serving(model: Decoder | None = None, port: int = 0, folder: str = "hone/tiny", **options: Any) -> Iterator[Served]:
+    """A server of `model` (by default a random one) with the tokenizer of `folder`, by whose name it goes."""
+    renderer = load_renderer(folder)
     service = Service(Engine(model or random_model(), tokenizer=renderer.tokenizer))
-    app = create_app(service, renderer, "hone/tiny", **options)
+    app = create_app(service, renderer, folder, **options)
     listener = listen("127.0.0.1", port)
     server = uvicorn.Server(settings(app, listener, 1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})

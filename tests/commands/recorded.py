@@ -38,14 +38,14 @@ class Bench:
         with contextlib.chdir(self.folder):
             assert main(list(argv)) == code, argv
 
-    def rl(self, name: str, *flags: str) -> Path:
+    def rl(self, name: str, *flags: str, code: int = 0) -> Path:
         """An RL run of six steps with checkpoints at 2, 4 and 6, unless the flags say otherwise."""
         base = ["rl", "--model.name", "model", "--output-dir", name, "--max-steps", "6", "--display", "none"]
         base += ["--precision", "fp32", "--seq-len", "48", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3"]
         base += ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
         base += ["--orchestrator.sampling.max-tokens", "10", "--orchestrator.env.id", "parity", "--no-audit"]
         base += ["--orchestrator.eval.interval", "3", "--orchestrator.eval.num-examples", "4"]
-        self.hone(*base, *flags)
+        self.hone(*base, *flags, code=code)
         return self.folder / name
 
     def sft(self, name: str, *flags: str) -> Path:

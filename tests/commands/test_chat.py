@@ -67,6 +67,12 @@ def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, mo
     assert printed.splitlines()[1:] == greedy(model, "second " * 3)
     monkeypatch.setattr("sys.stdin", io.StringIO("long " * 20))
     fails(capsys, main(["chat", str(model)]), "shorten it")
+    questions = iter(["long " * 20, "second " * 3])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(chat, "read_line", lambda asks: next(questions, None))
+    assert main(["chat", str(model), "--temperature", "0", "--max-tokens", "8"]) == 0
+    out, err = capsys.readouterr()
+    assert "shorten it" in err and out.splitlines() == greedy(model, "second " * 3)
 
 
 def test_answers_stand_side_by_side_on_a_terminal(capsys):

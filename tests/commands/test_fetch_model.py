@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from hone.cli import main
+from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
+from hone.errors import UserError
 from hone.model import fetch, files
+from hone.planning.doctor import Subject, check_run
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["smollm3", "out"], "'smollm3' is no model that hone knows to fetch: take one of smollm2-135m"),
+        (["smollm3", "out"], "'smollm3' is not a model that can be fetched by name: take one of smollm2-135m"),
         (["smollm2-135m"], "say `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "out", "--from", "bad.gguf"], "say `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "full"], "full is there already: give a new folder"),
@@ -37,9 +43,40 @@ def test_bad_input(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "full"]
 
 
-def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("HONE_CACHE", str(tmp_path))
-    asked = []
-    monkeypatch.setattr(fetch, "fetch", lambda name, out, say: (asked.append(name), out.mkdir(parents=True)))
-    first, second = (files.resolve_model("smollm2-135m") for _ in range(2))
-    assert first == second == tmp_path / "models" / "smollm2-135m" and asked == ["smollm2-135m"]
+    flags = ["--model.name", "smollm2-135m", "--orchestrator.env.id", "reverse-text"]
+    config = from_settings(RLConfig, None, {"model.name": "smollm2-135m"})
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # which the check sets
+    texts = [text for name, _, text, _ in check_run(Subject(config=config)) if name == "model"]
+    assert texts[0] == "smollm2-135m is not in hone's cache: the run fetches it"
+    assert main(["plan", *flags]) == 0
+    assert "(135M parameters, bf16_linear)" in capsys.readouterr().out and not list(tmp_path.iterdir())
+
+    meeting, asked = threading.Barrier(2), []
+
+    def fetched(name: str, out: Path) -> None:
+        asked.append(name)
+        out.mkdir()
+
+    def resolved(_: int) -> Path:
+        meeting.wait()
+        return files.resolve_model("smollm2-135m")
+
+    monkeypatch.setattr(fetch, "fetch", fetched)
+    with ThreadPoolExecutor() as pool:
+        assert set(pool.map(resolved, range(2))) == {tmp_path / "models" / "smollm2-135m"}
+    assert asked == ["smollm2-135m"]
+
+
+def test_what_can_not_be_written_or_fetched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("HONE_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(UserError, match="smollm2-135m cannot be written \\(Not a directory\\)"):
+        files.resolve_model("smollm2-135m")
+    assert main(["fetch-model", "smollm2-135m", str(tmp_path / "file" / "out")]) == 2
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="which this Python lacks"):
+        fetch.fetch("smollm2-135m", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

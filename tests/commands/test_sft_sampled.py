@@ -55,6 +55,8 @@ def test_the_sampled_ids_of_the_first_best_completion_are_learned(sampled, tiny_
     assert main(["sft", *flags.split(), str(tmp_path / "by-command"), "--val.interval", "1"]) == 0
     printed = capsys.readouterr().out
     assert "the best completions of run `rl`, of a reward from 1\n" in printed
+    weights = tmp_path / "by-command" / "weights" / "step_2"
+    assert f"Next: hone eval by-chance -m {weights} -n 100 -r 4\n" in printed
     assert main(["verify", str(tmp_path / "out"), "--steps", "2"]) == 0
 
 
@@ -80,4 +82,8 @@ def test_what_can_not_be_learned_is_refused(sampled, tiny_model_dir, tmp_path, c
     fails(capsys, main([*flags, str(sampled / "rl"), "--data.min-reward", "1.5"]), "lower data.min_reward")
     fails(capsys, main([*flags, str(sampled / "rl"), "--data.env.id", "reverse-text"]), "has data.env and data.run")
     fails(capsys, main([*flags, str(sampled)]), "is not a run of hone")
+    fails(capsys, main([*flags[:-1], "--data.env.id", "reverse-text", "--data.min-reward", "0.5"]), "is for data.run")
+    with SFT(**settings(tiny_model_dir, sampled / "rl", tmp_path / "sft")) as sft:
+        sft.train()
+    fails(capsys, main([*flags, str(tmp_path / "sft")]), "is a run of SFT, which records no completions")
     assert not (tmp_path / "out").exists()

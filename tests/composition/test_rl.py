@@ -319,3 +319,13 @@ def test_a_finished_run_has_nothing_left(settings, by_command):
         assert rl.done
         rl.train()
     assert contents(by_command) == before and rl.ending is None
+
+
+def test_each_of_several_tasks_can_be_evaluated_on(settings: dict, tmp_path: Path):
+    envs = [{"id": "reverse-text", "name": "a"}, {"id": "char-count", "name": "b"}]
+    with RL(**settings | {"orchestrator.envs": envs, "seq_len": 256, "output_dir": tmp_path / "out"}) as rl:
+        found = [rl.evaluate(num_examples=2, **which) for which in ({}, {"task": "a"}, {"task": "b"})]
+        assert [result.env_id for result in found] == ["reverse-text", "reverse-text", "char-count"]
+        assert all(len(result.samples) == 2 for result in found)
+        with pytest.raises(UserError, match="task is 'c'; it is one of 'a', 'b'"):
+            rl.evaluate(task="c")

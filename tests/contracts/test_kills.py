@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import states
 import trials
-from recipes import KEEP_LAST, Recipe
+from recipes import KEEP_LAST, STEPS, Recipe
 from traps import At, Call, Trap
 
 pytestmark = pytest.mark.long
@@ -190,6 +191,17 @@ def test_sft_killed_at_a_random_moment(seed, sft, tmp_path):
     while not killed_at_random(sft, sft.argv(out), log, rng):
         pass
     resume(sft, out, log)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_run_that_refills_killed_at_a_random_moment(seed, cook, tmp_path):
+    """Whenever it is killed, each draw ends in one state, and the bytes are those of a run that was not."""
+    recipe, out, log, rng = cook("refill", "fp32"), tmp_path / "run", tmp_path / "log", random.Random(seed)
+    while not killed_at_random(recipe, recipe.argv(out), log, rng):
+        pass
+    resume(recipe, out, log)
+    ledger = json.loads((out / "checkpoints" / f"step_{STEPS}" / "state.json").read_text())["ledger"]
+    assert [entry["draw"] for entry in ledger] == list(range(len(ledger)))
 
 
 @pytest.mark.parametrize("signums", [(15,), (2,), (2, 2), (15, 9)])

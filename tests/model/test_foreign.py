@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ SHAPE = {
 }
 WINDOW = {"sliding_window": 96, "layer_types": ["sliding_attention", "full_attention"], "head_dim": 16}
 EXPERTS = {"moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 16}
+ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "first_k_dense_replace": 1}
+LATENT = {
+    "num_key_value_heads": 4,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+}
 MULTIPLIERS = {"logits_scaling": 4.0, "attention_multiplier": 0.2, "embedding_multiplier": 3.0}
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma3_text": WINDOW | {"query_pre_attn_scalar": 32},
@@ -142,6 +152,8 @@ def test_a_model_that_hone_knows_is_computed_alike_by_both(tmp_path: Path) -> No
         ("gemma2", {"head_dim": 16}, "attention has softcap"),
         ("phi", {}, "head of model_type 'phi' is no plain matrix"),
         ("mamba", {}, "tokens see each other by other ways than causal attention"),
+        ("glm4_moe", ROUTED, r"weights that are no parameters \(.*e_score_correction_bias\)"),
+        ("minicpm3", LATENT, "values are not as wide as its keys"),
     ],
 )
 def test_what_hone_would_compute_otherwise_is_refused(
@@ -152,6 +164,23 @@ def test_what_hone_would_compute_otherwise_is_refused(
         load_model(tmp_path)
     with pytest.raises(UserError, match="hone's decoder supports dense"):
         load_model(tmp_path, implementation="hone")
+
+
+def test_a_model_without_attention_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, "mamba")
+    config = json.loads((tmp_path / "config.json").read_text())
+    del config["num_attention_heads"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="has no attribute 'num_attention_heads'"):
+        load_model(tmp_path)
+
+
+def test_nothing_is_dropped_out_with_checkpointing(tmp_path: Path) -> None:
+    write(tmp_path, "mistral", attention_dropout=0.5)
+    model = load_model(tmp_path)
+    model.set_checkpointing("layer")
+    found = [module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")]
+    assert found == [0.0] * len(found) and found
 
 
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
@@ -167,6 +196,9 @@ def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> 
     write(tmp_path, "gemma3_text", **FAMILIES["gemma3_text"])
     model = load_model(tmp_path)
     assert model.config.max_position_embeddings == 96
+    factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "rope_theta": 1e4, "rope_type": "longrope"}
+    write(tmp_path / "long", "phi3", rope_parameters=factors, original_max_position_embeddings=32)
+    assert load_model(tmp_path / "long").config.max_position_embeddings == 32
     with pytest.raises(UserError, match="muon"):
         Optimizer(model, OptimConfig(type="muon"))
 

@@ -150,3 +150,13 @@ def test_an_adapter_of_some_layers_only_is_refused(case, tmp_path: Path) -> None
     theirs.save_pretrained(tmp_path / "adapter")
     with pytest.raises(UserError, match=r"lacks .*: give one of all linear layers"):
         load_adapter(tmp_path / "adapter", load_model(case[1]).config, LORA)
+
+
+def test_the_folder_of_merged_weights_is_no_adapter_but_names_the_one_in_it(case, tmp_path: Path) -> None:
+    model = adapted(case[1])
+    save_model(model, tmp_path / "merged")
+    with pytest.raises(UserError, match=r"merged has no adapter_config\.json: give the folder of an adapter, in"):
+        load_adapter(tmp_path / "merged", model.config)
+    save_adapter(model, tmp_path / "merged" / "adapter")
+    with pytest.raises(UserError, match=r"give the folder of an adapter, .*merged/adapter"):
+        load_adapter(tmp_path / "merged", model.config)

@@ -90,8 +90,8 @@ def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws()
     config.trainer.loss.count_filtered = True
     filled = fill(groups, 1, config)
     assert [group_state(group) for group in filled] == ["cut", "filtered", "trained", "failed", "surplus"]
-    std = np.std([1, 1, 3, 0, 1], ddof=1) + 1e-4
-    assert filled[2].advantages.tolist() == pytest.approx([1.5 / std, -1.5 / std]), "of groups that are not left out"
+    std = np.std([3, 0], ddof=1) + 1e-4
+    assert filled[2].advantages.tolist() == pytest.approx([1.5 / std, -1.5 / std]), "of groups that are trained on"
     assert not any(group.advantages.any() for group in filled if group is not filled[2])
     batch = trainable(filled, config)
     assert [sequence.group for sequence in batch.sequences] == [12, 12] and batch.filtered == Counts()
@@ -150,3 +150,8 @@ def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler
     metrics = step_metrics([group], version=7, lag=3)
     assert metrics["staleness/mean"] == pytest.approx((5 * 3 + 1) / 6) and metrics["staleness/max"] == 3
     assert "staleness/max" not in step_metrics([group], version=7)
+
+
+def test_a_round_draws_what_is_missing_times_oversample_and_no_more_for_rounding():
+    drawn = RLConfig(orchestrator={"refill": {"oversample": 1.1}}).orchestrator.refill.drawn
+    assert [drawn(missing) for missing in (1, 9, 10, 20, 30)] == [2, 10, 11, 22, 33]

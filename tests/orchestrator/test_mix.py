@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from hone.config.parse import from_settings
+from hone.config.dump import to_toml
+from hone.config.parse import from_settings, parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.orchestrator.mix import shares
@@ -60,3 +61,19 @@ def test_a_task_takes_the_keys_of_sampling_that_are_not_its_own():
     found = {name: one.orchestrator.sampling for name, one in config.tasks().items()}
     assert [(s.max_tokens, s.top_k, s.top_p) for s in found.values()] == [(32, 0, 0.9), (64, 5, 0.9)]
     assert config.most_tokens == 64 and config.task_name == "a + b" and config.orchestrator.env.id == "a"
+
+
+def test_the_config_of_a_mix_can_be_read_again_with_another_sampling(tmp_path):
+    own = [{"id": "a", "sampling": {"max_tokens": 32}}, {"id": "b"}]
+    settings = {"orchestrator.envs": own, "orchestrator.sampling.top_p": 0.9, "orchestrator.eval.envs": own}
+    first = from_settings(RLConfig, None, settings)
+    (tmp_path / "config.toml").write_text(to_toml(first))
+    flags = (
+        "--orchestrator.sampling.top-p 0.8 --orchestrator.sampling.temperature 0.5 --orchestrator.eval.sampling.stop ."
+    )
+    again = parse(RLConfig, ["@", str(tmp_path / "config.toml"), *flags.split()], "rl")
+    found = [one.orchestrator.sampling for one in again.tasks().values()]
+    assert [(s.max_tokens, s.top_p, s.temperature) for s in found] == [(32, 0.8, 0.5), (None, 0.8, 0.5)]
+    evaluated = [one.orchestrator.eval.sampling for one in again.eval_tasks().values()]
+    assert [(s.max_tokens, s.stop) for s in evaluated] == [(32, ["."]), (None, ["."])]
+    assert parse(RLConfig, ["@", str(tmp_path / "config.toml")], "rl") == first

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from hone.config.parse import parse
+from hone.config.parse import from_settings, parse
 from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
 from hone.inference.memory import GIB
 from hone.model.config import DecoderConfig
+from hone.planning.advice import missing
+from hone.planning.arithmetic import Steps
 from hone.planning.data import Facts, look_at
 from hone.planning.devices import DEVICES, Device
 from hone.planning.report import Plan, plan_of, short
@@ -48,6 +50,20 @@ def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> N
     plan = plan_of(config, CPU if tiny else DEVICES["h200"], look_at(config), here=False)
     assert plan.fits and plan.surprises == []
     assert plan.usual is not None and plan.worst is not None and plan.usual.total <= plan.worst.total
+
+
+def test_several_tasks_are_looked_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    def of(*ids: str) -> RLConfig:
+        settings = {"orchestrator.envs": [{"id": id} for id in ids], "orchestrator.eval.num_examples": 64}
+        return from_settings(RLConfig, None, {"model.name": "hone/tiny"} | settings)
+
+    one, other, both = (look_at(of(*ids)) for ids in (["reverse-text"], ["char-count"], ["reverse-text", "char-count"]))
+    assert both.pool == (one.pool or 0) + (other.pool or 0) and both.prompts == one.prompts + other.prompts
+    assert both.references == one.references + other.references and not both.notes
+    assert Steps.of(of("a", "b")).evaluated == 2 * Steps.of(of("a")).evaluated > 0
+    assert list(missing(of("reverse-text", "no-such-task"))) == ["task"] and missing(of("reverse-text")) == {}
 
 
 def plan(*argv: str, facts: Facts = FACTS, shape: DecoderConfig = LARGE, device: Device = DEVICES["h200"]) -> Plan:

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 import tampering
+from real_server import serving
 from recorded import Bench
 from safetensors.torch import load_file
 from split_runs import Run as Started
 from split_runs import free_port, records
 
 from hone.cli import main
+from hone.model.hf import load_model
 from hone.runs import Run
 
 pytestmark = pytest.mark.split
@@ -97,6 +99,16 @@ def test_tokens_of_several_versions_are_trained_on_again(
     assert code == 0 and "the recorded reward" in text, text
     code, text = tool(bench, capsys, "runs", "show", "ahead")
     assert "completions are sampled by a server without inference.batch_invariant" in " ".join(text.split())
+
+
+def test_what_a_teacher_said_is_trained_on_again(
+    bench: Bench, guesser: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(load_model(guesser, precision="fp32")) as teacher:
+        run = begin(bench, "taught", INVARIANT, "--teacher.base-url", f"{teacher.url}/v1", steps=4)
+    assert all(line["teacher/kl"] > 0 for line in records(run / "metrics.jsonl")[:4])
+    code, text = tool(bench, capsys, "verify", "taught", "--steps", "4")
+    assert code == 0 and "4 steps and what was measured at the end came out equal, bit for bit" in text, text
 
 
 def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:

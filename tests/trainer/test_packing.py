@@ -1,6 +1,7 @@
 """Packing keeps every token, every per-token value and the order, and the step's denominator is global."""
 
 import numpy as np
+import pytest
 import torch
 
 from hone.trainer.packing import RowPacker, Sequence, pack, split_micro_batches
@@ -74,6 +75,17 @@ def test_a_shared_prompt_is_laid_down_once_before_its_completions():
     assert batch.advantages.tolist() == [0, 0, 0, 1, 1, -1, 0.5, 0.5, 0.5, 0.5]
     assert batch.groups == (5, 5, 5, 6) and batch.samples == (-1, 0, 1, 3)
     assert batch.num_loss_tokens == 4
+
+
+def test_tokens_may_have_advantages_of_their_own():
+    own = np.array([9, 9, 9, 0.1, 0.2], dtype=np.float32)
+    run = [
+        completion([1, 2, 3], [7, 8], advantage=own, group=5),
+        completion([1, 2, 3], [9], advantage=-1.0, group=5, sample=1),
+    ]
+    shared, apart = (pack(run, share_prompts=share).advantages for share in (True, False))
+    assert shared.dtype == torch.float32 and shared.tolist() == pytest.approx([0, 0, 0, 0.1, 0.2, -1])
+    assert apart.tolist() == pytest.approx([9, 9, 9, 0.1, 0.2, -1, -1, -1, -1])
 
 
 def test_nothing_is_shared_unless_asked_for_or_between_different_prompts_or_groups():

@@ -40,9 +40,11 @@ def equal(ours: Sequence, theirs: Sequence) -> bool:
     return True
 
 
-@pytest.mark.parametrize("count", [0, 1, 5])
-def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count):
+@pytest.mark.parametrize(("count", "own"), [(0, False), (1, False), (5, False), (3, True)])
+def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count, own):
     made = sequences(count)
+    if own:  # each token has its advantage
+        made = [dataclasses.replace(one, advantage=one.logprobs / 3) for one in made]
     (tmp_path / "order").write_bytes(encode(Order(3, "batch", to_arrays(Batch(made, Counts(5, 2, 1), 64)), tokens=9)))
     order = decode(Order, tmp_path / "order")
     assert (order.step, order.kind, order.save, order.tokens) == (3, "batch", None, 9)

@@ -86,6 +86,14 @@ def test_a_token_has_the_logprob_that_it_was_sampled_with(tmp_path: Path, tiny: 
     assert tokens.turns() == [range(4)]
 
 
+def test_a_token_that_a_teacher_scored_has_its_own_advantage(tmp_path: Path, tiny: Vocabulary) -> None:
+    run, one = sampled(tmp_path, "ab", teacher_logprobs=[0.0] * len(encode("user\n")) + [-1.0, -0.05, -0.1])
+    with (run.path / "config.toml").open("a") as file:
+        file.write("[teacher]\ncoef = 2.0\nreward_coef = 0.5\n")
+    found = read_tokens(run, one, tiny).values["advantage"]
+    assert found == pytest.approx([-0.25 - 2 * 1.0, -0.25, -0.25], abs=1e-6)
+
+
 def test_entropy_and_gap_come_from_the_train_step(tmp_path: Path, tiny: Vocabulary) -> None:
     run, one = sampled(tmp_path, "ab")
     write_tokens(run.path, 0, [("0-0-0", [0.5, 1.5, 0.25], [0.25, -0.05, -0.1])])

@@ -22,6 +22,7 @@ from processes import descendants
 from recorded import PARITY
 
 from hone.cli import main
+from hone.config.rl import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
 from hone.inference.endpoint import Endpoint
@@ -34,9 +35,11 @@ from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
+from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.trainer.export import Spool
+from hone.types import Example, Group, Outcome, Score, Trajectory
 
 from .conftest import make_versions
 
@@ -197,3 +200,29 @@ def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperatu
     vllm.update(folder / "v1", 4)
     with pytest.raises(Halt, match="another run uses it"):
         policy.sample(requests, SamplingParams(temperature=temperature))
+
+
+def test_it_can_be_a_teacher(server):
+    vllm, folder = server
+    vllm.update(folder / "v1", 11)
+    renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
+    config, size = TeacherConfig(base_url=vllm.url), model.config.vocab_size
+    with pytest.raises(UserError, match="has room for 128 tokens, and needs 129"):
+        Teacher.reach(config, renderer, size, 128)
+    with pytest.raises(UserError, match=f"ids up to {size}, and the teacher .* does not take that one"):
+        Teacher.reach(config, renderer, size + 1, 64)
+    other = load_renderer(folder / "v0")
+    other.tokenizer.add_tokens(["cafe"])
+    with pytest.raises(UserError, match="whose tokenizer is not that of the policy"):
+        Teacher.reach(config, other, size, 64)
+    ids, mask = np.arange(40, 52), np.arange(12) > 3
+    trajectories = [
+        Trajectory(ids + i, mask, -mask.astype(np.float32), mask.astype(np.int32) - 1, [], "stop", f"0-0-{i}")
+        for i in range(3)
+    ]
+    scores, example = [Score(0.0, {}, {}, Outcome.WRONG)] * 3, Example([{"role": "user", "content": "q"}])
+    group = Group(example, 0, trajectories, scores, np.zeros(3, np.float32))
+    (scored,) = Teacher.reach(config, renderer, size, 127)([group])
+    for t in scored.trajectories:
+        (expected,) = Engine(model).score([t.token_ids.tolist()], 1.0)
+        assert t.teacher_logprobs == pytest.approx(np.where(mask, [0, *expected], 0), abs=1e-4)

@@ -88,6 +88,29 @@ def normalized_components(
     return np.where(sums_PG.any(axis=1, keepdims=True), found_PG, 0.0).astype(np.float32)
 
 
+def reverse_kl(logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:
+    """Compute log pi(o_t) - log pi_teacher(o_t) `[T]` float64, whose mean over tokens that pi sampled estimates
+    KL(pi || pi_teacher); 0 where a logprob is not finite.
+    """
+    with np.errstate(invalid="ignore"):
+        found_T = np.asarray(logprobs_T, dtype=np.float64) - teacher_logprobs_T
+    return np.where(np.isfinite(found_T), found_T, 0.0)
+
+
+def distilled(
+    advantage: float, logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray, coef: float, reward_coef: float
+) -> np.ndarray:
+    """Compute the advantages `[T]` float32 of the tokens of a completion that a teacher has scored.
+
+    A_t = reward_coef A - coef (log pi(o_t) - log pi_teacher(o_t))
+
+    On-policy distillation (Thinking Machines, 2025; GKD, arXiv:2306.13649): each token answers for its own reverse KL,
+    not for that of the tokens after it. `advantage` A is the completion's, by its rewards; `logprobs_T` are the
+    sampler's. Both logprobs are 0 where a token was not sampled.
+    """
+    return (reward_coef * advantage - coef * reverse_kl(logprobs_T, teacher_logprobs_T)).astype(np.float32)
+
+
 def overlong_penalty(lengths: np.ndarray, limit: np.ndarray | int, buffer: int, penalty: float = 1.0) -> np.ndarray:
     """Compute what is taken off the rewards of completions near the `limit` in tokens (DAPO, arXiv:2503.14476).
 

@@ -46,16 +46,19 @@ class Speaker:
     def answer(self, question: str, config: ChatConfig, turn: int) -> Iterator[str]:
         """Yield the answer piece by piece, each with a token more.
 
-        Where the conversation fills the model's context, it begins anew. UserError if the question alone does.
+        Where the conversation leaves less than a quarter of the model's context for it, the conversation begins anew.
+        UserError if the question alone fills it; the conversation can go on then.
         """
         engine, renderer = self.policy.engine, self.policy.renderer
         context = engine.model.config.max_position_embeddings
         self.messages.append({"role": "user", "content": question})
         ids = renderer.prompt_ids(self.system + self.messages)
-        if len(ids) >= context:
+        if len(self.messages) > 1 and len(ids) + min(config.max_tokens, context // 4) > context:
+            print(f"The conversation with {self.name} fills its context, and begins anew.", file=sys.stderr)
             del self.messages[:-1]
             ids = renderer.prompt_ids(self.system + self.messages)
         if len(ids) >= context:
+            self.messages.pop()
             raise UserError(f"the question has {len(ids)} tokens, and the context of {self.name} {context}: shorten it")
         tokens = min(config.max_tokens, context - len(ids))
         job = Job(tuple(ids), rng.key(config.seed, "chat", turn), tokens)
@@ -82,10 +85,13 @@ def run(config: ChatConfig) -> int:
         if line.strip():
             answers = [speaker.answer(line, config, turn) for speaker in speakers]
             turn += 1
-            if len(speakers) > 1 and console.is_terminal:
-                show_beside(console, speakers, answers)
-            else:
-                show(console, speakers, answers)
+            show_all = show_beside if len(speakers) > 1 and console.is_terminal else show
+            try:
+                show_all(console, speakers, answers)
+            except UserError as error:
+                if not asks:
+                    raise
+                print(f"error: {error}", file=sys.stderr)
     return 0
 
 

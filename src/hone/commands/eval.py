@@ -11,7 +11,7 @@ from rich.text import Text
 from hone.commands.status import Status
 from hone.composition.evaluating import Evaluation
 from hone.config.eval import EvalConfig
-from hone.evaluation.profile import write_profile
+from hone.evaluation.profile import pass_rates
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
@@ -33,12 +33,12 @@ def run(config: EvalConfig) -> int:
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
+    evaluation.save(result, sys.argv)
     if config.profile is not None:
-        between, count = write_profile(config.profile, result), len(result.by_example)
+        between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
         words = f"{config.profile}: {between} of {count} {what} examples are solved at times, not always"
         console.print(Text(f"profile     {words}"), soft_wrap=True)
     if evaluation.folder is not None:
-        evaluation.save(result, sys.argv)
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
         console.print(Text(f"next        {shlex.join(['hone', 'report', str(evaluation.folder)])}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)

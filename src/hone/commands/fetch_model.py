@@ -24,8 +24,8 @@ def run(config: FetchModelConfig) -> int:
     else:
         if config.name not in KNOWN:
             raise UserError(
-                f"{config.name!r} is no model that hone knows to fetch: take one of {', '.join(KNOWN)}; any other is "
-                "given to `model.name` as its folder or hub id"
+                f"{config.name!r} is not a model that can be fetched by name: take one of {', '.join(KNOWN)}; of any "
+                "other give the folder or the hub id as `model.name`"
             )
         fetch(config.name, out)
     print(f"Wrote {out}")

@@ -6,7 +6,7 @@ import contextlib
 
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
-from hone.errors import Halt
+from hone.errors import Halt, UserError
 from hone.orchestrator.placement import visible_gpus
 from hone.runs.outputs import SPOOL
 
@@ -32,13 +32,25 @@ def run(config: RLConfig) -> int:
 
 def with_mode(config: RLConfig) -> RLConfig:
     """Return the config with its mode: one process, unless a mode or several ranks were asked for. Where no ranks are
-    named in mode split, every GPU that is not the server's has one.
+    named in mode split, every GPU that is not the server's has one, if the run can have several.
     """
     trainer = config.trainer
     mode = config.mode or ("split" if trainer.ranks > 1 else "colocated")
     if mode == "split" and "ranks" not in trainer.model_fields_set:
-        trainer = trainer.model_copy(update={"ranks": max(1, _gpus(config) - 1)})
+        gpus = _gpus(config) - 1
+        trainer = trainer.model_copy(update={"ranks": gpus if gpus > 1 and _can_have_ranks(config) else 1})
     return config.model_copy(update={"mode": mode, "trainer": trainer})
+
+
+def _can_have_ranks(config: RLConfig) -> bool:
+    from hone.planning.shape import shape_of
+
+    try:
+        config.trainer.optim.check_ranks(2)
+        model = config.model
+        return shape_of(model.name, model.init, model.implementation).implementation == "hone"
+    except UserError:  # of what needs one rank; a model that is not there is told of when it is loaded
+        return False
 
 
 def _gpus(config: RLConfig) -> int:

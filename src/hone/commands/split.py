@@ -26,6 +26,7 @@ from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, share_of_cores, visible_gpus
 from hone.orchestrator.shared_memory import VARIABLE, shared_folder
+from hone.runs import hub
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.outputs import LAUNCHER as LOCK
 from hone.runs.outputs import Lock, holder
@@ -43,6 +44,7 @@ def run_split(config: RLConfig) -> int:
     Raises UserError if one can't be started, or dies in a way that the run does not survive.
     """
     check_predictions(config)
+    hub.check(config)
     folder, port = config.output_dir, config.inference.port
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")

@@ -7,7 +7,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,14 +24,15 @@ from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
-from hone.planning.data import Facts, facts_of_task
+from hone.planning.data import Facts, facts_of_tasks
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
-from hone.runs import predictions
+from hone.runs import hub, predictions
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
 from hone.runs.outputs import CARD
 from hone.runs.provenance import larger_budget, resume_command
+from hone.runs.summary import evaluating, summarize
 from hone.runs.writer import RunWriter, watching
 from hone.trainer.parallel import ALONE, Ranks, joined
 
@@ -71,6 +72,8 @@ def orchestrator(config: RLConfig) -> int:
     from hone.composition.split import SplitRL
 
     typed = os.environ.get(COMMAND)
+    if typed is None:  # the launcher has asked the hub; one that does not answer later is no reason to end a run
+        hub.check(config)
     words = json.loads(typed) if typed else sys.argv
     observers = attached(config, "rl", Audit())
     return _train(SplitRL(config, observers=observers, command=words, launched=bool(typed))).exit_code
@@ -80,6 +83,7 @@ def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> S
     """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
     from hone.composition.sft import SFT
 
+    hub.check(config)
     return _train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
 
 
@@ -91,6 +95,7 @@ def train_rl(config: RLConfig, refuses: bool = True, **task: Any) -> RL:
     from hone.commands.preflight import Audit
     from hone.composition.rl import RL
 
+    hub.check(config)
     return _train(RL(config, observers=attached(config, "rl", Audit(refuses)), **task))
 
 
@@ -104,7 +109,9 @@ def _train(training: Any) -> Any:
 
 def attached(config: SFTConfig | RLConfig, kind: str, *more: Observer) -> list[Observer]:
     """Return what watches a run of a command: what its config asks for, its first lines, `more`, and its card."""
-    return [*watching(config, kind), Introduction(), *more, *([Card()] if config.report else []), HandOver()]
+    # At the end they are told in reverse: what is pushed has the card.
+    push = [hub.Push(config.push_to_hub)] if config.push_to_hub else []
+    return [*watching(config, kind), Introduction(), *more, *push, *([Card()] if config.report else []), HandOver()]
 
 
 class Introduction(Observer):
@@ -127,7 +134,7 @@ class Card(Observer):
     """Writes the run card when the run ends; it is never the reason why that fails."""
 
     def check(self, training: Any) -> None:
-        self._env: Any = getattr(training, "env", None)  # to grade with
+        self._envs = list(getattr(training, "eval_envs", {}).values())
 
     def before_start(self, run: RunWriter) -> None:
         self._run = run
@@ -142,7 +149,7 @@ class Card(Observer):
             from hone.viewer.card.files import write_card
 
             display.phase("report")
-            card = facts_of(folder, self._env and partial(self._read, status == "done"), ours=True)
+            card = facts_of(folder, partial(self._read, status == "done"), ours=True)
             if card.run.progress.history:
                 write_card(card, folder)
                 display.message(f"Card: {folder / CARD[0]}")
@@ -160,9 +167,11 @@ class Card(Observer):
         from hone.viewer.card.lenient import read
         from hone.viewer.card.measures import Leniency
 
-        rubric = self._env.rubric
-        if has_time and not any(map(is_async, rubric.funcs.values())) and (rubric.inline or self._env.has_workers):
-            return read(self._env, evaluated, run.info["seed"], LENIENT_SECONDS)
+        if len(self._envs) != 1:
+            return Leniency("the run has several tasks")
+        (env,) = self._envs
+        if has_time and not any(map(is_async, env.rubric.funcs.values())) and (env.rubric.inline or env.has_workers):
+            return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
         why = "reward functions might ask a service, or hang" if has_time else "the run was to end at once"
         return Leniency(f"{why}: {self._again} reads it")
 
@@ -207,26 +216,26 @@ def introduction(training: Any) -> Iterator[str]:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
     if hello is None and model.config.implementation != "hone":
         yield f"A model of type {model.config.family} is computed by transformers' layers: {PACE}."
-    decoder, env = (training.model.config, None) if sft else (training.decoder, training.env)
-    yield from forecast(config, decoder, training.renderer, env, alone=hello is None and ranks == 1)
+    decoder, envs = (training.model.config, {}) if sft else (training.decoder, training.envs)
+    yield from forecast(config, decoder, training.renderer, envs, alone=hello is None and ranks == 1)
 
 
 def forecast(
     config: RLConfig | SFTConfig,
     decoder: DecoderConfig,
     renderer: ChatRenderer,
-    env: Environment | None = None,
+    envs: Mapping[str, Environment],
     alone: bool = True,
 ) -> Iterator[str]:
     """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
 
-    `env` is the task of RL, whose data has been read. A run of several processes is not `alone`: a plan does not know
-    what each of them takes.
+    `envs` are the tasks of RL by name, whose data have been read. A run of several processes is not `alone`: a plan
+    does not know what each of them takes.
     """
     try:
         facts = Facts()
-        if isinstance(config, RLConfig) and env is not None:
-            facts = facts_of_task(config, env, renderer, EXAMPLES)
+        if isinstance(config, RLConfig):
+            facts = facts_of_tasks(config, envs, renderer, EXAMPLES)
         plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=decoder)
         yield from short(plan if alone else replace(plan, memory=None))
     except Exception as error:
@@ -257,10 +266,9 @@ def report(training: Any) -> str:
         go_on = resume_command(run.folder, run.info, *more)
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
     why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
-    env = config.data.env if sft else config.orchestrator.env
-    weights, task = str(run.weights_path(version)), {"a": env.args, "template": env.template} if env else {}
-    evaluate = command("hone", "eval", env.id if env else "ENV", m=weights, n=100, r=4, **task)
+    weights = run.weights_path(version)
     return (
         f"{text}Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
-        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluate}"
+        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\n"
+        f"Next: {evaluating(summarize(run.folder), weights)}"
     )

@@ -98,6 +98,8 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         why = why_not_resampled(rebuilt.config, recorded)
         anew = "those that are recorded are graded and trained on anew; evaluations and the canary are left aside"
         notes.append(f"{why}: {anew}")
+    if getattr(rebuilt.config, "teacher", None) is not None:
+        notes.append("what the teacher said of the tokens is taken from the records")
     if verification.limit:
         ranks = f"it was trained on up to {most_ranks(recorded.info)} ranks"
         notes.append(f"{ranks}: what training gives counts as equal up to {verification.limit:g} of its size")

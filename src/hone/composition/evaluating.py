@@ -14,6 +14,7 @@ from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
+from hone.evaluation.profile import write_profile
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
 from hone.inference.engine import Engine
@@ -24,6 +25,7 @@ from hone.model.hf import load_model
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
+from hone.runs.outputs import check_target
 
 if TYPE_CHECKING:
     from hone.inference.endpoint import Endpoint
@@ -46,8 +48,8 @@ class Evaluation:
         self.env.check_rollouts()
         self.env.use_workers(config.grading)
         self.available = len(self.env.split(self.config.split_name))
-        if config.profile is not None and not config.profile.absolute().parent.is_dir():
-            raise UserError(f"--profile {config.profile}: there is no folder {config.profile.parent}: make it first")
+        if config.profile is not None:
+            check_target(config.profile, "--profile")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
         """Sample and grade."""
@@ -65,9 +67,11 @@ class Evaluation:
             self.env.close_workers()
 
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
-        """Write samples, figures and what made them into `folder`, if there is one."""
+        """Write samples, figures and what made them into `folder`, if there is one, and the profile asked for."""
         if self.folder is not None:
             save_results(self.folder, self.config, result, list(command), self.env.digests([self.config.split_name]))
+        if self.config.profile is not None:
+            write_profile(self.config.profile, result)
 
     def _here(self, counts: dict[str, Any]) -> EvalResult:
         config, sampling = self.config, local_sampling(self.config.sampling())

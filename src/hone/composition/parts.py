@@ -245,6 +245,12 @@ def task_digests(
     return digests
 
 
+def model_files(config: RLConfig | SFTConfig) -> list[str | None]:
+    """Return what of a model may be a file or folder here."""
+    model = config.model
+    return [model.name, model.chat_template, model.lora and model.lora.path]
+
+
 def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
     """Return the local paths among names and arguments of a task: the output directory must not contain what is read.
 

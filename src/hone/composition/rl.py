@@ -30,7 +30,7 @@ from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
-from hone.config.rl import OnlineEvalConfig, RLConfig
+from hone.config.rl import TAUGHT_BY, OnlineEvalConfig, RLConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
@@ -46,6 +46,7 @@ from hone.orchestrator.groups import Advantages, GroupSampler, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
+from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
@@ -75,7 +76,8 @@ class Steps:
     """The steps of RL, whoever samples, trains and records: in one process, in several, or again in `hone verify`.
 
     With `max_async_level` k > 0 up to k batches are on their way to the trainer while the next one is sampled, and new
-    weights reach the sampler in the middle of that. Draws keep their order whatever k is.
+    weights reach the sampler in the middle of that. Draws keep their order whatever k is. A `teacher` scores what was
+    sampled.
     """
 
     config: RLConfig
@@ -86,6 +88,7 @@ class Steps:
     recorder: RunRecorder
     publish: Publish
     evaluate: Evaluate
+    teacher: Teacher | None = None
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Those of the last step that was recorded."""
     _sent: deque[Sent] = field(default_factory=deque, init=False)
@@ -131,7 +134,11 @@ class Steps:
         """Draw the next prompts, sample a group of completions of each, and grade them; again, for `refill`."""
         if not self.begin():
             raise StepAbandoned
-        return make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
+        groups = make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
+        if self.teacher is None:
+            return groups
+        with self.recorder.phase("teacher"):
+            return self.teacher(groups)
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
@@ -197,6 +204,7 @@ class RL(Training):
 
     kind = "rl"
     steps: Steps
+    teacher: Teacher | None = None
 
     def __init__(
         self,
@@ -224,9 +232,8 @@ class RL(Training):
         self.eval_envs = parts.eval_envs(self.config, self.envs)
         for env in self.all_envs:
             env.check_rollouts()
-        env_id = None if self.config.orchestrator.envs else self.env.id
-        check_predictions(self.config, env_id)
-        check_metrics(self.config, env_id)
+        check_predictions(self.config, self.env.id)
+        check_metrics(self.config, self.env.id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
@@ -273,19 +280,24 @@ class RL(Training):
         with self._inside():
             return self.steps.update(groups)
 
-    def evaluate(self, num_examples: int | None = None) -> EvalResult:
-        """Evaluate the current version on held-out examples of the (first) task, by `orchestrator.eval`. Nothing is
-        recorded.
+    def evaluate(self, num_examples: int | None = None, task: str | None = None) -> EvalResult:
+        """Evaluate the current version on held-out examples, by `orchestrator.eval`. Nothing is recorded.
+
+        `task`: which of several, by name (the first); UserError for an unknown one.
         """
         self._check_left(takes_step=False)
         if num_examples is not None and num_examples < 1:
             raise UserError(f"num_examples is {num_examples}; evaluate at least 1 example")
-        settings = self.config.orchestrator.eval or OnlineEvalConfig()
+        tasks = self.config.eval_tasks() or self.config.tasks()
+        name = next(iter(tasks)) if task is None else task
+        if name not in tasks:
+            raise UserError(f"task is {name!r}; it is one of {', '.join(map(repr, tasks))}")
+        config, env = tasks[name], (self.eval_envs or self.envs)[name]
+        settings = config.orchestrator.eval or OnlineEvalConfig()
         if num_examples is not None:
             settings = settings.model_copy(update={"num_examples": num_examples})
         self.policy.load(self.version)
-        config = next(iter(self.config.tasks().values()))
-        return parts.evaluate_policy(config, settings, self.env, self.renderer, self.policy)
+        return parts.evaluate_policy(config, settings, env, self.renderer, self.policy)
 
     def _refuse_unsupported(self) -> None:
         if self.config.mode == "split":
@@ -375,6 +387,13 @@ class RL(Training):
         local = LocalTrainer(trainer, config.trainer.micro_batch_tokens, run.phase)
         self._make_steps(samplers, self.policy, local, ledger, watch, publish)
 
+    def _check(self) -> None:
+        """Also ask for the teacher."""
+        super()._check()
+        if self.config.teacher is not None:
+            vocab_size, seq_len = self.decoder.vocab_size, self.config.seq_len
+            self.teacher = Teacher.reach(self.config.teacher, self.renderer, vocab_size, seq_len)
+
     def _samplers(self, policy: Policy) -> dict[str, GroupSampler]:
         own = self.own.functions.get("advantages")
         return {
@@ -392,7 +411,7 @@ class RL(Training):
             | (given.digests if given else {})
             | self.own.digests
         )
-        reads = parts.local_sources([config.model.name, config.model.chat_template])
+        reads = parts.local_sources(parts.model_files(config))
         for one in (*config.tasks().values(), *config.eval_tasks().values()):
             task = one.orchestrator.env
             reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
@@ -451,4 +470,7 @@ class RL(Training):
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
         recorder = RunRecorder(self.run, self.saver, watch, failures)
         evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
-        self.steps = Steps(config, samplers, self.curricula, trainer, ledger, recorder, publish, evaluate)
+        if config.teacher is not None:
+            self.run.mark_inexact(self.run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")
+        parties = recorder, publish, evaluate, self.teacher
+        self.steps = Steps(config, samplers, self.curricula, trainer, ledger, *parties)

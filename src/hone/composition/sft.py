@@ -232,7 +232,7 @@ class SFT(Training):
         digests |= self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
         digests |= {name: text_sha256(text) for name, text in kept.items()}
-        names = [config.model.name, config.model.chat_template, config.data.path, config.data.run]
+        names = [*parts.model_files(config), config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
         reads = [path for path in reads if path != config.output_dir / DATA or not kept]
         run = self._start(

@@ -57,6 +57,9 @@ class BaseConfig(pydantic_config.BaseConfig):
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """What each value of a key stands for: `--help KEY` shows it."""
 
+    partial: ClassVar[bool] = False
+    """Files get only the keys that were set: another section has the others."""
+
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
         """Return the class that parses this command line."""

@@ -25,6 +25,8 @@ def plain(value: Any) -> Any:
     """Return `value` in the types that TOML knows."""
     if isinstance(value, BaseModel):
         fields = {name: (getattr(value, name), field.default) for name, field in type(value).model_fields.items()}
+        if getattr(value, "partial", False):
+            fields = {name: fields[name] for name in fields if name in value.model_fields_set}
         return {name: plain(item) for name, (item, default) in fields.items() if (item, default) != (None, None)}
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}

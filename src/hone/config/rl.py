@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -103,7 +103,7 @@ class RefillConfig(BaseConfig):
 
     def drawn(self, missing: int) -> int:
         """Return the groups that a round draws where so many are missing."""
-        return math.ceil(missing * self.oversample)
+        return math.ceil(round(missing * self.oversample, 6))
 
 
 class OnlineEvalConfig(BaseConfig):
@@ -123,15 +123,16 @@ class OnlineEvalConfig(BaseConfig):
     """If training prompts are held-out ones too: warn, take them out of training, or don't start."""
 
     @model_validator(mode="after")
-    def _settle_envs(self) -> OnlineEvalConfig:
-        if self.envs:
-            self.envs = [env.with_sampling(self.sampling) for env in self.envs]
-            check_names(self.envs, "orchestrator.eval.envs")
+    def _check_envs(self) -> OnlineEvalConfig:
+        check_names(self.envs, "orchestrator.eval.envs")
         return self
 
 
 class ClientConfig(BaseConfig):
     """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+
+    place: ClassVar[str] = "orchestrator.client"
+    """Where the section is."""
 
     base_url: str | None = None
     """Sample from the server at this URL, such as http://localhost:8000/v1; it gets the weights of every step."""
@@ -145,7 +146,25 @@ class ClientConfig(BaseConfig):
     @field_validator("base_url")
     @classmethod
     def _check_url(cls, url: str | None) -> str | None:
-        return None if url is None else server_url(url, "orchestrator.client.api_key_var")
+        return None if url is None else server_url(url, f"{cls.place}.api_key_var")
+
+
+class TeacherConfig(ClientConfig):
+    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
+    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
+
+    place = "teacher"
+
+    base_url: str  # pyright: ignore[reportGeneralTypeIssues]
+    """Ask the server at this URL, such as http://localhost:8001/v1."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds to wait for the answer to a request, a completion, else the run ends."""
+    model: str | None = None
+    """Its name there; by default that of the only model that the server lists."""
+    coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
+    reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
 
 
 class RLGradingConfig(GradingConfig):
@@ -212,7 +231,6 @@ class OrchestratorConfig(BaseConfig):
     def _settle_envs(self) -> OrchestratorConfig:
         if not self.envs:
             return self
-        self.envs = [env.with_sampling(self.sampling) for env in self.envs]
         check_names(self.envs, "orchestrator.envs")
         first = TaskConfig(**{name: getattr(self.envs[0], name) for name in TaskConfig.model_fields})
         if "env" in self.model_fields_set and self.env != first:
@@ -220,10 +238,11 @@ class OrchestratorConfig(BaseConfig):
                 f"orchestrator.env is {self.env.id}, and orchestrator.envs names other tasks: put all of them there"
             )
         self.env = first  # what plans and titles go by
-        if other := next((env for env in self.envs if env.sampling.temperature != self.sampling.temperature), None):
+        common = self.sampling
+        if other := next((e for e in self.envs if e.sampled(common).temperature != common.temperature), None):
             raise UserError(
                 f"{other.name} has sampling.temperature = {other.sampling.temperature:g}, and the trainer takes the "
-                f"probabilities of all at one: set orchestrator.sampling.temperature"
+                f"probabilities of all at one: set orchestrator.sampling.temperature in its place"
             )
         return self
 
@@ -267,6 +286,10 @@ class InferenceConfig(EngineConfig):
 
 SAMPLED_BY = "completions are sampled by "
 """Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
+
+
+TAUGHT_BY = "tokens are scored by the teacher at "
+"""Begins that of a run with a teacher, whose logprobs are in the records."""
 
 
 class GapConfig(BaseConfig):
@@ -325,6 +348,8 @@ class RLConfig(RunConfig):
     """The orchestrator."""
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
+    teacher: TeacherConfig | None = None
+    """A teacher to distill; off unless given."""
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
     transport: TransportConfig = TransportConfig()
@@ -340,9 +365,10 @@ class RLConfig(RunConfig):
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
         found = {}
-        for env in orch.envs or [TrainEnvConfig(**orch.env.model_dump()).with_sampling(orch.sampling)]:
+        for env in orch.envs or [TrainEnvConfig(**orch.env.model_dump(include=set(TaskConfig.model_fields)))]:
             measured = orch.eval and (not orch.eval.envs or any(env.same_task(other) for other in orch.eval.envs))
-            alone = {"env": env, "envs": [], "sampling": env.sampling, "eval": orch.eval if measured else None}
+            alone = {"env": env, "envs": [], "sampling": env.sampled(orch.sampling)}
+            alone |= {"eval": orch.eval if measured else None}
             found[env.name if len(orch.envs) > 1 else ""] = self._with(alone)
         return found
 
@@ -351,8 +377,9 @@ class RLConfig(RunConfig):
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
-        of = {env.name: evals.model_copy(update={"sampling": env.sampling, "envs": []}) for env in evals.envs}
-        alone = {env.name: TrainEnvConfig(**env.model_dump()) for env in evals.envs}
+        sampled = {env.name: env.sampled(evals.sampling) for env in evals.envs}
+        of = {name: evals.model_copy(update={"sampling": own, "envs": []}) for name, own in sampled.items()}
+        alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
@@ -437,9 +464,13 @@ class RLConfig(RunConfig):
         if self.inference.backend == "vllm":
             for one in self.tasks().values():
                 refuse_cuts(one.orchestrator.sampling)
-        samplings = {"sampling": orch.sampling} | ({"eval.sampling": orch.eval.sampling} if orch.eval else {})
-        samplings |= {f"envs.{env.name}.sampling": env.sampling for env in orch.envs}
-        samplings |= {f"eval.envs.{env.name}.sampling": env.sampling for env in orch.eval.envs} if orch.eval else {}
+        if self.teacher is not None:
+            self._check_teacher()
+        samplings = {"sampling": orch.sampling}
+        samplings |= {f"envs.{env.name}.sampling": env.sampled(orch.sampling) for env in orch.envs}
+        if orch.eval:
+            common = samplings["eval.sampling"] = orch.eval.sampling
+            samplings |= {f"eval.envs.{env.name}.sampling": env.sampled(common) for env in orch.eval.envs}
         for name, sampling in samplings.items():
             if sampling.max_tokens is not None and sampling.max_tokens >= self.seq_len:
                 raise UserError(
@@ -447,6 +478,25 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
+
+    def _check_teacher(self) -> None:
+        """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""
+        orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]
+        if any(sampling.temperature != 1 or sampling.cuts for sampling in samplings):
+            raise UserError(
+                "a teacher's probabilities are compared with the policy's own: set orchestrator.sampling.temperature "
+                "to 1, and leave out top_k, top_p and min_p"
+            )
+        if orch.refill is not None:
+            raise UserError(
+                "with a teacher groups of equal rewards teach something too, so orchestrator.refill has nothing to "
+                "replace: leave it out"
+            )
+        if self.trainer.loss.type == "gspo":
+            raise UserError(
+                'trainer.loss.type = "gspo" has one ratio for a completion, so a token would not get what the teacher '
+                'says of it: set it to "clip"'
+            )
 
 
 class RoleConfig(RLConfig):

@@ -91,6 +91,8 @@ class SFTConfig(RunConfig, MemoryConfig):
                 f"the config {problem}: set exactly one of data.name (a hub data set), data.path (a local file), "
                 "data.env.id (an environment's demonstrations) and data.run (a run's completions)"
             )
+        if self.data.min_reward != SFTDataConfig.model_fields["min_reward"].default and self.data.run is None:
+            raise UserError("data.min_reward is for data.run, a run's completions: set that, or leave it out")
         template = self.data.template
         if template is not None and (self.data.env or self.data.run) is not None:
             raise UserError("data.template is for data.name and data.path: set data.env.template for an environment")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -206,7 +207,7 @@ class ResumeConfig(BaseConfig):
 
 
 class StopConfig(BaseConfig):
-    """End the run before `max_steps`, done, with the version whose metric has come to a target."""
+    """End the run before `max_steps`, done, when a metric has come to a target."""
 
     metric: str
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
@@ -287,6 +288,27 @@ class TrackioConfig(TrackerConfig):
     """Trackio project."""
 
 
+class HubConfig(BaseConfig):
+    """Push weights to a repository of the Hugging Face hub; needs a token with write access (`hf auth login`)."""
+
+    bare = "repo"
+
+    repo: str
+    """USER/NAME or ORGANISATION/NAME; made if it is not there."""
+    private: bool = True
+    """Make a private repository (`--push-to-hub.no-private`: a public one); one that is there stays as it is."""
+    strategy: Literal["end", "every_save"] = "end"
+    """Push the last weights at the end; with `every_save` also those of each checkpoint, while training goes on."""
+
+    @field_validator("repo")
+    @classmethod
+    def _check_repo(cls, repo: str) -> str:
+        parts = re.fullmatch(r"(\w[\w.-]*)/(\w[\w.-]*)", repo, re.ASCII)
+        if parts is None or len(repo) > 96 or re.search(r"--|\.\.|[-.](/|$)|\.git$", repo):
+            raise UserError(f"{repo!r} is no name of a repository on the hub: write USER/NAME")
+        return repo
+
+
 class SamplingConfig(BaseConfig):
     """How completions are sampled."""
 
@@ -327,6 +349,10 @@ class EnvConfig(BaseConfig):
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
+
+    def same_task(self, other: EnvConfig) -> bool:
+        """Return True if both are one task, however it is sampled."""
+        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
 
 
 class GradingConfig(BaseConfig):
@@ -406,6 +432,8 @@ class RunConfig(BaseConfig):
     """Weights & Biases; off unless given."""
     trackio: TrackioConfig | None = None
     """Trackio; off unless given."""
+    push_to_hub: HubConfig | None = None
+    """Push weights to the Hugging Face hub; off unless given."""
     alarms: AlarmsConfig = AlarmsConfig()
     """What is looked for at every step, and what is done when it is found."""
     predict: list[str] = []

@@ -23,10 +23,19 @@ class TaskConfig(EnvConfig):
     @model_validator(mode="after")
     def _check_profile(self) -> TaskConfig:
         if (self.profile is None) != (self.pass_rate is None):
-            raise UserError("orchestrator.env.profile and pass_rate belong together: set both, such as [0.1, 0.9]")
+            raise UserError("orchestrator.env.profile and pass_rate belong together: set both")
         if self.pass_rate is not None and not 0 <= self.pass_rate[0] <= self.pass_rate[1] <= 1:
-            raise UserError(f"pass_rate = {[*self.pass_rate]} are no two rates from 0 to 1: set such as [0.1, 0.9]")
+            raise UserError(
+                f"pass_rate = {[*self.pass_rate]} are not two rates from 0 to 1, the lower one first: set, for "
+                "example, [0.1, 0.9]"
+            )
         return self
+
+
+class OwnSamplingConfig(SamplingConfig):
+    """How one of several tasks is sampled, where it differs from the others."""
+
+    partial = True
 
 
 class MixedEnvConfig(EnvConfig):
@@ -34,17 +43,18 @@ class MixedEnvConfig(EnvConfig):
 
     name: str = Field(default="", pattern=r"^[^/\s]*$")
     """What metrics and ledger call it; by default its id."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: OwnSamplingConfig = OwnSamplingConfig()
     """Keys in which it is sampled otherwise than the section beside says; training has one `temperature`."""
 
-    def with_sampling(self, common: SamplingConfig) -> Self:
-        """Return it with the keys of `common` where it has none of its own."""
-        own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
-        return self.model_copy(update={"name": self.name or self.id, "sampling": common.model_copy(update=own)})
+    @model_validator(mode="after")
+    def _settle_name(self) -> Self:
+        self.name = self.name or self.id
+        return self
 
-    def same_task(self, other: EnvConfig) -> bool:
-        """Return True if both are one task, however it is sampled."""
-        return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)
+    def sampled(self, common: SamplingConfig) -> SamplingConfig:
+        """Return how it is sampled where all others are as `common` says."""
+        own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
+        return common.model_copy(update=own)
 
 
 class TrainEnvConfig(MixedEnvConfig, TaskConfig):

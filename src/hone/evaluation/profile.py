@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hone.config.tasks import TaskConfig
 from hone.environments import Environment
@@ -18,26 +19,29 @@ from hone.environments.environment import Split
 from hone.errors import UserError
 from hone.evaluation.intervals import wilson
 from hone.evaluation.result import EvalResult
+from hone.runs.files import write_file
 from hone.types import Outcome
 
 
-def write_profile(path: Path, result: EvalResult) -> int:
-    """Write the pass rate of each example that has a graded completion; returns how many are strictly between 0 and 1.
-
-    The file names the environment in its metadata.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+def pass_rates(result: EvalResult) -> list[dict[str, Any]]:
+    """Return a row for each example that has a graded completion."""
     rows = []
     for samples in filter(None, result.by_example):
         graded, correct = len(samples), sum(sample.score.outcome is Outcome.CORRECT for sample in samples)
         ends = wilson(correct, graded)
         counts = {"example_id": samples[0].example.id, "graded": graded, "correct": correct}
         rows.append(counts | {"pass_rate": correct / graded, "low": ends.low, "high": ends.high})
-    table = pa.Table.from_pylist(rows).replace_schema_metadata({"env": result.env_id})
-    pq.write_table(table, path)
-    return sum(0 < row["pass_rate"] < 1 for row in rows)
+    return rows
+
+
+def write_profile(path: Path, result: EvalResult) -> None:
+    """Write the pass rates; the file appears whole or not at all."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    written = pa.BufferOutputStream()
+    pq.write_table(pa.Table.from_pylist(pass_rates(result)), written)
+    write_file(path, written.getvalue().to_pybytes())
 
 
 def train_within(env: Environment, task: TaskConfig) -> None:
@@ -48,7 +52,7 @@ def train_within(env: Environment, task: TaskConfig) -> None:
     """
     if task.profile is None or task.pass_rate is None:
         return
-    path, (least, most) = task.profile, task.pass_rate
+    path, (least, most) = task.profile.expanduser(), task.pass_rate
 
     def choose(split: Split) -> Sequence[int]:
         measured = _pass_rates(path)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
@@ -103,6 +103,40 @@ class ServerClient:
         """
         return await self._send("POST", path, body)
 
+    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Yield the events of the server's answer to `body`, as they come, after one try.
+
+        Raises as `post` does, and Halt for an error among the events. Closing the iterator ends the answer.
+        """
+        import httpx
+
+        url, rest = self._root + path, b""
+        try:
+            async with self._http.stream("POST", url, json=body | {"stream": True}) as response:
+                if not response.is_success:
+                    await response.aread()
+                    raise Refused(url, response.status_code, reason_in(response.text))
+                async for part in response.aiter_bytes():
+                    *lines, rest = (rest + part).split(
+                        b"\n"
+                    )  # httpx would also part them at U+2028, which JSON may hold
+                    for line in (line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")):
+                        if line == b"[DONE]":
+                            continue
+                        event = json.loads(line)
+                        if not isinstance(event, dict):
+                            raise ValueError
+                        if "error" in event:
+                            raise Halt(f"{url} fails: {reason_in(line.decode())}")
+                        yield event
+        except httpx.TransportError as error:
+            reason = one_line(str(error)) or type(error).__name__
+            raise Gone(f"the server at {self.endpoint.url} is gone, or fails ({reason})", None) from None
+        except ValueError as error:
+            if isinstance(error, Halt):
+                raise
+            raise Halt(f"{url} does not stream events in JSON: is it that of an inference server?") from None
+
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         import httpx
 
@@ -116,7 +150,7 @@ class ServerClient:
             except httpx.ReadTimeout:
                 raise Halt(
                     f"{self.endpoint.url} did not answer within {self.endpoint.timeout:g} s: raise "
-                    f"orchestrator.client.timeout{self._log}"
+                    f"{self.endpoint.section}.timeout{self._log}"
                 ) from None
             except httpx.TimeoutException as error:
                 reason = f"no answer within {self.endpoint.timeout:g} s ({type(error).__name__})"

@@ -34,7 +34,7 @@ _LONGEST_REASON = 300
 class Endpoint:
     """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that one try may take.
 
-    `log` is where it says what it does, if that is known.
+    `log` is where it says what it does, if that is known; `section` is that of the config which describes it.
     """
 
     url: str
@@ -43,6 +43,7 @@ class Endpoint:
     timeout: float = 600.0
     max_retries: int = 6
     log: Path | None = None
+    section: str = "orchestrator.client"
 
     @property
     def local(self) -> bool:

@@ -175,15 +175,17 @@ class LoraLinear(Linear):
         return torch.add(y, delta, alpha=self.scale)
 
     def merged(self, lora_A: Tensor, lora_B: Tensor, whole: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B; `whole` makes a W in shards whole."""
-        pairs = zip(lora_B.split(self.parts), lora_A.split(self.rank), strict=True)
-        delta = torch.cat([(B @ A) for B, A in pairs])
+        """Return W + alpha / rank · B A `[out, in]` in fp32, of these A and B; `whole` makes a W in shards whole.
+
+        Copies of A and B on the host give the bits that those on W's device give.
+        """
         weight = self.frozen
         if isinstance(weight, Quantized):
             base = Quantized(whole(weight.codes), whole(weight.scales)).dequantized(torch.float32)
         else:
             base = whole(weight.detach()).float()
-        return torch.add(base, delta.to(base.device), alpha=self.scale)
+        pairs = zip(lora_B.to(base.device).split(self.parts), lora_A.to(base.device).split(self.rank), strict=True)
+        return torch.add(base, torch.cat([B @ A for B, A in pairs]), alpha=self.scale)
 
     def refresh(self) -> None:
         """Do nothing: what is derived from W stays as it is."""

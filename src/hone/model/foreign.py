@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
 
 NAME = "hone"
-"""Of hone's attention, among transformers'."""
+"""The name under which transformers knows hone's attention."""
 NET = "net"
 """Attribute of `TransformersDecoder` that holds transformers' model; its parameters' names begin with it."""
 CHECKED = (5, 9)
@@ -57,7 +57,7 @@ class TransformersConfig(DecoderConfig):
     shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
     linear: tuple[str, ...] = ()
     scale: float = 1.0
-    """Of hidden states, before the head."""
+    """What hidden states are multiplied with before the head."""
 
     implementation: ClassVar[str] = "transformers"
 
@@ -93,15 +93,16 @@ class TransformersConfig(DecoderConfig):
             raise UserError(f"model_type {kind!r} has a vision part: give the text model alone, as its own folder")
         try:
             config, net = without_weights(json.dumps(hf))
+            heads = config.num_attention_heads
         except Exception as error:
             problem = f"transformers cannot make a model of {folder} ({first_line(error)})"
             raise UserError(f"{problem}: {SUPPORTED}") from None
         head, embed = net.get_output_embeddings(), net.get_input_embeddings()
         if head is None or getattr(head, "bias", None) is not None:
             raise UserError(f"the head of model_type {kind!r} is no plain matrix: {SUPPORTED}")
-        heads = config.num_attention_heads
-        window = max_window(config)
-        longest = getattr(config, "max_position_embeddings", None) or 2048
+        parameters = {name for name, _ in net.named_parameters(remove_duplicate=False)}
+        if buffers := sorted(set(net.state_dict()) - parameters):
+            raise UserError(f"model_type {kind!r} has weights that are no parameters ({buffers[0]}): {SUPPORTED}")
         eos = hf.get("eos_token_id")
         return cls(
             family=str(kind),
@@ -113,7 +114,7 @@ class TransformersConfig(DecoderConfig):
             num_kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             tie_word_embeddings=head.weight is embed.weight,
-            max_position_embeddings=min(longest, window or longest),
+            max_position_embeddings=longest_context(config),
             eos_token_ids=() if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
             bos_token_id=hf.get("bos_token_id"),
             pad_token_id=hf.get("pad_token_id"),
@@ -141,11 +142,23 @@ def without_weights(config_json: str) -> tuple[Any, Any]:
 SUPPORTED = "of other families hone takes decoders of transformers with causal softmax attention and a plain head"
 
 
-def max_window(config: Any) -> int | None:
-    """Return the tokens that the layers with the narrowest window see; None if all see everything."""
+def longest_context(config: Any) -> int:
+    """Return the tokens up to which all layers see all of them, and turn them (RoPE) whatever else is in the batch.
+
+    Beyond them some attend within a window or chunk, and the frequencies of `longrope` and `dynamic` depend on the
+    longest sequence of a forward pass.
+    """
+    bounds = [getattr(config, "max_position_embeddings", None) or 2048]
     kinds = getattr(config, "layer_types", None)
-    windowed = "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True)
-    return getattr(config, "sliding_window", None) if windowed else None
+    if "sliding_attention" in kinds if kinds else getattr(config, "use_sliding_window", True):
+        bounds.append(getattr(config, "sliding_window", None) or bounds[0])
+    if not kinds or "chunked_attention" in kinds:
+        bounds.append(getattr(config, "attention_chunk_size", None) or bounds[0])
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+        if one.get("rope_type") in ("longrope", "dynamic"):
+            bounds.append(one.get("original_max_position_embeddings") or bounds[0])
+    return min(bounds)
 
 
 def logit_scale(config: Any) -> float:
@@ -169,6 +182,8 @@ class TransformersDecoder(Decoder):
         for module in [*net.modules()]:
             if hasattr(module, "layer_idx"):
                 module.tokens = self._tokens
+            for name in [name for name, value in vars(module).items() if "dropout" in name and type(value) is float]:
+                setattr(module, name, 0.0)  # `set_checkpointing` sets `training`, by which some layers drop out
             for name, child in module.named_children():
                 if type(child) is nn.Linear and child is not net.get_output_embeddings():
                     setattr(module, name, _Linear.of(child))
@@ -269,6 +284,8 @@ def attend(
             raise UserError(f"this model's attention has {name}, which hone's attention does not compute")
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     size = q.shape[-1]
+    if v.shape[-1] != size:
+        raise UserError("this model's values are not as wide as its keys, which hone's attention does not compute")
     if scaling is not None and scaling != size**-0.5:
         q = q * (scaling * size**0.5)
     if module.tokens.half:

@@ -103,6 +103,9 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     Raises UserError unless it is plain LoRA on all linear layers, and whole; with `lora` also unless it has that rank
     and alpha.
     """
+    if not (folder / CONFIG).exists():
+        beside = f" {folder / FOLDER}" if (folder / FOLDER / CONFIG).exists() else " in PEFT's layout"
+        raise UserError(f"{folder} has no {CONFIG}: give the folder of an adapter,{beside}")
     found = read_json(folder, CONFIG, needed=True)
     odd = [f"{key} = {found[key]}" for key, value in _PLAIN.items() if found.get(key) not in (value, None)]
     if odd := odd + [key for key in _UNSUPPORTED if found.get(key)]:
@@ -110,7 +113,8 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     rank, alpha = found.get("r"), found.get("lora_alpha")
     if type(rank) is not int or (lora is not None and (rank, alpha) != (lora.rank, lora.alpha)):
         raise UserError(
-            f"the adapter in {folder} has rank {rank} and alpha {alpha}: set model.lora.rank and model.lora.alpha so"
+            f"the adapter in {folder} has rank {rank} and alpha {alpha}: set model.lora.rank = {rank} and "
+            f"model.lora.alpha = {alpha}"
         )
     try:
         tensors = load_file(folder / WEIGHTS)

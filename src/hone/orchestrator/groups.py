@@ -14,8 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from hone.algorithms.advantages import advantages, has_signal, normalized_components, overlong_penalty
-from hone.config.rl import RLConfig
+from hone.algorithms.advantages import (
+    advantages,
+    distilled,
+    has_signal,
+    normalized_components,
+    overlong_penalty,
+    reverse_kl,
+)
+from hone.config.rl import RLConfig, TeacherConfig
 from hone.environments import Environment
 from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function
@@ -94,9 +101,9 @@ class GroupSampler:
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
     def draw(self, first: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
-        """Return draws that are to be sampled, and their examples: `count` after `drawn` others of a step.
+        """Return the next `count` draws of a step, of which it has `drawn` before, and their examples.
 
-        The first one of the step is number `first` of the run.
+        The step's first draw is number `first` of the run. Draws of retired examples are passed over.
         """
         draws = [(first + i, draw) for i, draw in enumerate(self.curriculum.draw(drawn + count)) if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
@@ -194,12 +201,23 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: A
 
 
 def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages among those that are not left out; these have 0."""
-    inside = [group for group in groups if group.left_out is None]
-    found = iter(step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages))
+    """Return the groups with their advantages among those that count; the others have 0.
+
+    What was left out does not count. With `refill`, a group that was replaced, as it teaches nothing, counts neither:
+    not in a mean or deviation of the step.
+    """
+
+    def among(counting: list[int]) -> dict[int, np.ndarray]:
+        inside = [groups[i] for i in counting]
+        made = step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages)
+        return dict(zip(counting, made, strict=True))
+
+    found = among([i for i, group in enumerate(groups) if group.left_out is None])
+    if config.orchestrator.refill and (teaching := [i for i, advantages in found.items() if np.any(advantages)]):
+        found = among(teaching)
     return [
-        replace(group, advantages=np.zeros(len(group.scores), np.float32) if group.left_out else next(found))
-        for group in groups
+        replace(group, advantages=found.get(i, np.zeros(len(group.scores), np.float32)))
+        for i, group in enumerate(groups)
     ]
 
 
@@ -319,13 +337,15 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
 
-    All are 0 where all rewards are equal, unless the baseline is the batch's. What a refill left out is that.
+    All are 0 where all rewards are equal, unless the baseline is the batch's; a teacher's are of tokens, and different.
+    What a refill left out is that.
     """
     if group.left_out is not None:
         return group.left_out
     if valid(group.scores).sum() < 2:
         return "failed"
-    return "trained" if np.any(group.advantages) else "filtered"
+    taught = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
+    return "trained" if taught or np.any(group.advantages) else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
@@ -348,17 +368,20 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
             tokens = sum(trajectory.num_sampled for _, trajectory in kept)
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
-            sequences += [_packed(group, *member) for member in kept]
+            sequences += [_packed(group, *member, config.teacher) for member in kept]
     longest = min(config.most_tokens or config.seq_len, config.seq_len)
     return Batch(sequences, filtered, longest)
 
 
-def _packed(group: Group, index: int, trajectory: Trajectory) -> Packed:
+def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherConfig | None) -> Packed:
+    advantage: float | np.ndarray = float(group.advantages[index])
+    if teacher is not None and (scored := trajectory.teacher_logprobs) is not None:
+        advantage = distilled(advantage, trajectory.logprobs, scored, teacher.coef, teacher.reward_coef)
     return Packed(
         token_ids=trajectory.token_ids,
         loss_mask=trajectory.sampled_mask,
         logprobs=trajectory.logprobs,
-        advantage=float(group.advantages[index]),
+        advantage=advantage,
         group=group.draw,
         sample=index,
         kept=trajectory.kept,
@@ -387,9 +410,9 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
-    distribution, how many ids it kept. With `lag`, the versions that the sampler may be behind, the staleness of the
-    stalest token, in versions, is added; if `refilled`, the groups that were drawn and left out. Groups that were cut
-    off are only counted.
+    distribution, how many ids it kept; with a teacher, the reverse KL to it. With `lag`, the versions that the sampler
+    may be behind, the staleness of the stalest token, in versions, is added; if `refilled`, the groups that were drawn
+    and left out. Groups that were cut off are only counted.
     """
     drawn = {"groups/drawn": len(groups)} | {f"groups/{s}": [g.left_out for g in groups].count(s) for s in LEFT_OUT}
     groups = [group for group in groups if group.left_out != "cut"]
@@ -412,6 +435,10 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     metrics |= _identical_shares(groups)
     if cut := [t.kept.counts[t.sampled_mask] for t in trajectories if t.kept is not None]:
         metrics["completion/kept_ids/mean"] = float(np.concatenate(cut).mean())
+    scored = [(t, t.teacher_logprobs) for t in trajectories if t.teacher_logprobs is not None]
+    if scored:
+        kl = np.concatenate([reverse_kl(t.logprobs, taught)[t.sampled_mask] for t, taught in scored])
+        metrics["teacher/kl"] = float(kl.mean())
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)

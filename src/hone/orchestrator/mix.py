@@ -1,7 +1,7 @@
-"""Several tasks in one run: whose the groups of a step are, and what it says of each.
+"""Several tasks in one run: how many groups of a step each has, and the draws and metrics of each.
 
-Tasks are called by their names; a single one is "", and nothing of it names it. A step has the groups of one task after
-those of another; each task has a curriculum, advantages and, with `refill`, rounds of its own.
+Tasks are called by their names; a single one is "", and metrics and ledger do not name it. A step has the groups of one
+task after those of another; each task has a curriculum, advantages and, with `refill`, rounds of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hone.orchestrator.groups import GroupSampler, Sample, ledger_entries, step_
 from hone.orchestrator.ledger import Ledger
 from hone.types import Group
 
-_TURN = (5**0.5 - 1) / 2
+GOLDEN_RATIO = (5**0.5 - 1) / 2
 
 
 def shares(config: RLConfig, step: int) -> dict[str, int]:
@@ -30,7 +30,9 @@ def shares(config: RLConfig, step: int) -> dict[str, int]:
     orch, names = config.orchestrator, list(config.tasks())
     groups = orch.batch_size // orch.rollouts_per_example
     ends = np.cumsum([env.weight for env in orch.envs] if len(names) > 1 else [1.0])
-    begin = (rng.uniforms(np.array([rng.key(config.seed, "mix")], dtype=np.uint64), 0, 1)[0, 0] + step * _TURN) % 1
+    begin = (
+        rng.uniforms(np.array([rng.key(config.seed, "mix")], dtype=np.uint64), 0, 1)[0, 0] + step * GOLDEN_RATIO
+    ) % 1
     points = (np.arange(groups) + begin) / groups * ends[-1]
     owners = np.searchsorted(ends[:-1], points, side="right")
     return dict(zip(names, np.bincount(owners, minlength=len(names)).tolist(), strict=True))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hone.errors import UserError
 from hone.inference.client import Gone, Refused, ServerClient
@@ -31,6 +32,24 @@ class Server:
     @property
     def name(self) -> str:
         return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
+
+    def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
+        """Return the body of a request for the logprobs of the prompts' tokens; vLLM samples a token in any case."""
+        body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
+        body |= {"max_tokens": 0 if self.backend == "hone" else 1, "temperature": temperature}
+        return body | {"prompt_logprobs": 0}
+
+
+def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
+    """Return the logprobs of the tokens of the prompts but the first, as an answer to `Server.scoring` has them.
+
+    Raises KeyError, IndexError, TypeError or ValueError if it has none.
+    """
+    entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
+    return [
+        [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], row, strict=True)]
+        for ids, row in zip(prompts, entries, strict=True)
+    ]
 
 
 def reach(

@@ -24,7 +24,7 @@ from hone.inference.client import Served, ServerClient
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
-from hone.orchestrator.reach import Server
+from hone.orchestrator.reach import Server, scores
 from hone.orchestrator.types import Finished, Request
 from hone.trainer.export import Spool
 from hone.types import Kept, Trajectory
@@ -110,19 +110,11 @@ class ServerPolicy:
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
         """Return the server's logprobs; NaN where it can't compute them: vLLM does so at temperature 1 only."""
-        vllm = self.server.backend == "vllm"
-        if vllm and temperature != 1:
+        if self.server.backend == "vllm" and temperature != 1:
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
-        prompts = [list(ids) for ids in sequences]
-        body = {"model": self.server.model, "prompt": prompts, "max_tokens": 1 if vllm else 0}
-        body |= {"temperature": temperature, "prompt_logprobs": 0}
-        (answer,) = asyncio.run(self._ask([body], self._loaded))
+        (answer,) = asyncio.run(self._ask([self.server.scoring(sequences, temperature)], self._loaded))
         with self._readable("logprobs of the prompt"):
-            entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
-            return [
-                [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], row, strict=True)]
-                for ids, row in zip(sequences, entries, strict=True)
-            ]
+            return scores(answer, sequences)
 
     async def _ask(
         self,

@@ -21,9 +21,10 @@ from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.inference.memory import GIB, KV_GIB
 from hone.model.config import DecoderConfig
+from hone.model.fetch import is_fetched
 from hone.model.files import TINY, is_hub_id
 from hone.planning.arithmetic import Steps, checkpoints_kept
-from hone.planning.data import Facts
+from hone.planning.data import Facts, tasks_of
 from hone.planning.devices import DEVICES, Device
 from hone.trainer.memory import CHECKPOINTING, checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
 
@@ -255,18 +256,21 @@ def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
     What is only to be fetched from the hub is not missing.
     """
     absent, name = {}, config.model.name
-    if not (name == TINY or is_hub_id(name) or Path(name).exists()):
+    if not (name == TINY or is_fetched(name) or is_hub_id(name) or Path(name).exists()):
         run, weights, _ = name.partition("/weights/step_")
         how = f"`hone init-model {name}` makes a small one, --model.name names another"
         how = f"the run that writes to {run} makes it" if weights else how
         absent["model"] = f"there is no model folder {name}: {how}"
-    rl = isinstance(config, RLConfig)
-    task = config.orchestrator.env if rl else config.data.env
-    if task is not None:
+    for key, task in tasks_of(config).items():
         try:
-            configured(task.id, task.args, task.template, f"{'orchestrator' if rl else 'data'}.env.template")
+            configured(task.id, task.args, task.template, key)
         except UserError as error:
             absent["task"] = str(error)
-    elif not rl and config.data.path and not Path(config.data.path).expanduser().exists():
+    if (
+        isinstance(config, SFTConfig)
+        and not config.data.env
+        and config.data.path
+        and not Path(config.data.path).expanduser().exists()
+    ):
         absent["data"] = f"there is no file {config.data.path}: --data.path names another"
     return absent

@@ -73,7 +73,7 @@ class Steps:
             pool=pool,
             epochs=steps * prompts / pool if pool else None,
             evaluations=_times(steps, evals.interval) + 1 if evals else 0,
-            evaluated=evals.num_examples * evals.rollouts_per_example if evals else 0,
+            evaluated=evals.num_examples * evals.rollouts_per_example * len(config.eval_tasks()) if evals else 0,
             checkpoints=checkpoints,
         )
 

@@ -5,6 +5,7 @@ Only what is here is looked at: files, generated tasks, the hub's cache. Nothing
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -13,6 +14,7 @@ import numpy as np
 
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.config.shared import EnvConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -33,6 +35,8 @@ THOUGHT = 8
 @dataclass(frozen=True)
 class Facts:
     """What a task or data set shows: training examples (`pool`), `held_out`, `turns`, and lengths in tokens of some.
+
+    Of several tasks, `pool` is that of all, `held_out` the least and `turns` the most of any.
 
     `estimated` is True if tokens were counted by characters; `tokens` are those of a data set for SFT; `notes` name
     what could not be looked at, and why.
@@ -65,6 +69,19 @@ class Facts:
         return replace(found, completion=min(mean, new), measured="the task's reference answers", reached=reached)
 
 
+def tasks_of(config: RLConfig | SFTConfig) -> dict[str, EnvConfig]:
+    """Return the tasks that a run reads, by the key of each one's template."""
+    if isinstance(config, SFTConfig):
+        return {"data.env.template": config.data.env} if config.data.env else {}
+    found = {}
+    for section, tasks in (("", config.tasks()), (".eval", config.eval_tasks())):
+        for name, one in tasks.items():
+            env = one.orchestrator.env
+            if not any(env.same_task(other) for other in found.values()):
+                found[f"orchestrator{section}.envs.{name}.template" if name else "orchestrator.env.template"] = env
+    return found
+
+
 def look_at(config: RLConfig | SFTConfig) -> Facts:
     """Return what can be known of the config's data here."""
     import datasets.config
@@ -83,10 +100,12 @@ def look_at(config: RLConfig | SFTConfig) -> Facts:
 
 def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts:
     if isinstance(config, RLConfig):
-        task = config.orchestrator.env
-        env = configured(task.id, task.args, task.template, "orchestrator.env.template")
-        train_within(env, task)
-        return facts_of_task(config, env, renderer)
+        envs = {}
+        for name, one in config.tasks().items():
+            task = one.orchestrator.env
+            envs[name] = configured(task.id, task.args, task.template, "orchestrator.env.template")
+            train_within(envs[name], task)
+        return facts_of_tasks(config, envs, renderer)
     data = config.data
     if data.env is not None:
         env = configured(data.env.id, data.env.args, data.env.template, "data.env.template")
@@ -106,8 +125,24 @@ def _facts(config: RLConfig | SFTConfig, renderer: ChatRenderer | None) -> Facts
     return Facts(references=lengths, estimated=True, pool=len(rows), tokens=int(np.mean(lengths) * len(rows)))
 
 
-def facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | None, most: int = EXAMPLES) -> Facts:
-    """Return what a task shows; `most` of its examples are looked at."""
+def facts_of_tasks(
+    config: RLConfig, envs: Mapping[str, Environment], renderer: ChatRenderer | None, most: int = EXAMPLES
+) -> Facts:
+    """Return what the tasks to train on (`envs`, by name) show together; `most` examples of each are looked at."""
+    found = [_facts_of_task(one, envs[name], renderer, most) for name, one in config.tasks().items()]
+    pools, held_out = [facts.pool for facts in found], [facts.held_out for facts in found]
+    return Facts(
+        None if None in pools else sum(pool or 0 for pool in pools),
+        min((n for n in held_out if n is not None), default=None),
+        max(facts.turns for facts in found),
+        tuple(tokens for facts in found for tokens in facts.prompts),
+        tuple(tokens for facts in found for tokens in facts.references),
+        renderer is None,
+        notes=[note for facts in found for note in facts.notes],
+    )
+
+
+def _facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | None, most: int) -> Facts:
     turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
     try:
         rows = len(env.split("train"))
@@ -158,9 +193,12 @@ def _count(text: str, renderer: ChatRenderer | None) -> int:
 def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
     """Return the model's renderer, if it is here."""
     from hone.model.chat import TOKENIZER_FILES, load_renderer
+    from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id
 
     name = config.model.name
+    if is_fetched(name) and not cache_folder(name).is_dir():
+        return None
     try:
         if is_hub_id(name):
             from huggingface_hub import snapshot_download

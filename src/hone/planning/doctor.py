@@ -358,11 +358,12 @@ def check_run(subject: Subject) -> Iterator[Row]:
     if config is None:
         return
     os.environ["HF_HUB_OFFLINE"] = "1"
-    from hone.config.rl import RLConfig
     from hone.environments.loading import configured
     from hone.errors import UserError
+    from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id
     from hone.planning.advice import disk_needed, free_disk, missing
+    from hone.planning.data import tasks_of
     from hone.planning.shape import shape_of
 
     name, absent = config.model.name, missing(config)
@@ -371,17 +372,19 @@ def check_run(subject: Subject) -> Iterator[Row]:
     cached = hub_cache() / f"models--{name.replace('/', '--')}"
     if is_hub_id(name) and not any(cached.glob("snapshots/*/*.safetensors")):
         yield "model", "warning", f"{name} is not in the hub's cache: the run fetches it", f"hf download {name}"
+    if is_fetched(name) and not cache_folder(name).is_dir():
+        fix = f"hone fetch-model {name} {cache_folder(name)}"
+        yield "model", "warning", f"{name} is not in hone's cache: the run fetches it", fix
     with contextlib.suppress(UserError):  # without a model there is nothing to measure
-        shape = shape_of(name, config.model.init)
+        shape = shape_of(name, config.model.init, config.model.implementation)
         yield judge("model", f"{name}: {shape.parameters / 1e6:,.1f}M parameters")
         needs, free = disk_needed(config, shape), free_disk(config.output_dir)
         text, little = f"{size(needs)} for what it saves; {size(free)} are free", "that is too little"
         fix = "--ckpt.keep-last 2   # or another --output-dir"
         yield judge("disk", text, little if needs > free else "", fix)
-    task = config.orchestrator.env if isinstance(config, RLConfig) else config.data.env
-    if task is not None and "task" not in absent:
+    for key, task in ({} if "task" in absent else tasks_of(config)).items():
         try:
-            env = configured(task.id, task.args, task.template, "env.template")
+            env = configured(task.id, task.args, task.template, key)
             yield judge("task", f"{task.id}: {len(env.split('train')):,} training examples")
         except UserError as error:
             text = f"{task.id} loads, but its data are not here ({error})"

@@ -93,7 +93,7 @@ def plan_of(
     notes, evaluated = list(facts.notes), config
     if shape is None:
         try:
-            shape = shape_of(config.model.name, config.model.init)
+            shape = shape_of(config.model.name, config.model.init, config.model.implementation)
         except UserError as error:
             notes.insert(0, f"no memory, time and cost without the model's shape: {error}")
     if isinstance(config, RLConfig):
@@ -127,7 +127,10 @@ def words(plan: Plan) -> Iterator[tuple[str, list[str]]]:
     if isinstance(config, RLConfig):
         kind, task = "RL", config.task_name
     else:
-        kind, task = "SFT", config.data.env.id if config.data.env else config.data.name or config.data.path
+        kind, task = (
+            "SFT",
+            config.data.env.id if config.data.env else config.data.name or config.data.path or config.data.run,
+        )
     parameters = f"{count(shape.parameters)} parameters, " if shape else ""
     yield f"{kind} of {config.model.name} ({parameters}{config.precision}) on {task}", []
     yield "Steps", [*plan.steps.words(config), _checkpoint_words(plan)]

@@ -8,16 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.model.config import DecoderConfig
-from hone.model.files import TINY, is_hub_id, read_json
+from hone.model.files import TINY, is_hub_id
 
 if TYPE_CHECKING:
     from hone.config.shared import InitConfig
 
 
-def shape_of(model: str | Path, init: InitConfig | None = None) -> DecoderConfig:
+def shape_of(model: str | Path, init: InitConfig | None = None, implementation: str = "auto") -> DecoderConfig:
     """Return the shape of a folder, a hub id (known here, cached or fetched), or `hone/tiny` with `init`.
 
-    Raises UserError if there is no such model, or its config can't be read.
+    `implementation` is as in `model.implementation`. Raises UserError if there is no such model, or its config can't be
+    read.
     """
     name, folder = str(model), Path(model)
     if name == TINY:
@@ -36,7 +37,9 @@ def shape_of(model: str | Path, init: InitConfig | None = None) -> DecoderConfig
         except Exception as error:  # offline, no such model, no permission
             reason = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise UserError(f"the config of {name} can't be fetched from the hub ({reason})") from error
-    return DecoderConfig.from_hf(read_json(folder, "config.json", needed=True))
+    from hone.model.hf import read_config
+
+    return read_config(folder, implementation)
 
 
 def known(name: str) -> DecoderConfig | None:

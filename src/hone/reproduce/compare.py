@@ -24,7 +24,7 @@ Row = dict[str, Any]
 ROW_COLUMNS = {
     "tokens": {"token_ids": "token", "sampled_mask": "sampled_mask of token"},
     "kept ids": {"kept_counts": "their number at token", "kept_ids": "the id at"},
-    "logprobs": {"logprobs": "that of token"},
+    "logprobs": {"logprobs": "that of token", "teacher_logprobs": "the teacher's of token"},
     "rewards": {"components": "component", "outcome": "the outcome", "reward": "the reward"},
     "rollouts": {
         name: f"the column {name}"

@@ -36,6 +36,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, group_state, with_advantages
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.mix import make_groups
+from hone.orchestrator.teacher import taught
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
@@ -265,6 +266,8 @@ class RebuiltRL(Rebuilt):
     def repeat(self, step: int) -> StepRecord:
         self.memory.evals = None
         groups = self.steps.sample() if self.resamples else self._graded_again(step)
+        if self.config.teacher is not None:
+            groups = self._taught_again(step, groups)
         return replace(self._update(step, groups), evals=self.memory.evals)
 
     def evaluation(self) -> StepRecord:
@@ -294,6 +297,16 @@ class RebuiltRL(Rebuilt):
         if used < len(recorded):
             raise self._other_completions(step, len(recorded), used)
         return groups
+
+    def _taught_again(self, step: int, groups: list[Group]) -> list[Group]:
+        """Give completions of the recorded tokens what the run recorded of its teacher."""
+        recorded = {t.sample_id: t for group in self._recorded(step) for t in group.trajectories}
+
+        def logprobs(again: Trajectory) -> np.ndarray | None:
+            old = recorded.get(again.sample_id)
+            return old.teacher_logprobs if old and np.array_equal(old.token_ids, again.token_ids) else None
+
+        return taught(groups, [logprobs(trajectory) for group in groups for trajectory in group.trajectories])
 
     def _other_completions(self, step: int, recorded: int, wanted: int) -> UserError:
         return UserError(
@@ -422,6 +435,7 @@ def _left_out(rows: Sequence[Row]) -> Literal["surplus", "cut"] | None:
 def _trajectory(row: Row) -> Trajectory:
     kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
     columns = [row.get(name) for name in ("kept_ids", "kept_counts")]
+    teacher = row.get("teacher_logprobs")
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
@@ -432,4 +446,5 @@ def _trajectory(row: Row) -> Trajectory:
         sample_id=row["sample_id"],
         state=kept,
         kept=None if None in columns else Kept(*(np.array(column, dtype=np.int32) for column in columns)),
+        teacher_logprobs=None if teacher is None else np.array(teacher, dtype=np.float32),
     )

@@ -132,7 +132,10 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
         what = f"the adapter {config.model.lora.path}" if same else name
         problem = f"{what} is not the model that it began with (its weights have another fingerprint)"
     if config.model.lora is not None:
-        raise UserError(f"{run.path}: {problem}, and its checkpoints hold only the adapter: say where it is by --model")
+        adapter = f", and put its adapter back to {path}" if (path := config.model.lora.path) else ""
+        raise UserError(
+            f"{run.path}: {problem}, and its checkpoints hold only the adapter: say where it is by --model{adapter}"
+        )
     exported = run.weights()
     if not exported:
         raise UserError(

@@ -74,6 +74,16 @@ def _level(metric: str, text: str) -> Callable[[History, float], Measured]:
     return measure
 
 
+def _zero_std(history: History, threshold: float) -> Measured:
+    if history.now("teacher/kl"):
+        return None  # a teacher teaches something of any completion
+    text = (
+        "{share} of the groups had one and the same reward over the last {steps} steps ({first} at the beginning), "
+        "and taught nothing"
+    )
+    return _level("frac_reward_zero_std", text)(history, threshold)
+
+
 def _change(history: History, metric: str, index: int, threshold: float) -> tuple[Window, Window] | None:
     """Return a metric's window at a step and the last one, if they are apart by the threshold and beyond scatter."""
     then, now = history.at(metric, index), history.now(metric)
@@ -291,11 +301,7 @@ RULES = {
         "parser loses the answers; else lower trainer.optim.lr and go on from the checkpoint before the fall",
     ),
     "zero_std": Rule(
-        _level(
-            "frac_reward_zero_std",
-            "{share} of the groups had one and the same reward over the last {steps} steps ({first} at the beginning), "
-            "and taught nothing",
-        ),
+        _zero_std,
         "harder or easier prompts (orchestrator.curriculum.order = difficulty, curriculum.pool), or more "
         "rollouts_per_example",
     ),

@@ -86,7 +86,8 @@ METRICS = (
     Metric("canary/gap/mean", "canary", "nats", "gap on a fixed text, mean", better="lower"),
     Metric("canary/gap/max", "canary", "nats", "gap on a fixed text, largest", better="lower"),
     Metric("canary/verdict", "canary"),
-    Metric("kl", "rl", NATS, "KL to the initial policy", tolerance=10),
+    Metric("teacher/kl", "rl", NATS, "reverse KL to the teacher", better="lower"),
+    Metric("kl", "rl", NATS, "KL to the initial policy", better="lower", tolerance=10),
     Metric("staleness/max", "rl", "versions"),
     Metric("staleness/returned", "", "versions"),  # of older runs
     Metric("pool/active", "rl", "prompts"),
@@ -128,17 +129,24 @@ def label(metric: str) -> str:
 def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[int] | str:
     """Return the steps at which a run of `config` writes `metric`; if it never does, the fault, to end a sentence with.
 
-    `env_id` is the task's own id, if known: its metrics are named after it. Some metrics need a setting as well.
+    `env_id` is the own id of a single task, if known: its metrics are named after it. Some metrics need a setting as
+    well.
     """
     found, last = row(metric), config.max_steps
     where = found.where.split() if found else []
     kind = "rl" if isinstance(config, RLConfig) else "sft"
-    if isinstance(config, RLConfig) and metric.startswith("eval/"):
+    of, _, rest = metric.partition("/")
+    task = rest.partition("/")[0]
+    if isinstance(config, RLConfig) and of == "eval":
         settings = config.orchestrator.eval
         if settings is None:
             return "needs evaluations during the run: add --orchestrator.eval.interval"
-        if env_id in (None, metric.split("/")[1]) and "eval" in where:
+        evaluated = _evaluated(config, env_id)
+        if (task in evaluated or None in evaluated) and "eval" in where:
             return [*range(0, last, settings.interval), last]
+    elif of in ("env", "eval"):
+        if isinstance(config, RLConfig) and task in config.tasks() and kind in where:
+            return [*range(last)]
     elif "time" in where:
         return "comes from a clock (timings.jsonl), so no run has it twice: predict what is in metrics.jsonl"
     elif "val" in where and isinstance(config, SFTConfig):
@@ -156,7 +164,7 @@ def written(metric: str, config: RunConfig, env_id: str | None = None) -> list[i
 
 def check(config: RunConfig, env_id: str | None = None) -> None:
     """Raise UserError if `stop.metric` or `ckpt.best` is no metric of the run, or the best one is never measured where
-    a checkpoint is saved. `env_id` is the task's own id, if known.
+    a checkpoint is saved. `env_id` is the own id of a single task, if known.
     """
     interval = config.ckpt and config.ckpt.interval
     named = {"stop.metric": config.stop and config.stop.metric, "ckpt.best": config.ckpt and config.ckpt.best}
@@ -188,6 +196,11 @@ def known(config: RunConfig, env_id: str | None = None) -> list[str]:
     rows = [one for one in METRICS if "*" not in one.name]
     names = [one.name for one in rows if kinds & set(one.where.split())]
     if isinstance(config, RLConfig) and config.orchestrator.eval:
-        env_id = env_id or config.orchestrator.env.id
-        names += [f"eval/{env_id}/{one.name}" for one in rows if "eval" in one.where]
+        tasks = [name or config.orchestrator.env.id for name in _evaluated(config, env_id)]
+        names += [f"eval/{name}/{one.name}" for name in tasks for one in rows if "eval" in one.where]
     return names
+
+
+def _evaluated(config: RLConfig, env_id: str | None) -> list[str | None]:
+    """Return the names of the tasks that a run is evaluated on; None: a single one whose own id is not known."""
+    return [name or env_id for name in config.eval_tasks()]

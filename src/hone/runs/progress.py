@@ -13,6 +13,7 @@ _DOING = {
     "publish": "publishing weights",
     "sample": "sampling",
     "grade": "grading",
+    "teacher": "asking the teacher",
     "train": "training",
     "evaluate": "evaluating",
     "validate": "validating",

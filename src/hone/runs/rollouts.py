@@ -37,7 +37,7 @@ OPTIONS: dict[str, Any] = {
     # zstd finds what rows repeat (a group's prompt) by itself; dictionaries beside it only cost room.
     "use_dictionary": False,
     # The exponents of logprobs resemble each other, their last bits don't: apart, the exponents compress.
-    "column_encoding": {"logprobs.list.element": "BYTE_STREAM_SPLIT"},
+    "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "teacher_logprobs")},
     # A fifth of a small step's file, and nothing needs them: the Parquet schema has the types.
     "write_statistics": False,
     "store_schema": False,
@@ -71,10 +71,10 @@ def evals_file(version: int) -> str:
     return f"{EVALS}/step_{version:06d}.jsonl"
 
 
-def schema(kept: bool = False, mixed: bool = False) -> pyarrow.Schema:
+def schema(kept: bool = False, mixed: bool = False, taught: bool = False) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
-    `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks.
+    `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks; `taught`: by a teacher.
     """
     import pyarrow as pa
 
@@ -110,6 +110,7 @@ def schema(kept: bool = False, mixed: bool = False) -> pyarrow.Schema:
             ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
             *(ids if kept else []),
             *([("env", text)] if mixed else []),  # the name of the task, of several
+            *([("teacher_logprobs", pa.list_(pa.float32()))] if taught else []),  # the teacher's; 0 where not sampled
         ]
     )
 
@@ -156,6 +157,8 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
         )
         if (kept := trajectory.kept) is not None:
             rows[-1] |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
+        if trajectory.teacher_logprobs is not None:
+            rows[-1]["teacher_logprobs"] = trajectory.teacher_logprobs
     return rows
 
 
@@ -167,7 +170,7 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     """
     import pyarrow as pa
 
-    fields = schema(*(any(name in row for row in rows) for name in ("kept_ids", "env")))
+    fields = schema(*(any(name in row for row in rows) for name in ("kept_ids", "env", "teacher_logprobs")))
     for row in rows:
         assert row.keys() <= set(fields.names), f"unknown rollout columns {sorted(row.keys() - set(fields.names))}"
     as_pairs = lambda value: list(value.items()) if isinstance(value, dict) else value  # noqa: E731
@@ -191,7 +194,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
     import pyarrow as pa
 
-    columns = schema(kept=True, mixed=True).names if columns is None else list(columns)
+    columns = schema(kept=True, mixed=True, taught=True).names if columns is None else list(columns)
     table = _read_table(path, columns, "restore it from a copy")
     if "completion" in columns and "completion" not in table.column_names:
         table = table.append_column("completion", pa.nulls(len(table), pa.string()))

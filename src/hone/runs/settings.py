@@ -24,10 +24,11 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
 _FREE = (
     *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
-    "grace_seconds",
+    *("grace_seconds", "push_to_hub"),
     *("gap.action", "audit", "inference.port", "inference.vllm_python", "transport", "restarts", "mode"),
     *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
-    *(f"orchestrator.client.{name}" for name in ("base_url", "api_key_var", "timeout", "max_retries")),
+    *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("base_url", "api_key_var")),
+    *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("timeout", "max_retries")),
     *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib", "overlap")),
 )
 """Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""

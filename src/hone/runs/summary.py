@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from hone.runs import provenance
 from hone.runs.alarms import OVER
 from hone.runs.budget import Spent, spent
 from hone.runs.files import MARKER, RESTORE, current_name, is_number, parse_time, read_json, read_lines, sha256
+from hone.runs.listing import find_run
 from hone.runs.metrics import best_step
 from hone.runs.opening import target_in_words
 from hone.runs.outputs import AUDIT, CERTIFICATE, holder
@@ -150,7 +152,7 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
     if run.status == "done":
         again = [("check that it can be repeated", f"hone verify {quoted} --steps 3")]
         if weights := Run(run.path).weights():
-            return [("evaluate it", _evaluating(run, weights[max(weights)])), *again]
+            return [("evaluate it", evaluating(run, weights[max(weights)])), *again]
         return again
     steps = run.checkpoints
     return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run))]
@@ -194,15 +196,22 @@ def typed(command: list[str], ranks: int = 1) -> str:
     return shlex.join([*words, *command[1:]])
 
 
-def _evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights on the task of a run, set up as it is there."""
-    command = ["hone", "eval", run.task or "ENV", "-m", str(weights)]
-    if run.kind == "rl":
-        env = run.config.get("orchestrator", {}).get("env", {})
-        for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
-            command += [flag, json.dumps(tree)] if tree else []
-        if template := run.config.get("model", {}).get("chat_template"):
-            command += ["--chat-template", template]
+def evaluating(run: Summary, weights: Path) -> str:
+    """Return the command that evaluates weights on the task of a run, set up as it is there; after SFT on what another
+    run sampled, on that one's task.
+    """
+    of, section = run, {"rl": "orchestrator", "sft": "data"}
+    if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
+        with suppress(UserError):  # it may be gone
+            of = summarize(find_run(sampled))
+    env = of.config.get(section.get(of.kind, ""), {}).get("env", {})
+    if of.kind == "eval":
+        env = {"args": of.config.get("env_args"), "template": of.config.get("template")}
+    command = ["hone", "eval", of.task or "ENV", "-m", str(weights)]
+    for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
+        command += [flag, json.dumps(tree)] if tree else []
+    if run.kind == "rl" and (template := run.config.get("model", {}).get("chat_template")):
+        command += ["--chat-template", template]
     if (precision := run.config.get("precision", "bf16_linear")) != "bf16_linear":
         command += ["--precision", precision]
     return shlex.join([*command, "-n", "100", "-r", "4"])

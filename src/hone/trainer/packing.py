@@ -28,14 +28,15 @@ class Sequence:
     """One sequence to train on: `token_ids` `[T]` int; `loss_mask` `[T]` bool, True where a token is learned.
 
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
-    sequence; `group` and `sample` number its prompt and completion. `weight` is what each of its tokens counts in the
-    step's loss; None: 1 / the step's loss tokens. `kept` are the ids that its tokens were sampled among.
+    sequence, or `[T]` float32 of each token; `group` and `sample` number its prompt and completion. `weight` is what
+    each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `kept` are the ids that its tokens
+    were sampled among.
     """
 
     token_ids: np.ndarray
     loss_mask: np.ndarray
     logprobs: np.ndarray | None = None
-    advantage: float = 0.0
+    advantage: float | np.ndarray = 0.0
     group: int = 0
     sample: int = 0
     weight: float | None = None
@@ -46,6 +47,7 @@ class Sequence:
         assert length > 0 and len(self.loss_mask) == length and self.loss_mask.dtype == np.bool_
         assert not self.loss_mask[0], "a first token has no context to be predicted from"
         assert self.logprobs is None or len(self.logprobs) == length
+        assert np.shape(self.advantage) in ((), (length,))
         assert self.kept is None or len(self.kept.counts) == length
 
     def __len__(self) -> int:
@@ -132,7 +134,6 @@ def pack(
     previous_N = np.arange(lengths_S.sum()) - 1
     previous_N[starts_S] = [-1 if s.parent < 0 else starts_S[s.parent] + s.start - 1 for s in segments]
     loss_mask_N = cut(lambda s: s.loss_mask, np.bool_)
-    advantages_S = np.array([0.0 if s.shared else s.sequence.advantage for s in segments], dtype=np.float32)
     shares = any(segment.shared for segment in segments)
     if num_loss_tokens is None:
         num_loss_tokens = sum(sequence.num_loss_tokens for sequence in sequences)
@@ -144,7 +145,7 @@ def pack(
         positions=upload(np.concatenate([np.arange(s.start, s.stop) for s in segments]), device),
         previous=upload(previous_N, device),
         sampling_logprobs=upload(cut(lambda s: _or_zeros(s.logprobs, len(s)), np.float32), device),
-        advantages=upload(np.repeat(advantages_S, lengths_S), device),
+        advantages=upload(np.concatenate([_advantages(s) for s in segments]), device),
         weights=upload(np.repeat(weights_S, lengths_S), device),
         loss_indices=upload(np.flatnonzero(loss_mask_N), device),
         sequence_lengths=upload(loss_lengths_S[loss_lengths_S > 0], device),
@@ -166,6 +167,12 @@ def _kept(segment: _Segment, loss_length: int) -> Kept | int:
         return int(loss_length)
     places = np.arange(len(sequence))
     return sequence.kept.where(sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
+
+
+def _advantages(segment: _Segment) -> np.ndarray:
+    """Return those of the segment's tokens, float32; 0 for a prompt that several completions share."""
+    own = np.asarray(0.0 if segment.shared else segment.sequence.advantage, dtype=np.float32)
+    return np.broadcast_to(own, len(segment.sequence))[segment.start : segment.stop]
 
 
 def _or_zeros(values: np.ndarray | None, length: int) -> np.ndarray:

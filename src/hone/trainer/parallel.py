@@ -171,7 +171,9 @@ def shard(model: Decoder, ranks: Ranks) -> None:
     if ranks.alone:
         return
     if model.config.implementation != "hone":
-        raise UserError(f"a model of {model.config.family}, which transformers computes, trains on one rank only")
+        raise UserError(
+            f"a model of {model.config.family}, which transformers computes, trains on one rank: set trainer.ranks = 1"
+        )
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import (
         FSDPModule,

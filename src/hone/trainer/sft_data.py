@@ -128,6 +128,10 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
     """
     from hone.environments.data import Rows
 
+    if run.info["kind"] == "sft":
+        raise UserError(
+            f"data.run = {run.path} is a run of SFT, which records no completions: name one of RL, or of eval"
+        )
     if evaluated := run.info["kind"] == "eval":
         lines = run.eval_rows()
         best = _first_best(((i, line["example_id"], line["reward"]) for i, line in enumerate(lines)), min_reward)

@@ -14,7 +14,8 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     """Lay a batch's S sequences of N tokens in all end to end.
 
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
-    `logprobs` float32, each `[N]`. The last is left out if the sequences have none. `counts` int64
+    `logprobs` float32, each `[N]`. The last is left out if the sequences have none. If tokens have advantages of their
+    own, `token_advantages` `[N]` float32 are in the place of `advantages`. `counts` int64
     `[4]`: what was filtered, and the most tokens of a completion. If tokens were sampled among some ids only,
     `kept_ids` and `kept_counts` int32 are as in `Kept`.
     """
@@ -34,10 +35,13 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
         "lengths": each([len(s) for s in sequences], np.int64),
         "groups": each([s.group for s in sequences], np.int64),
         "samples": each([s.sample for s in sequences], np.int64),
-        "advantages": each([s.advantage for s in sequences], np.float64),
         "token_ids": flat([s.token_ids for s in sequences], np.int32),
         "loss_mask": flat([s.loss_mask for s in sequences], np.bool_),
     }
+    if any(np.ndim(s.advantage) for s in sequences):
+        arrays["token_advantages"] = flat([np.broadcast_to(s.advantage, len(s)) for s in sequences], np.float32)
+    else:
+        arrays["advantages"] = each([float(s.advantage) for s in sequences], np.float64)
     logprobs = [s.logprobs for s in sequences if s.logprobs is not None]
     assert len(logprobs) in (0, len(sequences)), "all have them, or none has"
     if logprobs:
@@ -66,7 +70,7 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
         np.split(arrays["token_ids"].astype(np.int64), cuts),
         np.split(arrays["loss_mask"], cuts),
         split("logprobs"),
-        arrays["advantages"].tolist(),
+        split("token_advantages") if "token_advantages" in arrays else arrays["advantages"].tolist(),
         arrays["groups"].tolist(),
         arrays["samples"].tolist(),
         strict=True,

@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
 
 from hone.errors import UserError
-from hone.viewer import curves, evals, overview, runs, samples, search
+from hone.viewer import chat, curves, evals, overview, runs, samples, search
 from hone.viewer.card import view as card
 from hone.viewer.catalog import NotFound
 from hone.viewer.site import ASSETS, CSP, Site
@@ -23,6 +23,7 @@ PLOTLY = "plotly.min.js"
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
+    "/chat/": chat.chat,
     "/run/{slug}/": overview.run,
     "/run/{slug}/card/": card.card,
     "/run/{slug}/step/{step}/": samples.step,
@@ -53,6 +54,10 @@ def create_app(site: Site) -> FastAPI:
 
     for path, make in PAGES.items():
         add(path, make)
+
+    @app.post("/chat/")
+    async def ask(request: Request) -> Response:
+        return await chat.ask(site, request)
 
     @app.get("/assets/{name}")
     def asset(name: str, request: Request) -> Response:

@@ -20,7 +20,7 @@ from hone.viewer.charts import charts
 from hone.viewer.series import Series, read_series, to_json
 from hone.viewer.site import Links, Site
 
-_NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "not_finite", "predicted"}
+_NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
 """Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
 _SOMEWHERE = 10**9
 """A step that no run has: scripts put the one that was clicked in its place."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version as version_of
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -65,13 +66,15 @@ class Links:
 class Site:
     """All pages of the runs of a catalog."""
 
-    def __init__(self, catalog: Catalog):
+    def __init__(self, catalog: Catalog, chats: Mapping[str, str | None] = MappingProxyType({})):
         self.catalog = catalog
+        self.chats = chats
+        """URLs of servers that the page /chat/ talks to, with their keys."""
 
     def page(self, template: str, here: str, title: str, **values: Any) -> str:
         """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
         text = self._templates.get_template(template).render(
-            links=Links(here), title=title, root=str(self.catalog.root), **values
+            links=Links(here), title=title, root=str(self.catalog.root), chats=bool(self.chats), **values
         )
         return text.encode("utf-8", "backslashreplace").decode()  # JSON can bring halves of characters
 

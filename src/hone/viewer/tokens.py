@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
+from hone.algorithms.advantages import distilled
 from hone.errors import UserError
 from hone.pages import visible
 from hone.runs.reader import Run
@@ -134,7 +135,12 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
             by_token[name][mask] = np.asarray(measured[column], dtype=float)
     by_token["gap"] -= by_token["logprob"]
     trained = row.get("state") == "trained"
-    by_token["advantage"] = np.where(mask & trained, row.get("advantage") or 0.0, np.nan)
+    advantage = row.get("advantage") or 0.0
+    scored = row.get("teacher_logprobs") or ()
+    if len(scored) == len(logprobs) and (teacher := run.config.get("teacher")):
+        weights = teacher.get("coef", 1.0), teacher.get("reward_coef", 1.0)
+        advantage = distilled(advantage, logprobs, np.asarray(scored), *weights)[first:]
+    by_token["advantage"] = np.where(mask & trained, advantage, np.nan)
     if not trained:
         missing["advantage"] = f"it was not trained on ({row.get('state') or 'its state is not known'})"
     starts = np.array([piece.start for piece in pieces], dtype=int)

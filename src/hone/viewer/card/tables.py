@@ -37,7 +37,7 @@ def _about(run: Summary) -> Facts:
         "task": run.task or "",
         "task arguments": json.dumps(args, ensure_ascii=False) if args else "",
         "examples": info.get("profile", ""),
-        "data": "" if run.task else str(data.get("name") or data.get("path") or ""),
+        "data": "" if run.task else str(data.get("name") or data.get("path") or data.get("run") or ""),
         "settings": ", ".join(whole if run.kind == "eval" else [*summary.settings_in_words(run), "else the defaults"]),
         "seed": str(info["seed"]),
         "parent": f"step {parent['step']} of run {parent['id']}" if parent else "",

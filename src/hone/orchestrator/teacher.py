@@ -1,0 +1,138 @@
+"""On-policy distillation: a teacher behind a server gives the logprob of each token that the policy sampled.
+
+    teacher = Teacher.reach(config.teacher, renderer, vocab_size, seq_len)
+    groups = teacher(groups)
+
+Tokens are sent as ids, one completion with its prompt a request. hone's server and vLLM answer with the logprobs of the
+prompt's tokens (`prompt_logprobs`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from hone.config.rl import TeacherConfig
+from hone.errors import Halt, UserError
+from hone.inference.client import Gone, Refused, ServerClient
+from hone.inference.endpoint import HONE, Endpoint, api_key
+from hone.model.chat import ChatRenderer
+from hone.orchestrator.reach import PROBE, Server, scores
+from hone.types import Group
+
+SPECIAL = 64
+"""Special tokens that the check of the tokenizer has, at most."""
+_UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+
+
+class Teacher:
+    """Scores what was sampled. Raises Halt if the server is gone, or gives no logprobs."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+
+    @classmethod
+    def reach(cls, config: TeacherConfig, renderer: ChatRenderer, vocab_size: int, seq_len: int) -> Teacher:
+        """Return the teacher, if its server has the tokenizer of `renderer`, all `vocab_size` ids that the policy may
+        sample, room for `seq_len` tokens, and logprobs of prompts. Else UserError.
+        """
+        key = api_key(config.api_key_var, "--teacher.api-key-var")
+        patience = {"timeout": config.timeout, "max_retries": config.max_retries}
+        endpoint = Endpoint(config.base_url, key, **patience, section=config.place)
+        try:
+            return asyncio.run(cls._checked(endpoint, config.model, renderer, vocab_size, seq_len))
+        except Refused as error:
+            if error.status != 401:
+                raise
+            remedy = "name the environment variable that holds its key by --teacher.api-key-var"
+            raise UserError(f"{error}; {remedy}") from None
+        except Gone as gone:
+            raise UserError(f"{gone}: start the teacher there with `inference --model.name TEACHER`") from None
+
+    def __call__(self, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with the teacher's logprobs of all sampled tokens."""
+        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        rows = asyncio.run(self._score_all([trajectory.token_ids.tolist() for trajectory in trajectories]))
+        return taught(
+            groups,
+            [
+                np.where(t.sampled_mask, [0.0, *row], 0.0).astype(np.float32)
+                for t, row in zip(trajectories, rows, strict=True)
+            ],
+        )
+
+    async def _score_all(self, sequences: Sequence[list[int]]) -> list[list[float]]:
+        async with ServerClient(self.server.endpoint) as client:
+            return await asyncio.gather(*(self._score(client, ids) for ids in sequences))
+
+    async def _score(self, client: ServerClient, ids: list[int]) -> list[float]:
+        """Return the logprobs of all tokens but the first."""
+        answer = await client.post("/v1/completions", self.server.scoring([ids]))
+        try:
+            (row,) = scores(answer, [ids])
+            if not np.isfinite(row).all():
+                raise ValueError("one is not finite")
+        except _UNREADABLE as error:
+            raise self._without_logprobs(error) from error
+        return row
+
+    @classmethod
+    async def _checked(
+        cls, endpoint: Endpoint, model: str | None, renderer: ChatRenderer, vocab_size: int, seq_len: int
+    ) -> Teacher:
+        url = endpoint.url
+        async with ServerClient(replace(endpoint, max_retries=0)) as client:
+            served = await client.models()
+            known = [entry for entry in served if model in (None, entry.id)]
+            if len(known) != 1:
+                names = ", ".join(entry.id for entry in served[:20]) or "no model"
+                raise UserError(f"{url} serves {names}: name the teacher among these by --teacher.model")
+            hones = known[0].owner == HONE
+            room, needed = known[0].max_model_len, seq_len + (not hones)  # others sample a token in any case
+            if room is not None and room < needed:
+                raise UserError(f"the teacher at {url} has room for {room} tokens, and needs {needed}: lower seq_len")
+            teacher = cls(Server(endpoint, "hone" if hones else "vllm", known[0].id))
+            added = renderer.tokenizer.get_added_tokens_decoder()
+            text = PROBE + "".join(added[token].content for token in sorted(added)[:SPECIAL])
+            own = renderer.tokenizer.encode(text, add_special_tokens=hones).ids
+            ids = await teacher._ids(client, text, {} if hones else {"add_special_tokens": False})
+            if ids != own[1:]:
+                raise UserError(
+                    f"{url} serves {known[0].id}, whose tokenizer is not that of the policy, so it can't score the "
+                    "policy's tokens: serve a teacher of the same family"
+                )
+            try:
+                await teacher._score(client, [own[0], vocab_size - 1])
+            except Refused as error:
+                raise UserError(
+                    f"the policy may sample ids up to {vocab_size - 1}, and the teacher {known[0].id} does not take "
+                    f"that one ({error.reason}): serve one whose vocabulary is as large"
+                ) from None
+            return teacher
+
+    async def _ids(self, client: ServerClient, text: str, more: dict[str, Any]) -> list[int]:
+        """Return the ids that the server makes of a text, but the first."""
+        answer = await client.post("/v1/completions", self.server.scoring([text]) | more)
+        try:
+            return [int(token) for entry in answer["choices"][0]["prompt_logprobs"][1:] for token in entry]
+        except _UNREADABLE as error:
+            raise self._without_logprobs(error) from error
+
+    def _without_logprobs(self, error: Exception) -> Halt:
+        return Halt(
+            f"the teacher at {self.server.endpoint.url} gives no logprobs of prompts ({type(error).__name__}: {error}):"
+            " serve it with `inference` or vLLM"
+        )
+
+
+def taught(groups: Sequence[Group], logprobs: Sequence[np.ndarray | None]) -> list[Group]:
+    """Return the groups with a teacher's `logprobs`, `[T]` for each of their trajectories, in order."""
+    rows = iter(logprobs)
+    return [
+        replace(group, trajectories=[replace(t, teacher_logprobs=next(rows)) for t in group.trajectories])
+        for group in groups
+    ]

@@ -1,0 +1,196 @@
+"""`hone rl` with a teacher: the policy comes nearer to it; the run is resumed, replayed and verified to the byte."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from real_server import Served, serving
+from recorded import Bench
+from refusals import fails
+
+from hone.cli import main
+from hone.model.hf import load_model
+from hone.orchestrator.teacher import Teacher
+from hone.runs import Run
+
+ROOT = Path(__file__).resolve().parents[2]
+STEPS = 16
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Bench:
+    return Bench(tmp_path_factory.mktemp("taught"), tiny_model_dir)
+
+
+@pytest.fixture(scope="module")
+def teacher(guesser: Path) -> Iterator[Served]:
+    """A tiny model that was trained to say a digit and end its turn."""
+    with serving(load_model(guesser, precision="fp32")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def student(bench: Bench) -> Path:
+    """Such a model after a third of that training, from other weights."""
+    argv = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --data.env.id guessing --max-steps 20"
+    argv += " --seed 1 --data.batch-size 16 --no-data.pack --data.seq-len 512 --optim.lr 5e-3 --precision fp32"
+    bench.hone("sft", *argv.split(), "--display", "none", "--output-dir", "sft")
+    return bench.folder / "sft" / "weights" / "step_20"
+
+
+def flags(teacher: Served, *more: str, reward_coef: float = 0.0) -> list[str]:
+    argv = ["--teacher.base-url", f"{teacher.url}/v1", "--teacher.reward-coef", str(reward_coef)]
+    argv += ["--teacher.max-retries", "0", "--max-steps", str(STEPS), "--ckpt.interval", "4"]
+    return [*argv, "--orchestrator.eval", "None", "--trainer.optim.lr", "3e-3", *more]
+
+
+def lines(folder: Path, log: str = "metrics") -> list[dict]:
+    return [json.loads(line) for line in (folder / f"{log}.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def talk(student: Path) -> list[str]:
+    """Flags of the student on a task of several turns."""
+    argv = ["--model.name", str(student), "--orchestrator.env.id", "guessing", "--seq-len", "256"]
+    return [*argv, "--orchestrator.batch-size", "16", "--orchestrator.sampling.max-tokens", "8"]
+
+
+@pytest.fixture(scope="module")
+def taught(bench: Bench, teacher: Served, talk: list[str]) -> Path:
+    """A run that learns from the teacher alone."""
+    return bench.rl("taught", *flags(teacher), *talk)
+
+
+def test_the_policy_comes_nearer_to_its_teacher(taught: Path, teacher: Served):
+    kl = [line["teacher/kl"] for line in lines(taught)[:STEPS]]
+    assert np.mean(kl[:4]) > 0.4 and np.mean(kl[-4:]) < 0.5 * np.mean(kl[:4]), kl
+    assert all(line["groups/trained"] == 4 for line in lines(taught)[:STEPS])
+    assert all(line["time/teacher"] > 0 for line in lines(taught, "timings")[:STEPS])
+    rows = Run(taught).rollouts(STEPS - 1).to_pylist()
+    masks, logprobs, scores = (
+        np.concatenate([row[name] for row in rows]) for name in ("sampled_mask", "logprobs", "teacher_logprobs")
+    )
+    assert not scores[~masks].any() and (scores[masks] < 0).mean() > 0.9
+    assert kl[-1] == pytest.approx((logprobs - scores)[masks].mean(), abs=1e-5)
+    cause = f"tokens are scored by the teacher at {teacher.url}/v1"
+    assert Run(taught).info["inexact"] == [{"step": 0, "cause": cause}]
+
+
+def test_it_is_replayed_and_verified_without_the_teacher(taught: Path, bench: Bench, monkeypatch, capsys):
+    monkeypatch.setattr("hone.orchestrator.teacher.ServerClient", None)
+    monkeypatch.chdir(bench.folder)
+    assert main(["verify", str(taught), "--steps", str(STEPS)]) == 0
+    shown = capsys.readouterr().out
+    assert f"{STEPS} steps came out equal, bit for bit" in shown.replace(" and what was measured at the end", "")
+    assert "what the teacher said of the tokens is taken from the records" in shown
+    assert main(["replay", str(taught)]) == 0
+    assert "verdict       equal" in capsys.readouterr().out
+
+
+def test_resumed_equals_never_stopped(taught: Path, bench: Bench, teacher: Served, monkeypatch):
+    """hone's server scores one prompt after another, so the same tokens have the same logprobs to the bit."""
+    halfway = shutil.copytree(taught, bench.folder / "resumed")
+    monkeypatch.chdir(bench.folder)
+    argv = ["rl", "@", str(halfway / "config.toml"), "--output-dir", str(halfway), "--resume.step", "4"]
+    assert main(argv) == 0
+    compared = 0
+    for path in sorted(taught.rglob("*")):
+        name = path.relative_to(taught)
+        if name.parts[0] in ("rollouts", "weights", "checkpoints", "metrics.jsonl", "hashes.jsonl") and path.is_file():
+            assert (halfway / name).read_bytes() == path.read_bytes(), name
+            compared += 1
+    assert compared > STEPS + 6
+
+
+def test_the_reward_counts_beside_it_unless_it_is_left_out(
+    bench: Bench, teacher: Served, taught: Path, talk: list[str]
+):
+    both = bench.rl("both", *flags(teacher, "--max-steps", "1", "--ckpt", "None", reward_coef=1.0), *talk)
+    mine, alone = (Run(run).rollouts(0).to_pylist() for run in (both, taught))
+    for name in ("token_ids", "teacher_logprobs", "advantage"):
+        assert [row[name] for row in mine] == [row[name] for row in alone]
+    assert any(row["advantage"] for row in mine)
+    assert lines(both)[0]["teacher/kl"] == lines(taught)[0]["teacher/kl"]
+    assert lines(both)[0]["grad_norm"] != lines(taught)[0]["grad_norm"]
+    table = tomllib.loads((both / "config.toml").read_text())["teacher"]
+    assert (table["coef"], table["reward_coef"]) == (1.0, 1.0)
+
+
+def test_a_teacher_with_another_tokenizer_is_refused_before_anything_is_written(
+    bench: Bench, teacher, monkeypatch, capsys
+):
+    other = shutil.copytree(bench.folder / "model", bench.folder / "other")
+    tokenizer = json.loads((other / "tokenizer.json").read_text())
+    first, second = (tokenizer["model"]["vocab"][c] for c in "ab")
+    tokenizer["model"]["vocab"] |= {"a": second, "b": first}
+    (other / "tokenizer.json").write_text(json.dumps(tokenizer))
+    monkeypatch.chdir(bench.folder)
+    argv = ["rl", "--model.name", "other", "--output-dir", "refused", "--orchestrator.env.id", "parity", "--no-audit"]
+    capsys.readouterr()
+    code = main([*argv, "--seq-len", "48", "--orchestrator.sampling.max-tokens", "10", *flags(teacher)])
+    fails(capsys, code, "serves hone/tiny, whose tokenizer is not that of the policy, so it can't score")
+    assert not (bench.folder / "refused").exists()
+
+
+def test_a_teacher_that_goes_away_costs_no_finished_step(bench: Bench, guesser: Path, monkeypatch, capsys):
+    ask, asked = Teacher.__call__, list[int]()
+    with serving(load_model(guesser, precision="fp32")) as served:
+
+        def dying(self: Teacher, groups):
+            asked.append(len(groups))
+            if len(asked) == 3:
+                served.stop()
+            return ask(self, groups)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Teacher, "__call__", dying)
+            capsys.readouterr()
+            bench.rl("gone", *flags(served, "--max-steps", "4"), code=2)
+        fails(capsys, 2, "is gone, or fails", "checkpoints/step_2; go on with: ", " --resume")
+    out = bench.folder / "gone"
+    assert Run(out).info["status"] == "failed" and [line["step"] for line in lines(out)] == [0, 1]
+    monkeypatch.chdir(bench.folder)
+    with serving(load_model(guesser, precision="fp32")) as other:
+        again = ["rl", "@", "gone/config.toml", "--resume", "--teacher.base-url", f"{other.url}/v1"]
+        assert main(again) == 0, "where the teacher is does not matter"
+        assert main([*again, "--max-steps", "5", "--teacher.coef", "2"]) == 2, "its weight does"
+    assert "teacher.coef (1.0, now 2.0)" in capsys.readouterr().err
+    assert Run(out).info["status"] == "done" and [line["step"] for line in lines(out)] == [0, 1, 2, 3, 4]
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capsys):
+    page = (ROOT / "docs/training.md").read_text().split("\n## Learn from a teacher\n")[1].split("\n## ")[0]
+    (block,) = re.findall(r"^```bash\n(.*?)\n```", page, re.MULTILINE | re.DOTALL)
+    serve, train = map(shlex.split, block.splitlines())
+    shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
+    argv = [sys.executable, "-m", "hone.cli", *(word.replace("8001", port) for word in serve)]
+    env = {**os.environ, "PYTHONPATH": path}
+    with subprocess.Popen(argv, cwd=tmp_path, stdout=subprocess.PIPE, text=True, env=env) as server:
+        try:
+            assert server.stdout is not None
+            assert any(line.startswith("stop ") for line in server.stdout), "it did not start"
+            monkeypatch.chdir(tmp_path)
+            few = ["--max-steps", "1", "--display", "plain", "--model.name", str(tiny_model_dir), "--precision", "fp32"]
+            few += ["--orchestrator.eval", "None", "--orchestrator.batch-size", "16"]
+            assert main([*(word.replace("8001", port) for word in train), *few]) == 0
+        finally:
+            server.terminate()
+    assert "Weights: outputs/taught/weights/step_1" in capsys.readouterr().out
+    assert lines(tmp_path / "outputs/taught")[0]["teacher/kl"] == pytest.approx(0, abs=0.01), "it is its own teacher"
