@@ -224,7 +224,7 @@ def forecast(
     config: RLConfig | SFTConfig,
     decoder: DecoderConfig,
     renderer: ChatRenderer,
-    envs: Mapping[str, Environment],
+    envs: Mapping[str, Environment] | None = None,
     alone: bool = True,
 ) -> Iterator[str]:
     """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
@@ -234,7 +234,7 @@ def forecast(
     """
     try:
         facts = Facts()
-        if isinstance(config, RLConfig):
+        if isinstance(config, RLConfig) and envs:
             facts = facts_of_tasks(config, envs, renderer, EXAMPLES)
         plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=decoder)
         yield from short(plan if alone else replace(plan, memory=None))

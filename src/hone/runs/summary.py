@@ -207,14 +207,14 @@ def evaluating(run: Summary, weights: Path) -> str:
     env = of.config.get(section.get(of.kind, ""), {}).get("env", {})
     if of.kind == "eval":
         env = {"args": of.config.get("env_args"), "template": of.config.get("template")}
-    command = ["hone", "eval", of.task or "ENV", "-m", str(weights)]
+    command = ["hone", "eval", of.task or "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
     for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
         command += [flag, json.dumps(tree)] if tree else []
     if run.kind == "rl" and (template := run.config.get("model", {}).get("chat_template")):
         command += ["--chat-template", template]
     if (precision := run.config.get("precision", "bf16_linear")) != "bf16_linear":
         command += ["--precision", precision]
-    return shlex.join([*command, "-n", "100", "-r", "4"])
+    return shlex.join(command)
 
 
 def numbers(run: Summary) -> list[str]:
