@@ -17,18 +17,22 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from processes import descendants
 from recorded import PARITY
 
 from hone.cli import main
 from hone.config.rl import TeacherConfig
+from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
 from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.inference.vllm import VllmServer
+from hone.inference.vllm.server import free_port
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
+from hone.model.lora import start_adapter
 from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.teacher import Teacher
@@ -96,6 +100,55 @@ def test_a_run_starts_vllm_gives_it_every_version_and_ends_it(tmp_path, tiny_mod
     assert main(["verify", str(tmp_path / "out"), "--steps", "3"]) == 0
     assert "completions were sampled by vLLM, which can't be asked again" in capsys.readouterr().out
     assert main(["replay", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("mode", ["colocated", "split"])
+def test_vllm_is_given_the_adapter_alone(mode, tmp_path, monkeypatch, capsys):
+    """So the model that it began with, with each version's adapter, is the trainer's, as `check_run` says."""
+    monkeypatch.chdir(tmp_path)
+    add_parity(tmp_path)
+    make_versions("qwen3, tied", tmp_path)
+    port = free_port("127.0.0.1")
+    argv = ["--mode", mode, "--inference.port", str(port), "--inference.backend", "vllm"]
+    argv += ["--inference.max-lora-rank", "8", "--model.lora.rank", "4", "--trainer.loss.kl-coef", "0.1"]
+    argv += ["--orchestrator.max-async-level", "0", "--ckpt.interval", "1"]
+    assert run(tmp_path / "out", tmp_path / "v0", *argv) == 0, capsys.readouterr()
+    check_run(tmp_path / "out")
+    log = "out/logs/vllm.log" if mode == "colocated" else f"outputs/vllm-{port}.log"
+    assert "'max_lora_rank': 8" in (tmp_path / log).read_text()
+    again = ["rl", "@", str(tmp_path / "out/config.toml"), "--resume.step", "2"]
+    assert main(again) == 0, capsys.readouterr()
+    check_run(tmp_path / "out")
+
+
+def test_an_adapter_that_is_not_finite_or_does_not_fit_is_refused(tmp_path):
+    make_versions("llama, untied", tmp_path)
+    prompt, ids = tuple(range(40, 60)), list(range(40, 60)) + list(range(90, 100))
+    settings = {"dtype": "float32", "kv_gib": 1 / 16, "weights_root": tmp_path, "max_lora_rank": 8}
+    with VllmServer(tmp_path / "v0", log=tmp_path / "vllm.log", max_model_len=128, **settings) as vllm:
+        renderer = load_renderer(tmp_path / "v0")
+        reached = reach(Endpoint(vllm.url), str(tmp_path / "v0"), renderer, 64, tmp_path / "spool", None)
+        for version in (1, 2):
+            lora = LoraConfig(rank=4)
+            model = load_model(tmp_path / "v0", lora=lora)
+            start_adapter(model, version)
+            for name, parameter in model.trained.items():
+                generator = torch.Generator().manual_seed(version)
+                parameter.data.add_(torch.randn(parameter.shape, generator=generator) / 10 * name.endswith("B"))
+            spool = Spool(tmp_path / "spool", model, adapter_alone=True)
+            policy = ServerPolicy(reached, renderer, (), spool)
+            policy.load(version)
+            folder = tmp_path / "spool" / f"step_{version}"
+            assert [file.name for file in folder.iterdir()] == ["adapter"]
+            expected = Engine(model).score([ids], 1.0)[0]
+            assert policy.score([ids], 1.0)[0] == pytest.approx(expected, abs=1e-4)
+        assert len(policy.sample([Request(prompt, [], 5, "0-0-0", 16)], SamplingParams())) == 1
+        with pytest.raises(UserError, match=r"takes adapters .*has none"):
+            vllm.update(tmp_path / "v1", 3)
+        model.trained["layers.1.o_proj.lora_B"].data[3, 1] = torch.nan
+        with pytest.raises(UserError, match=r"1 values of .*o_proj.lora_B.weight are not finite"):
+            policy.load(3)
+        assert policy.score([ids], 1.0)[0] == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_run_uses_a_vllm_that_is_up_and_resumes_with_it(server, monkeypatch, capsys):

@@ -63,7 +63,8 @@ def sampling(
         if memory is not None and (sentence := shortage(memory, size, versions=2)) is not None:
             say(sentence)
             memory = None
-        spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room)
+        alone = config.inference.max_lora_rank is not None
+        spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room, adapter_alone=alone)
         remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)
         remove()  # what a killed process left
         stack.callback(remove)
@@ -82,9 +83,10 @@ def endpoint_of(config: RLConfig, url: str) -> Endpoint:
 
 
 def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer, spool: Spool) -> VllmServer:
-    """Prepare vLLM for the model as it is now."""
+    """Prepare vLLM for the model as it is now; if it is given adapters alone, for the model without."""
     folder = spool.folder / "model"
-    save_model(trainer.model, folder)
+    off = {name: torch.zeros_like(p) for name, p in trainer.model.trained.items()} if spool.adapter_alone else None
+    save_model(trainer.model, folder, parameters=off)
     renderer.save(folder)
     precision = "float32" if config.precision == "fp32" else "bfloat16"
     return VllmServer(
@@ -101,5 +103,6 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         weights_root=spool.folder,
         memory=spool.memory,
         served_name=config.model.name,
+        max_lora_rank=config.inference.max_lora_rank,
         progress=run.display.message,
     )

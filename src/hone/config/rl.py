@@ -445,6 +445,17 @@ class RLConfig(RunConfig):
         self.check_lora(trainer.optim)
         if self.model.lora and trainer.loss.reference_interval:
             raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
+        if (most := self.inference.max_lora_rank) is not None:
+            if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
+                raise UserError(
+                    f"inference.max_lora_rank = {most} is for inference.backend = vllm and a model.lora.rank of up to "
+                    "that: set these so, or leave it out"
+                )
+            if self.model.lora.base is not None:
+                raise UserError(
+                    f"vLLM has the model in whole weights, not in model.lora.base = {self.model.lora.base}: leave out "
+                    "inference.max_lora_rank, so that it gets the weights that are trained"
+                )
         if self.inference.backend == "vllm" and orch.client.base_url is not None:
             raise UserError(
                 "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "

