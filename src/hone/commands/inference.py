@@ -107,7 +107,18 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
     if config.model.chat_template is not None:
         template = scratch / "template.jinja"
         template.write_text(read_override(config.model.chat_template))
-    fields = ("dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key", "max_lora_rank")
+    fields = (
+        "dtype",
+        "host",
+        "port",
+        "max_model_len",
+        "threads",
+        "seed",
+        "weights_root",
+        "api_key",
+        "max_lora_rank",
+        "tensor_parallel",
+    )
     with VllmServer(
         model,
         log=Path(f"outputs/vllm-{config.port}.log"),

@@ -1,0 +1,162 @@
+"""Several servers: what they sample together is what one does alone, whichever of them is lost on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from real_server import RENDERER, endpoint, random_model, requests, same, serving, until
+
+from hone.errors import Halt
+from hone.inference.engine import Engine
+from hone.inference.types import SamplingParams
+from hone.model.decoder import Decoder
+from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.reach import reach
+from hone.orchestrator.remote import ServerPolicy
+from hone.trainer.export import Spool
+
+LONG = SamplingParams(ignore_eos=True)
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def fleet(tmp_path: Path, said: list[str]):
+    """Makes a policy of servers, as it would sample from one."""
+
+    def make(model: Decoder, *urls: str) -> ServerPolicy:
+        asked = ("hone/tiny", RENDERER, 64, tmp_path / "spool", model.num_parameters)
+        servers = [reach(endpoint(url, timeout=60.0), *asked) for url in urls]
+        return ServerPolicy(servers, RENDERER, (), Spool(tmp_path / "spool", model), said.append)
+
+    return make
+
+
+def test_groups_are_shared_out_and_the_samples_are_those_of_one_engine(fleet, tmp_path: Path) -> None:
+    model = random_model(seed=1)
+    local = EnginePolicy(Engine(model, tokenizer=RENDERER.tokenizer), RENDERER, lambda: version)
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        policy = fleet(model, one.url, other.url)
+        for version in (4, 5):
+            policy.load(version)
+            local.load(version)
+            heard: dict[int, object] = {}
+            found = policy.sample(requests(), LONG, heard.__setitem__)
+            assert [heard[index] for index in range(len(found))] == found
+            same(found, local.sample(requests(), LONG))
+            with torch.no_grad():
+                model.embed.mul_(1.5)
+            model.refresh()
+        scores = policy.scores_of_each(list(range(40, 60)), 1.0)
+        assert len(scores) == 2 and scores[0] == pytest.approx(scores[1], abs=1e-6) and len(scores[0]) == 19
+        assert one.service.steps > 0 and other.service.steps > 0
+        assert all(member.tokens == 0 for member in policy.fleet.members)
+
+
+class Proxy:
+    """Stands before a server until `cut`, which ends all connections to it at once, as the kernel does to a killed
+    process."""
+
+    def __init__(self, target: int, port: int = 0) -> None:
+        self._target, self._sockets = target, [socket.create_server(("127.0.0.1", port))]
+        self.port = self._sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                pair = [self._sockets[0].accept()[0], socket.create_connection(("127.0.0.1", self._target))]
+                self._sockets += pair
+                for ends in (pair, pair[::-1]):
+                    threading.Thread(target=self._pump, args=ends, daemon=True).start()
+
+    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(2**16):
+                sink.sendall(data)
+            sink.shutdown(socket.SHUT_WR)
+
+    def cut(self) -> None:
+        for one in self._sockets:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+            one.close()
+
+
+def test_the_requests_of_a_lost_server_go_to_the_others_and_it_is_given_the_weights_when_it_is_back(
+    fleet, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        proxy = Proxy(other.port)
+        policy = fleet(random_model(seed=1), one.url, proxy.url)
+        policy.load(4)
+        expected = policy.sample(requests(), LONG)
+        cut, step = threading.Event(), other.service.engine.step
+        monkeypatch.setattr(other.service.engine, "step", lambda: (cut.wait(300), step())[1])
+        found: list = []
+        thread = threading.Thread(target=lambda: found.extend(policy.sample(requests(), LONG)))
+        thread.start()
+        until(lambda: other.service.running > 0, "it is at work")
+        proxy.cut()
+        thread.join(300)
+        cut.set()
+        same(found, expected)
+        assert [change["change"] for change in policy.fleet.changes] == ["lost"] and "is lost" in said[-1]
+        same(policy.sample(requests(), LONG), expected)
+        assert len(policy.fleet.changes) == len(said) == 1, "said once"
+        assert len(policy.scores_of_each([9, 8], 1.0)) == 1
+        policy.load(5)
+        assert other.service.engine.version == 4
+        back = Proxy(other.port, proxy.port)
+        found = policy.sample(requests(), LONG)
+        assert other.service.engine.version == 5 and {t.versions[-1] for t in found} == {5}
+        assert [change["change"] for change in policy.fleet.changes] == ["lost", "back"]
+        assert said[-1].endswith("is back, and has version 5 of the weights")
+        assert len(policy.scores_of_each([9, 8], 1.0)) == 2
+        back.cut()
+
+
+def test_a_server_that_was_started_anew_between_two_calls_is_given_the_weights(fleet, tmp_path: Path) -> None:
+    with serving(weights_root=tmp_path) as one:
+        with serving(weights_root=tmp_path) as other:
+            policy, port = fleet(random_model(seed=1), one.url, other.url), other.port
+            policy.load(4)
+            expected = policy.sample(requests(), LONG)
+        with serving(weights_root=tmp_path, port=port) as again:
+            same(policy.sample(requests(), LONG), expected)
+            assert again.service.steps > 0
+
+
+def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, said: list[str]) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        policy, port = fleet(random_model(seed=1), one.url, other.url), one.port
+        policy.load(4)
+        expected = policy.sample(requests(), LONG)
+    found: list = []
+    thread = threading.Thread(target=lambda: found.extend(policy.sample(requests(), LONG)))
+    thread.start()
+    until(lambda: len(said) == 2, "both are lost")
+    with serving(weights_root=tmp_path, port=port):
+        thread.join(300)
+    same(found, expected)
+
+
+def test_one_that_another_run_uses_ends_the_run(fleet, tmp_path: Path) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        policy = fleet(random_model(seed=1), one.url, other.url)
+        policy.load(4)
+        thief = ServerPolicy(
+            [policy.fleet.members[1].server], RENDERER, (), Spool(tmp_path / "t", random_model(seed=2))
+        )
+        thief.load(4)
+        with pytest.raises(Halt, match="another run uses it"):
+            policy.sample(requests(), LONG)
