@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from real_server import RENDERER, endpoint, random_model, requests, same, serving, until
+from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving, until
 
 from hone.errors import Halt
+from hone.inference.client import Gone
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.decoder import Decoder
@@ -24,18 +27,18 @@ LONG = SamplingParams(ignore_eos=True)
 
 
 @pytest.fixture
-def said() -> list[str]:
+def messages() -> list[str]:
     return []
 
 
 @pytest.fixture
-def fleet(tmp_path: Path, said: list[str]):
+def fleet(tmp_path: Path, messages: list[str]):
     """Makes a policy of servers, as it would sample from one."""
 
     def make(model: Decoder, *urls: str) -> ServerPolicy:
         asked = ("hone/tiny", RENDERER, 64, tmp_path / "spool", model.num_parameters)
         servers = [reach(endpoint(url, timeout=60.0), *asked) for url in urls]
-        return ServerPolicy(servers, RENDERER, (), Spool(tmp_path / "spool", model), said.append)
+        return ServerPolicy(servers, RENDERER, (), Spool(tmp_path / "spool", model), messages.append)
 
     return make
 
@@ -92,27 +95,44 @@ class Proxy:
             one.close()
 
 
+@contextlib.contextmanager
+def held(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A server whose engine waits before each step, until what this gives is called."""
+    go_on, step = threading.Event(), served.service.engine.step
+    monkeypatch.setattr(served.service.engine, "step", lambda: (go_on.wait(300), step())[1])
+    yield go_on.set
+    go_on.set()
+
+
+class InThread:
+    """A function at work in a thread of its own; `result` waits for what it returns."""
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self._found: list[Any] = []
+        self._thread = threading.Thread(target=lambda: self._found.append(work()))
+        self._thread.start()
+
+    def result(self) -> Any:
+        self._thread.join(300)
+        return self._found[0]
+
+
 def test_the_requests_of_a_lost_server_go_to_the_others_and_it_is_given_the_weights_when_it_is_back(
-    fleet, tmp_path: Path, said: list[str], monkeypatch: pytest.MonkeyPatch
+    fleet, tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
         proxy = Proxy(other.port)
         policy = fleet(random_model(seed=1), one.url, proxy.url)
         policy.load(4)
         expected = policy.sample(requests(), LONG)
-        cut, step = threading.Event(), other.service.engine.step
-        monkeypatch.setattr(other.service.engine, "step", lambda: (cut.wait(300), step())[1])
-        found: list = []
-        thread = threading.Thread(target=lambda: found.extend(policy.sample(requests(), LONG)))
-        thread.start()
-        until(lambda: other.service.running > 0, "it is at work")
-        proxy.cut()
-        thread.join(300)
-        cut.set()
-        same(found, expected)
-        assert [change["change"] for change in policy.fleet.changes] == ["lost"] and "is lost" in said[-1]
+        with held(other, monkeypatch):
+            sampling = InThread(lambda: policy.sample(requests(), LONG))
+            until(lambda: other.service.running > 0, "it is at work")
+            proxy.cut()
+            same(sampling.result(), expected)
+        assert [change["change"] for change in policy.fleet.changes] == ["lost"] and "is lost" in messages[-1]
         same(policy.sample(requests(), LONG), expected)
-        assert len(policy.fleet.changes) == len(said) == 1, "said once"
+        assert len(policy.fleet.changes) == len(messages) == 1, "said once"
         assert len(policy.scores_of_each([9, 8], 1.0)) == 1
         policy.load(5)
         assert other.service.engine.version == 4
@@ -120,9 +140,60 @@ def test_the_requests_of_a_lost_server_go_to_the_others_and_it_is_given_the_weig
         found = policy.sample(requests(), LONG)
         assert other.service.engine.version == 5 and {t.versions[-1] for t in found} == {5}
         assert [change["change"] for change in policy.fleet.changes] == ["lost", "back"]
-        assert said[-1].endswith("is back, and has version 5 of the weights")
+        assert messages[-1].endswith("is back, and has version 5 of the weights")
         assert len(policy.scores_of_each([9, 8], 1.0)) == 2
         back.cut()
+
+
+def test_one_may_be_lost_after_its_last_answer_and_be_found_again_by_another_thread_within_a_call(
+    fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        proxy = Proxy(one.port)
+        policy = fleet(random_model(seed=1), proxy.url, other.url)
+        policy.load(4)
+        expected = policy.sample(requests(), LONG)
+        steps = one.service.steps
+        for publishes in (False, True):
+            with held(other, monkeypatch) as go_on:
+                sampling = InThread(lambda: policy.sample(requests(), LONG))
+                until(lambda steps=steps: one.service.steps > steps and other.service.running > 0, "both are at work")
+                until(lambda: one.service.running == 0, "one has done its part")
+                proxy.cut()
+                if publishes:
+                    scoring = InThread(lambda: policy.scores_of_each([9, 8], 1.0))
+                    until(lambda: policy.fleet.members[0].lost is not None, "its loss is known")
+                    proxy = Proxy(one.port, proxy.port)
+                    looking = InThread(lambda: policy.scores_of_each([9, 8], 1.0))
+                    until(lambda: policy.fleet.members[0].lost is None, "it is back")
+                go_on()
+                same(sampling.result(), expected)
+            if publishes:
+                assert [len(calls.result()) for calls in (scoring, looking)] == [1, 2]
+            else:
+                assert policy.fleet.members[0].lost is not None
+                proxy = Proxy(one.port, proxy.port)
+                same(policy.sample(requests(), LONG), expected)
+            steps = one.service.steps
+        assert [change["change"] for change in policy.fleet.changes] == ["lost", "back"] * 2
+        proxy.cut()
+
+
+def test_what_fails_on_every_server_ends_the_run(fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        policy = fleet(random_model(seed=1), one.url, other.url)
+        policy.load(4)
+        expected = policy.sample(requests(), LONG)
+
+        def fail() -> None:
+            raise RuntimeError("no more")
+
+        monkeypatch.setattr(one.service.engine, "step", fail)
+        same(policy.sample(requests(), LONG), expected)
+        monkeypatch.setattr(other.service.engine, "step", fail)
+        with pytest.raises(Gone, match="status 5"):
+            policy.sample(requests(), LONG)
+        assert policy.fleet.changes == [], "both are there"
 
 
 def test_a_server_that_was_started_anew_between_two_calls_is_given_the_weights(fleet, tmp_path: Path) -> None:
@@ -136,7 +207,7 @@ def test_a_server_that_was_started_anew_between_two_calls_is_given_the_weights(f
             assert again.service.steps > 0
 
 
-def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, said: list[str]) -> None:
+def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, messages: list[str]) -> None:
     with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
         policy, port = fleet(random_model(seed=1), one.url, other.url), one.port
         policy.load(4)
@@ -144,7 +215,7 @@ def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, 
     found: list = []
     thread = threading.Thread(target=lambda: found.extend(policy.sample(requests(), LONG)))
     thread.start()
-    until(lambda: len(said) == 2, "both are lost")
+    until(lambda: len(messages) == 2, "both are lost")
     with serving(weights_root=tmp_path, port=port):
         thread.join(300)
     same(found, expected)

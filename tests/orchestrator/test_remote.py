@@ -209,7 +209,7 @@ def test_an_answer_that_cannot_be_trained_on_ends_the_run(
     choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "finish_reason": "stop"}
     choice |= {"logprobs": {"token_logprobs": [-1]}} | changes
 
-    monkeypatch.setattr(policy.fleet, "ask", lambda bodies, heard: heard(0, {"choices": [choice]}, 0))
+    monkeypatch.setattr(policy.fleet, "ask", lambda bodies, on_answer: on_answer(0, {"choices": [choice]}, server, 0))
     with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):
         policy.sample(requests()[-1:], SamplingParams())
 

@@ -101,7 +101,7 @@ def test_one_of_several_servers_is_started_again_alone(launch):
     first, _again = run.starts("inference-1")
     assert code == 0 and [len(run.starts(name)) for name in names] == [1, 2, 1, 1]
     assert (
-        f"The inference server 1 (pid {first['pid']}) was ended by SIGKILL: starting it again (restart 1 of 3), the "
+        f"The inference server 1 (pid {first['pid']}) was ended by SIGKILL: starting it again (restart 1 of 3); the "
         "others sample meanwhile.\n"
     ) in out
 

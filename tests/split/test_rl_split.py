@@ -105,10 +105,10 @@ def test_one_of_two_servers_that_is_killed_is_replaced_and_the_other_does_its_wo
     run.at_step(3)
     pid = run.pids("inference")[1]
     os.kill(pid, signal.SIGKILL)
-    run.says("is lost")
-    run.says("is back, and has version")
+    until(lambda: sum(log.read_text().count("Serving ") for log in (run.out / "logs").glob("inference-*.log")) == 3)
     run.let_go()
     assert run.ended() == 0, run.output
+    assert "is lost" in run.output and "is back, and has version" in run.output
     assert re.search(rf"The inference server \d \(pid {pid}\) was ended by SIGKILL: starting it again", run.output)
     consumed_once(run.out)
     events = [event for event in records(run.out / "events.jsonl") if event["kind"] in ("server", "restart")]

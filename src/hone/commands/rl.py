@@ -16,9 +16,11 @@ SECONDS = 10.0
 
 def run(config: RLConfig) -> int:
     """Train in the mode of the config; return the exit code: 0, or 130/143 for a signal (the run is saved then)."""
-    if config.mode is None and config.trainer.ranks == 1 and config.display != "none" and (count := _gpus(config)) > 1:
-        print(f"One of {count} GPUs is used: --mode split samples on one and trains on {count - 1}", flush=True)
-    config = with_mode(config)
+    chosen, config = config.mode, with_mode(config)
+    alone = chosen is None and config.mode == "colocated"
+    if alone and config.display != "none" and (count := _gpus(config)) > 1:
+        others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
+        print(f"One of {count} GPUs is used: {others}", flush=True)
     if config.orchestrator.client.base_url is not None:
         check_server(config)
     if config.mode == "split":

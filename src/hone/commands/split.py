@@ -157,16 +157,8 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     A server that `shares` its GPU with the trainer must not take half of what is free.
     """
     own = config.inference
-    names = (
-        "port",
-        "backend",
-        "batch_invariant",
-        "cuda_graphs",
-        "vllm_python",
-        "dtype",
-        "max_lora_rank",
-        "tensor_parallel",
-    )
+    names = ["port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype"]
+    names += ["max_lora_rank", "tensor_parallel"]
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir}

@@ -104,5 +104,6 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         memory=spool.memory,
         served_name=config.model.name,
         max_lora_rank=config.inference.max_lora_rank,
+        tensor_parallel=config.inference.tensor_parallel,
         progress=run.display.message,
     )

@@ -99,6 +99,13 @@ class SplitRL(RL):
             run.event("restart", run.start_step, **restart)
         ledger = self._restored(run.restored[1] if run.restored else None)
         policy = ServerPolicy(self.servers, self.renderer, self.decoder.eos_token_ids, say=run.display.message)
+
+        def note_changes() -> None:
+            """Record which servers were lost, and which are back."""
+            while policy.fleet.changes:
+                run.event("server", policy.version, **policy.fleet.changes.pop(0))
+
+        stack.callback(note_changes)
         samplers = self._samplers(policy)
         start, temperature = run.start_step, config.orchestrator.sampling.temperature
         canary = fixed_tokens(next(iter(samplers.values())).first(EXAMPLES), self.renderer, config.seq_len)
@@ -152,8 +159,7 @@ class SplitRL(RL):
 
         def publish(version: int) -> dict[str, float]:
             """Judge what the publisher has measured; empty where there was no time left to publish."""
-            while policy.fleet.changes:
-                run.event("server", version, **policy.fleet.changes.pop(0))
+            note_changes()
             published = trainer.published
             assert published is not None and published.result.version == version
             if published.error is not None:
@@ -169,7 +175,7 @@ class SplitRL(RL):
     def _reached(self, url: str, transport: FileTransport, hello: Hello) -> Server:
         """Return the server at `url`. Raises UserError if it does not fit the run."""
         config, client = self.config, self.config.orchestrator.client
-        # One that died is started again with this process: the client is not to try for long.
+        # A server that died is started again, alone or with this process: the client is not to try for long.
         endpoint = endpoint_of(config, url)
         endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
         weights = transport.weights_root / "none"

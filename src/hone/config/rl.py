@@ -128,15 +128,12 @@ class OnlineEvalConfig(BaseConfig):
         return self
 
 
-class ClientConfig(BaseConfig):
-    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+class AskedConfig(BaseConfig):
+    """How a server that is already up is asked."""
 
-    place: ClassVar[str] = "orchestrator.client"
+    place: ClassVar[str]
     """Where the section is."""
 
-    base_url: list[str] | None = None
-    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); each gets the
-    weights of every step. Several imply mode split."""
     api_key_var: str | None = None
     """Environment variable that holds the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
@@ -144,10 +141,20 @@ class ClientConfig(BaseConfig):
     max_retries: int = Field(default=6, ge=0)
     """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
 
+
+class ClientConfig(AskedConfig):
+    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+
+    place = "orchestrator.client"
+
+    base_url: list[str] | None = None
+    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); each gets the
+    weights of every step. Several imply mode split."""
+
     @field_validator("base_url", mode="before")
     @classmethod
     def _listed(cls, given: Any) -> Any:
-        return [given] if isinstance(given, str) else given
+        return None if given == [None] else [given] if isinstance(given, str) else given
 
     @field_validator("base_url")
     @classmethod
@@ -163,13 +170,13 @@ class ClientConfig(BaseConfig):
         return self.base_url or []
 
 
-class TeacherConfig(ClientConfig):
+class TeacherConfig(AskedConfig):
     """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
     towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
 
     place = "teacher"
 
-    base_url: str  # pyright: ignore[reportGeneralTypeIssues]
+    base_url: str
     """Ask the server at this URL, such as http://localhost:8001/v1."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request, a completion, else the run ends."""
@@ -180,15 +187,10 @@ class TeacherConfig(ClientConfig):
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
 
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _listed(cls, given: Any) -> Any:
-        return given
-
     @field_validator("base_url")
     @classmethod
-    def _check_urls(cls, given: str) -> str:  # pyright: ignore[reportIncompatibleMethodOverride]
-        return server_url(given, f"{cls.place}.api_key_var")
+    def _check_url(cls, url: str) -> str:
+        return server_url(url, f"{cls.place}.api_key_var")
 
 
 class RLGradingConfig(GradingConfig):
@@ -317,11 +319,6 @@ class InferenceConfig(EngineConfig):
         if self.port + self.replicas > 2**16:
             raise UserError(
                 f"inference.replicas = {self.replicas} have ports from {self.port} on: lower inference.port"
-            )
-        if self.tensor_parallel > 1 and self.backend != "vllm":
-            raise UserError(
-                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: the own engine "
-                "has one GPU; leave it out, and set inference.replicas to have several"
             )
 
 
@@ -480,9 +477,11 @@ class RLConfig(RunConfig):
     @model_validator(mode="after")
     def _check(self) -> RLConfig:
         orch, trainer = self.orchestrator, self.trainer
-        for name, count in (("trainer.ranks", trainer.ranks), ("inference.replicas", self.inference.replicas)):
+        several = {"trainer.ranks": trainer.ranks, "inference.replicas": self.inference.replicas}
+        several["servers in orchestrator.client.base_url"] = len(orch.client.urls)
+        for name, count in several.items():
             if count > 1 and self.mode == "colocated":
-                raise UserError(f"mode colocated is one process, {name} = {count} are several: leave out one")
+                raise UserError(f"mode colocated does without several processes, but {name} = {count}: leave out one")
         self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)

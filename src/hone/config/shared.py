@@ -394,6 +394,15 @@ class EngineConfig(BaseConfig):
     vllm_python: Path | None = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
+    @model_validator(mode="after")
+    def _check_parallel(self) -> EngineConfig:
+        if self.tensor_parallel > 1 and self.backend != "vllm":
+            raise UserError(
+                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: the own engine "
+                "has one GPU; leave it out, and set inference.replicas to have several"
+            )
+        return self
+
     def decodes_with_graphs(self, device: str) -> bool:
         """Return `cuda_graphs`, or what is chosen on this kind of device where it is left open."""
         return device == "cuda" and not self.batch_invariant if self.cuda_graphs is None else self.cuda_graphs

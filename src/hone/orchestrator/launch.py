@@ -4,8 +4,8 @@
 
 - Their lines go into a log for each role; the orchestrator's are shown as well.
 - If a role dies, trainer and orchestrator are started again from the last checkpoint, and so is the server if that
-  died; before, the orchestrator of a server that died saves. One of several servers is started again alone, while the
-  others sample. After `restarts` of these the run ends.
+  died; before, the orchestrator of a server that died saves. Of several servers, those that die are started again
+  alone. After `restarts` of these the run ends.
 - Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
 
 Standard library only: it must not fail.
@@ -205,7 +205,7 @@ class Launch:
         culprit = self._culprit(dead)
         if stopping is not None:
             if serves(culprit.role):
-                if self._others_serve():
+                if self._others_serve() and all(serves(child.role) for child in dead):
                     return None
                 self._driver.send(signal.SIGTERM)  # nothing can be sampled: the step has to be given up
                 self._within(self.grace_seconds + SLACK)
@@ -215,8 +215,9 @@ class Launch:
             return 128 + stopping
         if not self._is_open:
             return self._not_begun(culprit)
-        can_go_on = code is None and all(serves(child.role) for child in dead) and self._others_serve()
-        if can_go_on and culprit.code != 2 and self._restarted < self.restarts:
+        several = sum(serves(role.name) for role in self.roles) > 1
+        waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator does
+        if waits and culprit.code != 2 and self._restarted < self.restarts:
             self._start_servers(dead)
             return None
         if serves(culprit.role) and code is None:
@@ -270,10 +271,11 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
-        """Start servers again, and nothing else."""
+        """Start servers again, and nothing else: the orchestrator asks the others, or waits."""
         self._restarted += 1
         for child in dead:
-            again = f"starting it again (restart {self._restarted} of {self.restarts}), the others sample meanwhile."
+            again = f"starting it again (restart {self._restarted} of {self.restarts})"
+            again += "; the others sample meanwhile." if self._others_serve() else "."
             self.say(f"{_capital(child.name)} {child.cause}: {again}")
         self._start_when_free([role for role in self.roles if role.name in {child.role for child in dead}])
 

@@ -60,9 +60,9 @@ class ServerPolicy:
         if self.fleet.backend == "vllm" and sampling.greedy:  # it refuses n > 1 then
             groups = [[member] for member in members]
 
-        def end(number: int, answer: Any, version: int) -> None:
+        def end(number: int, answer: Any, server: Server, version: int) -> None:
             group = groups[number]
-            with readable(self._server, "ids and logprobs of its tokens"):
+            with readable(server, "ids and logprobs of its tokens"):
                 ordered = sorted(answer["choices"], key=lambda choice: choice["index"])
                 choices = [_read(choice, sampling.keeps_ids) for choice in ordered]
                 assert len(choices) == len(group), f"{len(choices)} completions of {len(group)}"
@@ -110,7 +110,6 @@ class ServerPolicy:
     def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
         first, ends = group[0], () if sampling.ignore_eos else self._ends
         body = {
-            "model": self._server.model,
             "prompt": list(first.prompt_ids),
             "n": len(group),
             "max_tokens": first.max_tokens,
