@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -67,8 +67,15 @@ TWO := -n 2 --dist loadfile --no-loadscope-reorder
 test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
-# EVERY=16 leaves the long contracts one case in sixteen, always the same ones.
-test-all: test test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm test-adapters test-trl test-smollm2 test-browser check docs
+# All but three suites in one run, so that they are collected once and no core waits at the end of each. EVERY=16 leaves
+# the long contracts one case in sixteen, always the same ones.
+test-all: test-most test-wheel test-vllm test-smollm2 check docs
+
+test-most: dev verifiers-env
+	@for tool in bwrap chromium; do command -v $$tool >/dev/null || { echo "error: the tests need $$tool" >&2; exit 2; }; done
+	@$(PIP) --quiet --editable ".[dev,bench,browser,reasoning-gym]"
+	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist worksteal \
+		-m "not wheel and not vllm and not smollm2" --durations=40
 
 WHEEL := outputs/wheel
 test-wheel: dev
