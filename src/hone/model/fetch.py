@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.config import DecoderConfig
 
 _say = partial(print, file=sys.stderr, flush=True)  # the standard output may be a command's result
@@ -105,7 +105,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     import torch
     from safetensors.torch import save_file
 
-    from hone.model.foreign import first_line, quiet
+    from hone.model.foreign import quiet
 
     _say(f"Writing {file.name} as bf16 safetensors")
     try:

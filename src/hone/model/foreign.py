@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
@@ -372,8 +372,3 @@ def _plain_logprobs(net: Any, ids: Tensor) -> Tensor:
 def _packed_logprobs(model: TransformersDecoder, ids: Tensor) -> Tensor:
     positions = torch.cat([torch.arange(length, device=ids.device) for length in CHECKED])
     return model.logits(model.hidden(ids, positions, PackedAttention(CHECKED))).log_softmax(-1)
-
-
-def first_line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__

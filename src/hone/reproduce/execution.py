@@ -27,7 +27,7 @@ from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
@@ -173,7 +173,7 @@ class Rebuilt:
             except (KeyError, RuntimeError, ValueError) as error:
                 raise UserError(
                     f"{saved.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
-                    f"{str(error).splitlines()[0]}), though it fits its COMPLETE: restore it from another copy"
+                    f"{first_line(error)}), though it fits its COMPLETE: restore it from another copy"
                 ) from error
         assert trainer.version == version
         self.loaded = version

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import HubConfig, RunConfig
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.runs.files import MARKER, read_json
 from hone.runs.observer import Observer
 from hone.runs.outputs import CARD
@@ -170,6 +170,5 @@ class Push(Observer):
 
 def reason(error: Exception) -> str:
     """Return an error's first line, without a token that it may hold."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = re.sub(r"\bhf_\w+", "…", lines[0].strip())
+    text = re.sub(r"\bhf_\w+", "…", first_line(error))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.runs.files import dumps, open_file, write_file
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
             stored = pq.ParquetFile(file)
             return stored.read(columns and [name for name in columns if name in stored.schema_arrow.names])
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): {remedy}") from None
+            raise UserError(f"{path} is damaged ({first_line(error)}): {remedy}") from None
 
 
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:
