@@ -371,4 +371,6 @@ def _plain_logprobs(net: Any, ids: Tensor) -> Tensor:
 @torch.no_grad()
 def _packed_logprobs(model: TransformersDecoder, ids: Tensor) -> Tensor:
     positions = torch.cat([torch.arange(length, device=ids.device) for length in CHECKED])
-    return model.logits(model.hidden(ids, positions, PackedAttention(CHECKED))).log_softmax(-1)
+    logprobs = model.logits(model.hidden(ids, positions, PackedAttention(CHECKED))).log_softmax(-1)
+    model.refresh()  # forgets packed copies: a quantised base would keep them for ever
+    return logprobs

@@ -33,12 +33,13 @@ _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
     "bias": "none",
-    "lora_dropout": 0.0,
     "fan_in_fan_out": False,
     "use_rslora": False,
     "use_dora": False,
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
+_CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
+"""How `init_lora_weights` begins where PEFT takes the first B A off the base, or quantises it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
@@ -110,8 +111,17 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     odd = [f"{key} = {found[key]}" for key, value in _PLAIN.items() if found.get(key) not in (value, None)]
     if odd := odd + [key for key in _UNSUPPORTED if found.get(key)]:
         raise UserError(f"the adapter in {folder} has {', '.join(odd)}, which hone does not support: give a plain LoRA")
+    if (start := str(found.get("init_lora_weights")).lower()).startswith(_CHANGE_BASE):
+        raise UserError(
+            f"the adapter in {folder} is for a base that init_lora_weights = {start} has changed: have PEFT convert it "
+            "(save_pretrained's path_initial_model_for_weight_conversion)"
+        )
     rank, alpha = found.get("r"), found.get("lora_alpha")
-    if type(rank) is not int or (lora is not None and (rank, alpha) != (lora.rank, lora.alpha)):
+    if type(rank) is not int:
+        raise UserError(
+            f"{folder / CONFIG} lacks the adapter's rank (r = {rank}): restore it from the adapter's source"
+        )
+    if lora is not None and (rank, alpha) != (lora.rank, lora.alpha):
         raise UserError(
             f"the adapter in {folder} has rank {rank} and alpha {alpha}: set model.lora.rank = {rank} and "
             f"model.lora.alpha = {alpha}"
