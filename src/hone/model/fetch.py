@@ -22,6 +22,7 @@ from typing import Any
 
 from hone.errors import UserError, first_line
 from hone.model.config import DecoderConfig
+from hone.runs.files import save_tensors
 
 _say = partial(print, file=sys.stderr, flush=True)  # the standard output may be a command's result
 LICENCE_NOTE = "The licence is that of the source."
@@ -102,7 +103,6 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     if lacking:
         raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'gguf>=0.19' accelerate")
     import torch
-    from safetensors.torch import save_file
 
     from hone.model.foreign import quiet
 
@@ -118,8 +118,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
             net.config.dtype = torch.bfloat16
             del net.config.quantization_config
             weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in net.named_parameters()}
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-            (folder / "model.safetensors").chmod(0o644)
+            save_tensors(weights, folder / "model.safetensors", {"format": "pt"})
             for part in (net.config, net.generation_config, tokenizer):
                 part.save_pretrained(folder)
     except UserError:
