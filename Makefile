@@ -9,11 +9,12 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
 	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
+	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
 	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart there"
 	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=16)"
@@ -54,6 +55,11 @@ $(DEV): $(STAMP)
 
 quickstart: install
 	@$(BIN)/hone quickstart
+
+# GGUF needs two more packages.
+smollm2: install
+	@$(PIP) --quiet --progress-bar off --editable ".[gguf]"
+	@$(BIN)/hone quickstart --model smollm2-135m --output-dir outputs/smollm2
 
 # Two workers, a file at a time: one core is what a test has.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder

@@ -20,6 +20,7 @@ import os
 import platform
 import tempfile
 import time
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
@@ -30,7 +31,16 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-PROMPTS, ROLLOUTS, NEW_TOKENS, PROMPT_CHARS = 8, 16, 64, 24
+PROMPT_CHARS = 24
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of one step."""
+
+    prompts: int = 8
+    rollouts: int = 16
+    new_tokens: int = 64
 
 
 def reward(text: str) -> float:
@@ -38,18 +48,18 @@ def reward(text: str) -> float:
     return len(set(text)) / max(1, len(text))
 
 
-def prompt_texts(step: int) -> list[str]:
-    """The prompts of one step: `PROMPTS` different strings of `PROMPT_CHARS` characters."""
+def prompt_texts(step: int, count: int) -> list[str]:
+    """The prompts of one step: different strings of `PROMPT_CHARS` characters."""
     from hone import rng
 
     letters = list("abcdefghijklmnopqrstuvwxyz ")
-    return ["".join(rng.stream(0, "bench", step, i).choice(letters, PROMPT_CHARS)) for i in range(PROMPTS)]
+    return ["".join(rng.stream(0, "bench", step, i).choice(letters, PROMPT_CHARS)) for i in range(count)]
 
 
 class HoneStep:
     """hone's own step, made of the pieces that the RL loop runs."""
 
-    def __init__(self, folder: Path, precision: str, compiled: bool = False) -> None:
+    def __init__(self, folder: Path, precision: str, compiled: bool = False, sizes: Sizes = Sizes()) -> None:
         from hone.algorithms.losses import policy_objective
         from hone.config.rl import LossConfig
         from hone.config.shared import OptimConfig, SchedulerConfig
@@ -60,13 +70,13 @@ class HoneStep:
         from hone.orchestrator.conversations import RequestMaker
         from hone.trainer.step import Trainer
 
-        self.compiled = compiled
+        self.compiled, self.sizes = compiled, sizes
         model = load_model(str(folder), precision=precision)
         renderer = load_renderer(str(folder))
         objective = policy_objective(LossConfig())
         self.trainer = Trainer(model, OptimConfig(lr=1e-5), SchedulerConfig(), 10**6, objective)
         self.policy = EnginePolicy(Engine(model), renderer, lambda: self.trainer.version)
-        self.maker = RequestMaker(renderer, ROLLOUTS, 2048, NEW_TOKENS, 0, "rollout")
+        self.maker = RequestMaker(renderer, sizes.rollouts, 2048, sizes.new_tokens, 0, "rollout")
 
     def __call__(self, step: int) -> dict[str, float]:
         import numpy as np
@@ -78,29 +88,30 @@ class HoneStep:
         from hone.orchestrator.groups import trainable
         from hone.types import Example, Group, Outcome, Score
 
+        prompts, rollouts = self.sizes.prompts, self.sizes.rollouts
         set_compiled(self.compiled)
         start = time.perf_counter()
-        examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step)]
-        requests = self.maker.requests(examples, range(PROMPTS), step)
+        examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step, prompts)]
+        requests = self.maker.requests(examples, range(prompts), step)
         trajectories = self.policy.sample(requests, SamplingParams(ignore_eos=True))
         sampled = time.perf_counter()
         groups = []
         for i, example in enumerate(examples):
-            members = trajectories[i * ROLLOUTS : (i + 1) * ROLLOUTS]
+            members = trajectories[i * rollouts : (i + 1) * rollouts]
             scores = [Score(reward(t.completion_text), {}, {}, Outcome.WRONG) for t in members]
             rewards = np.array([score.reward for score in scores])
-            advantages = step_advantages(rewards[None], np.ones((1, ROLLOUTS), dtype=bool))[0]
+            advantages = step_advantages(rewards[None], np.ones((1, rollouts), dtype=bool))[0]
             groups.append(Group(example, i, members, scores, advantages))
         self.trainer.step(self.trainer.deal(trainable(groups, RLConfig()), None, share_prompts=True))
         end = time.perf_counter()
-        assert all(t.num_sampled == NEW_TOKENS for t in trajectories)
+        assert all(t.num_sampled == self.sizes.new_tokens for t in trajectories)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}
 
 
 class TRLStep:
     """TRL's GRPOTrainer, timed per optimiser step by a callback."""
 
-    def __init__(self, folder: Path, bf16: bool, steps: int, workdir: Path) -> None:
+    def __init__(self, folder: Path, bf16: bool, steps: int, workdir: Path, sizes: Sizes = Sizes()) -> None:
         import torch
         from datasets import Dataset
         from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -116,13 +127,15 @@ class TRLStep:
             def on_step_end(self, args, state, control, **kwargs):
                 self.times.append(time.perf_counter() - self.start)
 
-        rows = [{"prompt": [{"role": "user", "content": t}]} for s in range(steps) for t in prompt_texts(s)]
+        rows = [
+            {"prompt": [{"role": "user", "content": t}]} for s in range(steps) for t in prompt_texts(s, sizes.prompts)
+        ]
         args = GRPOConfig(
             output_dir=str(workdir / f"trl-{bf16}"),
-            per_device_train_batch_size=PROMPTS * ROLLOUTS,
-            num_generations=ROLLOUTS,
-            max_completion_length=NEW_TOKENS,
-            generation_kwargs={"min_new_tokens": NEW_TOKENS},
+            per_device_train_batch_size=sizes.prompts * sizes.rollouts,
+            num_generations=sizes.rollouts,
+            max_completion_length=sizes.new_tokens,
+            generation_kwargs={"min_new_tokens": sizes.new_tokens},
             max_steps=steps,
             learning_rate=1e-5,
             beta=0.0,
@@ -246,15 +259,14 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
         rounds.append(row)
         print(f"round {index + 1}/{args.rounds}: " + ", ".join(f"{k} {v * 1000:.0f} ms" for k, v in row.items()))
     seconds = {name: median(row[name] for row in rounds) for name in rounds[0]}
-    sampled = PROMPTS * ROLLOUTS * NEW_TOKENS
-    trained = PROMPTS * prompt_tokens + sampled
+    sizes = Sizes()
+    sampled = sizes.prompts * sizes.rollouts * sizes.new_tokens
+    trained = sizes.prompts * prompt_tokens + sampled
     fp32 = gemm_gflops("float32")
     rates = {"fp32": fp32, "bf16_linear": max(fp32, gemm_gflops("bfloat16"))}  # bf16 is slower on some CPUs: see linear
     result = {
         "workload": {
-            "prompts": PROMPTS,
-            "rollouts": ROLLOUTS,
-            "new_tokens": NEW_TOKENS,
+            **asdict(sizes),
             "prompt_tokens": prompt_tokens,
             "layers": args.layers,
             "parameters": parameters,

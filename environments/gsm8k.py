@@ -104,6 +104,7 @@ def load_environment(
     eval_split: str = "test",
     num_train_examples: Count = 7_500,
     num_eval_examples: Count = 1_000,
+    easy: bool = False,
     seed: int = 0,
     format_hint: bool = True,
     system_prompt: str = "",
@@ -111,8 +112,8 @@ def load_environment(
 ) -> SingleTurnEnv:
     """Return gsm8k on made-up problems, or those of `dataset` and `eval_dataset`: files, folders or hub ids.
 
-    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `format_hint` adds to each
-    question how to answer.
+    `openai/gsm8k` brings its test split; of another `dataset` alone a tenth is held out. `easy` makes up
+    problems of one step, sums and differences of numbers below 100. `format_hint` adds to each question how to answer.
     """
     if mode not in PARSERS:
         raise UserError(f"gsm8k: mode is {mode!r}; it must be 'two_part' (ANSWER: 42) or 'sparse' (the last number)")
@@ -120,7 +121,7 @@ def load_environment(
     def own(split: str) -> Rows:
         """Return problems made up. None of "eval" has story and numbers of one of "train"."""
         count = num_train_examples if split == "train" else num_eval_examples
-        make = functools.partial(word_problem, held_out=split == "eval")
+        make = functools.partial(word_problem, stories=EASY if easy else STORIES, held_out=split == "eval")
         return generated_rows(make, count, seed=seed, env_id="gsm8k", split=split)
 
     if dataset == HUB:
@@ -231,12 +232,23 @@ for ${price} a bag. How many dollars does the bakery take if it sells them all?
 question, and the steps of the solution. `{burnt?is:are}` is one word for 1, and another for more.
 """
 STORIES = _STORIES.split("\n\n")
+EASY = [
+    """\
+more: name goods some=2..50 more=2..50
+{name} has {some} {goods} and gets {more} more. How many {goods} does {name} have now?
+> {name} has {total = some + more} {goods}.""",
+    """\
+fewer: name goods given=2..49 kept=1..50 some=given+kept
+{name} has {some} {goods} and gives {given} of them away. How many {goods} are left?
+> There are {left = some - given} {goods} left.""",
+]
+"""The same, of one step."""
 
 
-def word_problem(rng: np.random.Generator, held_out: bool) -> Row:
+def word_problem(rng: np.random.Generator, stories: Sequence[str], held_out: bool) -> Row:
     """Return a problem of the held-out ones, or of the others."""
     while True:
-        lines = STORIES[int(rng.integers(len(STORIES)))].splitlines()
+        lines = stories[int(rng.integers(len(stories)))].splitlines()
         name, *draws = lines[0].replace(":", "").split()
         values, numbers = _drawn(draws, rng)
         digest = hashlib.blake2b(repr((name, numbers)).encode(), digest_size=8).digest()

@@ -31,10 +31,13 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz "
 
 
 @inline
-def similarity(completion: list[Message], answer: str, parser: Parser) -> float:
+def similarity(completion: list[Message], answer: str, parser: Parser, info: dict[str, Any] | None = None) -> float:
     """Return the Ratcliff-Obershelp similarity of the given and the right answer, in [0, 1]; 0 without an answer."""
-    given = parser.parse_answer(completion)
-    return 0.0 if given is None else difflib.SequenceMatcher(None, given, answer, autojunk=False).ratio()
+    given, between = parser.parse_answer(completion), (info or {}).get("separator")
+    if given is None:
+        return 0.0
+    both = (given.split(between), answer.split(between)) if between else (given, answer)
+    return difflib.SequenceMatcher(None, *both, autojunk=False).ratio()
 
 
 @inline
@@ -54,17 +57,21 @@ class ReverseText(SingleTurnEnv):
 
     answer_is_exact = True
 
-    def __init__(self, *, prompt: str, demo_noise: float, **kwargs: Any) -> None:
+    def __init__(self, *, prompt: str, separator: str, demo_noise: float, **kwargs: Any) -> None:
         rubric = Rubric([similarity, exact], [1.0, 0.0], correctness=exact, ranges=RANGES)
         super().__init__(id="reverse-text", parser=PARSER, rubric=rubric, **kwargs)
         self.prompt = prompt
+        self.separator = separator
         self.demo_noise = demo_noise
 
     def format_row(self, row: Row) -> Row:
         text = _text_of(row)
         messages = row.get("prompt")
-        question = messages if isinstance(messages, list) else self.prompt.replace("{text}", text)
-        return {"prompt": question, "answer": str(row.get("answer") or text[::-1]).strip(), "info": {"text": text}}
+        spelled = self.separator.join(text)
+        question = messages if isinstance(messages, list) else self.prompt.replace("{text}", spelled)
+        answer = self.separator.join(str(row.get("answer") or text[::-1]).strip())
+        info = {"text": text} | ({"separator": self.separator} if self.separator else {})
+        return {"prompt": question, "answer": answer, "info": info}
 
     def reference(self, example: Example) -> str:
         return PARSER.wrap(example.answer)
@@ -77,8 +84,9 @@ class ReverseText(SingleTurnEnv):
         the reference.
         """
         tags, copied = rng.random(2)
-        answer = example.info["text"] if copied < 0.3 * self.demo_noise else example.answer
-        answer = _sloppy(answer, 0.1 * self.demo_noise, rng)
+        reversed_text = example.answer[:: 1 + len(self.separator)]
+        answer = example.info["text"] if copied < 0.3 * self.demo_noise else reversed_text
+        answer = self.separator.join(_sloppy(answer, 0.1 * self.demo_noise, rng))
         if tags < 0.15 * self.demo_noise:
             return answer
         if tags < 0.3 * self.demo_noise:
@@ -98,13 +106,15 @@ def load_environment(
     seed: int = 0,
     prompt: str = "{text}",
     system_prompt: str = SYSTEM_PROMPT,
+    separator: str = "",
     demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
     """Return reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
 
     `dataset`, `eval_dataset`: a JSONL or Parquet file, a folder of them, or a hub id (the splits are the hub's); of
     `dataset` without `eval_dataset` a tenth of the texts is held out. `prompt` is the user message, with `{text}` in
-    it; an empty `system_prompt` leaves the instruction out.
+    it; an empty `system_prompt` leaves the instruction out. `separator` goes between the characters of text and answer:
+    a tokenizer of words hides how they are spelled, but shows it of `w o r d s`.
     """
     if "{text}" not in prompt:
         raise UserError(f"reverse-text: prompt is {prompt!r}; it must contain {{text}}, where the text goes")
@@ -120,6 +130,7 @@ def load_environment(
     halve = functools.partial(hold_out, key=_text_of)
     return ReverseText(
         prompt=prompt,
+        separator=separator,
         demo_noise=demo_noise,
         system_prompt=system_prompt,
         **train_and_eval(dataset, eval_dataset, dataset_split, eval_split, halve, own),

@@ -24,7 +24,11 @@ done
 command -v tmux >/dev/null || fail "tmux is not installed (apt-get install tmux): \`tail -F $output/logs/*.log\` shows the same"
 
 # What runs in a pane: `tail -F` waits for a file that is not there yet, and finds the one of a new run.
-follow() { printf 'exec tail -n +1 -F -- %q 2>/dev/null' "$output/logs/$1.log"; }
+follow() {
+    printf 'exec tail -q -n +1 -F --'
+    for name in "$@"; do printf ' %q' "$output/logs/$name.log"; done
+    printf ' 2>/dev/null'
+}
 
 if tmux has-session -t "=$session" 2>/dev/null; then
     window=$(tmux new-window -d -P -F '#{window_id}' -t "=$session:" -n RL "bash -c $(printf %q "$(follow trainer)")")
@@ -33,7 +37,7 @@ else
         "bash -c $(printf %q "$(follow trainer)")")
 fi
 tmux split-window -t "$window" "bash -c $(printf %q "$(follow orchestrator)")"
-tmux split-window -t "$window" "bash -c $(printf %q "$(follow inference)")"
+tmux split-window -t "$window" "bash -c $(printf %q "$(follow inference inference-{0..7})")"
 tmux select-layout -t "$window" even-vertical >/dev/null
 tmux set-option -w -t "$window" pane-border-status top >/dev/null
 tmux set-option -w -t "$window" pane-border-format ' #{pane_title} ' >/dev/null

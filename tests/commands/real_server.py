@@ -8,18 +8,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import openai
 import pytest
 import torch
 import uvicorn
 
+from hone import rng
 from hone.commands.serving import listen, settings
+from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
+from hone.orchestrator.types import Request
 
 
 def random_model(seed: int = 0) -> Decoder:
@@ -87,3 +91,36 @@ def serving(model: Decoder | None = None, port: int = 0, folder: str = "hone/tin
         yield Served(service, renderer, listener.getsockname()[1], stop)
     finally:
         stop()
+
+
+RENDERER = load_renderer("hone/tiny")
+
+
+def requests(purpose: str = "rollout") -> list[Request]:
+    """Two groups of three, and one completion alone that may be longer."""
+    prompts = [tuple(RENDERER.tokenizer.encode(text).ids) for text in ("Hello", "abc abc", "Hello")]
+    groups = [(0, 0, 12), (0, 1, 12), (0, 2, 12), (1, 0, 12), (1, 1, 12), (1, 2, 12), (2, 0, 20)]
+    return [
+        Request(prompts[d], [{"role": "user", "content": str(d)}], rng.key(3, purpose, d, i), f"0-{d}-{i}", limit)
+        for d, i, limit in groups
+    ]
+
+
+def endpoint(url: str, **settings: Any) -> Endpoint:
+    """A server that is not asked twice."""
+    return Endpoint(f"{url}/v1", **{"max_retries": 0} | settings)
+
+
+def same(one: list[Any], other: list[Any]) -> None:
+    """Both are the same trajectories."""
+    for mine, theirs in zip(one, other, strict=True):
+        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
+        assert mine.sampled_mask.tolist() == theirs.sampled_mask.tolist()
+        assert mine.versions.tolist() == theirs.versions.tolist()
+        assert np.abs(mine.logprobs - theirs.logprobs).max() <= 1e-5
+        assert (mine.kept is None) == (theirs.kept is None)
+        if mine.kept is not None:
+            assert mine.kept.ids.tolist() == theirs.kept.ids.tolist()
+            assert mine.kept.counts.tolist() == theirs.kept.counts.tolist()
+        facts = ("messages", "stop_reason", "sample_id")
+        assert [getattr(mine, name) for name in facts] == [getattr(theirs, name) for name in facts]

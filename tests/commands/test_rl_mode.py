@@ -30,6 +30,8 @@ from hone.errors import UserError
         ("", "--mode split", "split", 1),
         ("", "--trainer.ranks 2", "split", 2),
         ("0,1,2,3", "--trainer.ranks 2", "split", 2),
+        ("0,1,2,3", "--inference.replicas 2", "split", 2),
+        ("0,1,2,3", "--inference.replicas 3", "split", 1),
         ("0,1,2,3", "--model.device cuda:1", "colocated", 1),
         ("0,1,2,3", "--orchestrator.client.base-url http://localhost:8000/v1", "colocated", 1),
     ],
@@ -45,7 +47,8 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     monkeypatch.setattr("hone.commands.training.train_rl", lambda config: SimpleNamespace(exit_code=0))
     assert rl.run(parse(RLConfig, [], "rl")) == 0
-    assert capsys.readouterr().out == "One of 3 GPUs is used: --mode split samples on one and trains on 2\n"
+    others = "--mode split samples on one and trains on 2, --inference.replicas N samples on N"
+    assert capsys.readouterr().out == f"One of 3 GPUs is used: {others}\n"
     assert rl.run(parse(RLConfig, ["--mode", "colocated"], "rl")) == 0
     assert capsys.readouterr().out == ""
 
@@ -54,6 +57,10 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
     ("line", "words"),
     [
         ("--mode colocated --trainer.ranks 2", "leave out one"),
+        ("--mode colocated --inference.replicas 2", "leave out one"),
+        ("--inference.replicas 2 --orchestrator.client.base-url http://h/v1", "leave out one of them"),
+        ("--inference.replicas 2 --inference.port 65535", "lower inference.port"),
+        ("--inference.tensor-parallel 2", "is for inference.backend = vllm"),
         ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.type muon", "is for one rank"),

@@ -28,14 +28,15 @@ def config(line: str = "") -> RLConfig:
 
 def started(tmp_path: Path, line: str = "", gpus: tuple[str, ...] = ()) -> dict[str, Role]:
     given = config(line)
-    serves = given.orchestrator.client.base_url is None
-    return {role.name: role for role in roles(given, placed(gpus, given.trainer.ranks, serves), tmp_path)}
+    servers = given.inference.replicas if given.orchestrator.client.base_url is None else 0
+    place = placed(gpus, given.trainer.ranks, servers, given.inference.tensor_parallel)
+    return {role.name: role for role in roles(given, place, tmp_path)}
 
 
 def read_by(cls, role: Role):
     """The config that a role is started with, as it reads it."""
     words = [*role.command, *role.first]
-    return parse(cls, words[words.index(role.name) + 1 :], role.name)
+    return parse(cls, words[words.index("@") :], role.name)
 
 
 def test_each_role_reads_the_config_of_the_run(tmp_path):
@@ -78,6 +79,21 @@ def test_each_role_sees_its_own_gpus_and_a_share_of_the_cores(tmp_path, monkeypa
             "trainer": shares,
         }
     assert "CUDA_VISIBLE_DEVICES" not in started(tmp_path)["trainer"].env
+
+
+def test_each_of_several_servers_has_its_own_port_and_gpus(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)), raising=False)
+    line = "--inference.replicas 2 --inference.tensor-parallel 2 --inference.backend vllm --inference.port 9000"
+    found = started(tmp_path, line, (*"012345",))
+    assert list(found) == ["inference-0", "inference-1", "trainer", "orchestrator"]
+    servers = [read_by(ServeConfig, found[f"inference-{number}"]) for number in (0, 1)]
+    assert [(server.port, server.tensor_parallel) for server in servers] == [(9000, 2), (9001, 2)]
+    assert [found[f"inference-{number}"].port for number in (0, 1)] == [9000, 9001]
+    seen = {name: role.env.get("CUDA_VISIBLE_DEVICES") for name, role in found.items()}
+    assert seen == {"inference-0": "0,1", "inference-1": "2,3", "trainer": "5", "orchestrator": ""}
+    assert {role.env.get("HONE_CORES") for role in found.values()} == {"4", None}
+    own = read_by(OrchestratorRole, found["orchestrator"])
+    assert own.server_urls == ["http://127.0.0.1:9000/v1", "http://127.0.0.1:9001/v1"]
 
 
 def test_what_is_meant_for_the_launcher_is_kept_from_the_roles(monkeypatch):

@@ -68,10 +68,12 @@ def test_places_that_disagree_are_named_with_their_values_and_files(line: str, m
 
 
 def test_a_server_is_started_or_is_up() -> None:
-    assert rl(FILES).orchestrator.client.base_url == "http://localhost:8000/v1"
+    assert rl(FILES).server_urls == ["http://localhost:8000/v1"]
     assert rl(f"{FILES} --inference @ infer.toml").orchestrator.client.base_url is None
     up = "--orchestrator.client.base-url http://localhost:8001/v1"
-    assert rl(f"{FILES} {up}").server_url == "http://localhost:8001/v1"
+    assert rl(f"{FILES} {up}").server_urls == ["http://localhost:8001/v1"]
+    several = rl(f"{up} --orchestrator.client.base-url http://localhost:8002/v1/")
+    assert several.server_urls == ["http://localhost:8001/v1", "http://localhost:8002/v1"]
 
 
 def test_an_explicit_root_flag_overrides_files_and_section_flags() -> None:

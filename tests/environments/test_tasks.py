@@ -6,6 +6,7 @@ from __future__ import annotations
 import difflib
 import json
 import re
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -26,10 +27,12 @@ DIGESTS = [
     ("countdown", {"demo_noise": 1.0}, "2516048d8d04eac6"),
     ("countdown", {"min_numbers": 4, "max_numbers": 5, "use_all": False, "seed": 2}, "02686639c51e517e"),
     ("gsm8k", {"demo_noise": 1.0}, "85145ddf17d42d93"),
+    ("gsm8k", {"easy": True, "seed": 1}, "ace13f22d0d4dea0"),
     ("math-problems", {}, "78630f31005f8180"),
     ("one-shot", {"task": "countdown", "k": 3}, "f8afd5e2f7ef390e"),
     ("reverse-text", {}, "e942311b574d4b77"),
     ("reverse-text", {"demo_noise": 1.0, "min_chars": 10, "max_chars": 12}, "18a3ba960507d1fb"),
+    ("reverse-text", {"demo_noise": 1.0, "separator": " "}, "2d8517ce03991c93"),
     ("scramble", {"demo_noise": 1.0, "seed": 5}, "549399efa71bbde7"),
 ]
 """Of prompts, answers and demonstrations of the first rows: a recorded run is resumed and replayed on the same ones."""
@@ -135,6 +138,22 @@ def test_rewards(task: str, row: dict, rewards: dict):
     expected = [(reward, OUTCOMES[reward]) for reward, texts in rewards.items() for _ in texts]
     scores = env.grade_many(pairs)
     assert [(round(score.reward, 9), score.outcome) for score in scores] == expected, [s.detail for s in scores]
+
+
+def test_what_separates_characters_is_not_paid_for():
+    env = load_environment("reverse-text", separator=" ")
+    example = env.example(text="one")
+    assert (example.prompt[-1]["content"], example.answer) == ("o n e", "e n o")
+    answers = {"e n o": 1.0, "e n x": 2 / 3, "o n e": 1 / 3, "eno": 0.0, "e  n  o": 0.75}
+    scores = env.grade_many([(example, f"<reversed_text>{text}</reversed_text>") for text in answers])
+    assert [score.reward for score in scores] == pytest.approx([*answers.values()])
+    assert [score.outcome for score in scores] == [Outcome.CORRECT] + [Outcome.WRONG] * 4
+
+
+def test_built_in_tasks_are_those_of_the_checkout():
+    """An editable install once had copies of them, which hid the files that people edit."""
+    folder = Path(__file__).resolve().parents[2] / "environments"
+    assert Path(sys.modules["scramble"].__file__ or "").parent == folder
 
 
 def test_sparse_gsm8k_takes_the_last_number():

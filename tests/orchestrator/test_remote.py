@@ -8,13 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fake_openai import Drop, FakeOpenAI, Raw, Status
-from real_server import Served, random_model, serving, until
+from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving, until
 
-from hone import rng
 from hone.errors import Halt, UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import Endpoint, delay
@@ -29,40 +27,10 @@ from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
 
-RENDERER = load_renderer("hone/tiny")
-
-
-def requests(purpose: str = "rollout") -> list[Request]:
-    """Two groups of three, and one completion alone that may be longer."""
-    prompts = [tuple(RENDERER.tokenizer.encode(text).ids) for text in ("Hello", "abc abc", "Hello")]
-    groups = [(0, 0, 12), (0, 1, 12), (0, 2, 12), (1, 0, 12), (1, 1, 12), (1, 2, 12), (2, 0, 20)]
-    return [
-        Request(prompts[d], [{"role": "user", "content": str(d)}], rng.key(3, purpose, d, i), f"0-{d}-{i}", limit)
-        for d, i, limit in groups
-    ]
-
-
-def endpoint(url: str, **settings: Any) -> Endpoint:
-    return Endpoint(f"{url}/v1", **{"max_retries": 0} | settings)
-
 
 def policy_of(url: str, model: Decoder, folder: Path, **settings: Any) -> ServerPolicy:
     server = reach(endpoint(url, **settings), "hone/tiny", RENDERER, 64, folder / "spool", model.num_parameters)
-    return ServerPolicy(server, RENDERER, model.config.eos_token_ids, Spool(folder / "spool", model))
-
-
-def same(one: list[Any], other: list[Any]) -> None:
-    for mine, theirs in zip(one, other, strict=True):
-        assert mine.token_ids.tolist() == theirs.token_ids.tolist()
-        assert mine.sampled_mask.tolist() == theirs.sampled_mask.tolist()
-        assert mine.versions.tolist() == theirs.versions.tolist()
-        assert np.abs(mine.logprobs - theirs.logprobs).max() <= 1e-5
-        assert (mine.kept is None) == (theirs.kept is None)
-        if mine.kept is not None:
-            assert mine.kept.ids.tolist() == theirs.kept.ids.tolist()
-            assert mine.kept.counts.tolist() == theirs.kept.counts.tolist()
-        facts = ("messages", "stop_reason", "sample_id")
-        assert [getattr(mine, name) for name in facts] == [getattr(theirs, name) for name in facts]
+    return ServerPolicy([server], RENDERER, model.config.eos_token_ids, Spool(folder / "spool", model))
 
 
 SAMPLINGS = {
@@ -237,14 +205,11 @@ def test_an_answer_that_cannot_be_trained_on_ends_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
     server = Server(Endpoint("http://127.0.0.1:9/v1"), "vllm", "m")
-    policy = ServerPolicy(server, RENDERER, (), Spool(tmp_path, random_model()))
+    policy = ServerPolicy([server], RENDERER, (), Spool(tmp_path, random_model()))
     choice = {"index": 0, "token_ids": [1], "prompt_token_ids": [1], "finish_reason": "stop"}
     choice |= {"logprobs": {"token_logprobs": [-1]}} | changes
 
-    async def ask(bodies: Any, begun: Any, heard: Any) -> Any:
-        heard(0, {"choices": [choice]})
-
-    monkeypatch.setattr(policy, "_ask", ask)
+    monkeypatch.setattr(policy.fleet, "ask", lambda bodies, on_answer: on_answer(0, {"choices": [choice]}, server, 0))
     with pytest.raises(Halt, match=f"without the ids and logprobs of its tokens .*{words}"):
         policy.sample(requests()[-1:], SamplingParams())
 

@@ -29,8 +29,8 @@ class Server:
             raise self.failing.pop(0)
         self.loaded.append((version, path))
 
-    def score(self, sequences: list[list[int]], temperature: float) -> list[list[float]]:
-        assert sequences == [list(CANARY)] and temperature == 0.7
+    def scores_of_each(self, ids: tuple[int, ...], temperature: float) -> list[list[float]]:
+        assert list(ids) == list(CANARY) and temperature == 0.7
         return [[-1.0 - self.loaded[-1][0], -2.0]]
 
 
@@ -70,7 +70,7 @@ def test_versions_are_published_in_order_with_what_the_server_says_of_the_canary
         update = trainer.take()
         assert (trainer.version, trainer.fingerprint()) == (version, f"f{version}")
         assert update.metrics == {"loss": version} and update.weights == ("f3" if version == 4 else "")
-        assert list(trainer.published.scores) == [-1.0 - version, -2.0] and trainer.published.error is None
+        assert trainer.published.scores == [[-1.0 - version, -2.0]] and trainer.published.error is None
     assert [(version, path.name) for version, path in server.loaded] == [(3, "step_3"), (4, "step_4")]
 
 

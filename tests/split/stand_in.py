@@ -40,7 +40,7 @@ def launch(folder: Path, plan: dict) -> int:
             first=["--first"],
             again=["--resume"],
             ranks=plan.get("ranks", 1) if name == "trainer" else 1,
-            port=plan["port"] if name == "inference" else None,
+            port=port_of(name, plan),
         )
 
     def say(text: str) -> None:
@@ -86,8 +86,8 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: finish(do.get("end", 0)))
     if do.get("child"):  # which outlives it
         subprocess.Popen([sys.executable, "-c", f"import time; {str(folder)!r}; time.sleep(600)"])
-    if role == "inference":
-        threading.Thread(target=serve, args=(plan["port"], do.get("load", 0.0)), daemon=True).start()
+    if (port := port_of(role, plan)) is not None:
+        threading.Thread(target=serve, args=(port, do.get("load", 0.0)), daemon=True).start()
     if role == "orchestrator" and do.get("open", True):
         (folder / "out").mkdir(exist_ok=True)
         (folder / "out" / "run.json").write_text(json.dumps({"pid": os.getpid(), "status": "running"}))
@@ -103,6 +103,11 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
         time.sleep(0.01)
     time.sleep(do["after"])
     finish(do.get("end", 0))
+
+
+def port_of(role: str, plan: dict) -> int | None:
+    """That of a server: of several, each names its own."""
+    return plan.get(f"port {role}", plan["port"]) if role.startswith("inference") else None
 
 
 def noted(notes: Path) -> list[dict]:

@@ -91,6 +91,31 @@ def test_when_the_server_dies_the_orchestrator_saves_and_all_are_started_again(l
     ) in out
 
 
+def test_one_of_several_servers_is_started_again_alone(launch):
+    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
+    driver = {"starts": {"inference-1": 2}, "after": 0.2, "end": 0}
+    dies = [{"after": 0.2, "end": "SIGKILL"}, {}]
+    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
+    run = launch(roles=names, orchestrator=[driver], **{"inference-1": dies}, **ports)
+    code, out, _ = run.ended()
+    first, _again = run.starts("inference-1")
+    assert code == 0 and [len(run.starts(name)) for name in names] == [1, 2, 1, 1]
+    assert (
+        f"The inference server 1 (pid {first['pid']}) was ended by SIGKILL: starting it again (restart 1 of 3); the "
+        "others sample meanwhile.\n"
+    ) in out
+
+
+def test_one_of_several_servers_that_a_user_has_to_mend_ends_the_run(launch):
+    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
+    dies = {"starts": {"inference-0": 1, "inference-1": 1}, "after": 0.2, "end": 2}
+    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
+    run = launch(roles=names, **{"inference-1": [dies]}, **ports)
+    code, _, err = run.ended()
+    assert code == 2 and "inference server 1" in err and "set --this to that" in err, "what a user has to mend ends it"
+    assert [len(run.starts(name)) for name in names] == [1, 1, 1, 1]
+
+
 def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):
     run = launch(orchestrator=[{"after": 0.5, "end": 1}, {"starts": {"trainer": 2}, "after": 0.5, "end": 0}])
     code, out, _ = run.ended()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import HOLD, Command, Run, alive, draws, free_port, hone, records, until
+from split_runs import HOLD, Command, Run, alive, draws, free_port, free_ports, hone, records, until
 
 pytestmark = pytest.mark.split
 
@@ -97,6 +97,23 @@ def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin
     assert event["role"] == "inference"
     assert list((run.out / "superseded").glob("*/rollouts/*")) == [], "no step was lost"
     assert (run.out / "logs" / "inference.log").read_text().count("Serving ") == 2
+
+
+def test_one_of_two_servers_that_is_killed_is_replaced_and_the_other_does_its_work(begin, small):
+    run = begin(*small, "--inference.replicas", "2", "--inference.port", str(free_ports(2)))
+    run.hold()
+    run.at_step(3)
+    pid = run.pids("inference")[1]
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: sum(log.read_text().count("Serving ") for log in (run.out / "logs").glob("inference-*.log")) == 3)
+    run.let_go()
+    assert run.ended() == 0, run.output
+    assert "is lost" in run.output and "is back, and has version" in run.output
+    assert re.search(rf"The inference server \d \(pid {pid}\) was ended by SIGKILL: starting it again", run.output)
+    consumed_once(run.out)
+    events = [event for event in records(run.out / "events.jsonl") if event["kind"] in ("server", "restart")]
+    assert [event.get("change") for event in events] == ["lost", "back"], "and trainer and orchestrator went on"
+    assert list((run.out / "superseded").glob("*")) == []
 
 
 def shared_folder_of(run: Run) -> Path:

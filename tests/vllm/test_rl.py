@@ -136,7 +136,7 @@ def test_an_adapter_that_is_not_finite_or_does_not_fit_is_refused(tmp_path):
                 generator = torch.Generator().manual_seed(version)
                 parameter.data.add_(torch.randn(parameter.shape, generator=generator) / 10 * name.endswith("B"))
             spool = Spool(tmp_path / "spool", model, adapter_alone=True)
-            policy = ServerPolicy(reached, renderer, (), spool)
+            policy = ServerPolicy([reached], renderer, (), spool)
             policy.load(version)
             folder = tmp_path / "spool" / f"step_{version}"
             assert [file.name for file in folder.iterdir()] == ["adapter"]
@@ -171,7 +171,7 @@ def test_samples_and_scores_are_what_the_weights_say(server, tmp_path, temperatu
     renderer, model = load_renderer(folder / "v0"), load_model(folder / "v1", precision="fp32")
     reached = reach(Endpoint(vllm.url), str(folder / "v0"), renderer, 64, folder / "spool", model.num_parameters)
     assert reached.backend == "vllm"
-    policy = ServerPolicy(reached, renderer, model.config.eos_token_ids, Spool(folder / "spool", model))
+    policy = ServerPolicy([reached], renderer, model.config.eos_token_ids, Spool(folder / "spool", model))
     policy.load(4)
     assert policy.version == 4
     prompts = [tuple(range(40, 50)), tuple(range(60, 90))]

@@ -9,6 +9,7 @@ import contextlib
 import shlex
 import signal
 import socket
+import sys
 import tempfile
 from pathlib import Path
 
@@ -91,7 +92,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
 
 
 def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
-    """Serve with vLLM. Raises UserError if it is not installed, does not start, or ends by itself."""
+    """Serve with vLLM. Raises UserError if it is not installed or does not start; exits with 1 if it ends by itself."""
     from hone.inference.vllm import VllmServer
 
     # SIGINT as well: what a shell starts in the background ignores it.
@@ -107,7 +108,8 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
     if config.model.chat_template is not None:
         template = scratch / "template.jinja"
         template.write_text(read_override(config.model.chat_template))
-    fields = ("dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key", "max_lora_rank")
+    fields = ["dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key"]
+    fields += ["max_lora_rank", "tensor_parallel"]
     with VllmServer(
         model,
         log=Path(f"outputs/vllm-{config.port}.log"),
@@ -122,7 +124,8 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
     ) as server:
         print(_intro(config, server.described), flush=True)
         code = server.wait()
-        raise UserError(f"vLLM ended by itself, with exit code {code}: {server.why()}")
+        print(f"error: vLLM ended by itself, with exit code {code}: {server.why()}", file=sys.stderr, flush=True)
+        raise SystemExit(1)
 
 
 def _intro(config: ServeConfig, described: str) -> str:

@@ -1,4 +1,5 @@
-"""`hone quickstart`: the whole path on a CPU in minutes: a model from nothing, SFT, RL, an honest evaluation.
+"""`hone quickstart`: the whole path on a CPU in minutes: a model from nothing, SFT, RL, an honest evaluation; with
+`--model smollm2-135m` the same of a pretrained model, in half an hour.
 
 Every step is a command that you can run yourself; they are printed as they run. With `--controls`, two more rows answer
 the obvious questions: what would SFT alone have reached with the same compute, and with perfect demonstrations?
@@ -17,59 +18,86 @@ import subprocess
 import sys
 import time
 import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import hone
-from hone.commands.status import print_table
+from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
 
-RECIPES = Path("examples/reverse_text")
-EQUAL_COMPUTE = (6 + 2) / 6 * 128 / 32
-"""SFT steps (of 32 sequences) with the compute of a step of RL (of 128 sequences): 6 FLOP a parameter and trained
-token, 2 a sampled one."""
+
+@dataclass(frozen=True)
+class Recipe:
+    """Two files below `examples`, and how their models are evaluated."""
+
+    sft: str
+    rl: str
+    pretrained: bool
+    """The model's name is one of `hone.model.fetch.KNOWN`; if not, it is a preset of `hone init-model`."""
+    num_examples: int
+    max_tokens: int
+
+
+RECIPES = {
+    "tiny": Recipe("reverse_text/tiny_sft.toml", "reverse_text/tiny.toml", False, num_examples=512, max_tokens=32),
+    "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", True, num_examples=128, max_tokens=32),
+}
+"""By `--model`."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Name, folder and noise of the demonstrations."""
+SAMPLES = 3
+"""Of each model, shown below the table."""
 
 
 def run(config: QuickstartConfig) -> int:
     """Train, evaluate and print a table; return the exit code, that of the first command that failed."""
-    if not RECIPES.exists():
-        print("$ hone examples reverse_text", flush=True)
-        copy_examples(RECIPES.name)
-    recipes = [tomllib.loads((RECIPES / name).read_text()) for name in ("tiny_sft.toml", "tiny.toml")]
-    sft_steps, rl_steps = (recipe["max_steps"] for recipe in recipes)
+    recipe = RECIPES[config.model]
+    files = Path("examples") / recipe.sft, Path("examples") / recipe.rl
+    if not files[0].parent.exists():
+        print(f"$ hone examples {files[0].parent.name}", flush=True)
+        copy_examples(files[0].parent.name)
+    sft, rl = (tomllib.loads(file.read_text()) for file in files)
+    sft_steps, rl_steps = sft["max_steps"], rl["max_steps"]
     out, seed = config.output_dir, ["--seed", str(config.seed)]
+    base = config.model if recipe.pretrained else str(out / "model")
     sft_weights, rl_weights = out / f"sft/weights/step_{sft_steps}", out / f"rl/weights/step_{rl_steps}"
-    sft_command = ["sft", "@", str(RECIPES / "tiny_sft.toml"), "--model.name", str(out / "model")]
-    rl_command = ["rl", "@", str(RECIPES / "tiny.toml"), "--model.name", str(sft_weights)]
-    rl_command += ["--output-dir", str(out / "rl")]
+    sft_command = ["sft", "@", str(files[0]), "--model.name", base]
+    rl_command = ["rl", "@", str(files[1]), "--model.name", str(sft_weights), "--output-dir", str(out / "rl")]
+    measured = Measured(recipe, rl["orchestrator"]["env"], config)
     try:
-        run_command(["hone", "init-model", str(out / "model"), "--preset", "tiny", *seed])
-        sft = run_command([*sft_command, "--output-dir", str(out / "sft"), *seed])
-        rl = run_command([*rl_command, *seed])
+        if recipe.pretrained:
+            print(f"\nEvaluating {base} on held-out phrases ...", flush=True)
+            measured.add("pretrained", base, 0.0)
+        else:
+            run_command(["hone", "init-model", base, "--preset", config.model, *seed])
+        sft_seconds = run_command([*sft_command, "--output-dir", str(out / "sft"), *seed])
+        rl_seconds = run_command([*rl_command, *seed])
         print("\nEvaluating on held-out phrases ...", flush=True)
-        rows = [measure("after SFT", sft_weights, sft, config)]
-        rows.append(measure("after SFT + RL", rl_weights, sft + rl, config))
-        steps = sft_steps + round(rl_steps * EQUAL_COMPUTE)
+        measured.add("after SFT", str(sft_weights), sft_seconds)
+        measured.add("after SFT + RL", str(rl_weights), sft_seconds + rl_seconds)
+        steps = sft_steps + round(rl_steps * _equal_compute(sft, rl))
         for name, folder, noise in CONTROLS if config.controls else ():
-            words = ["--max-steps", str(steps), "--data.env.args", json.dumps({"demo_noise": noise})]
+            args = sft["data"]["env"]["args"] | {"demo_noise": noise}
+            words = ["--max-steps", str(steps), "--data.env.args", json.dumps(args)]
             seconds = run_command([*sft_command, "--output-dir", str(out / folder), *words, *seed])
-            rows.append(measure(name, out / folder / f"weights/step_{steps}", seconds, config))
+            measured.add(name, str(out / folder / f"weights/step_{steps}"), seconds)
     except subprocess.CalledProcessError as error:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit / 2**30
-    summary = {"seed": config.seed, "rows": rows, "peak_memory_gib": round(peak, 3)}
-    (out / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
-    print(f"\nreverse-text, {config.num_examples} held-out phrases, seed {config.seed}\n")
-    print_table([_cells(row) for row in rows])
+    summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": round(peak, 3)}
+    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    measured.print()
+    args = rl["orchestrator"]["env"].get("args")
     print(
-        f"\nTraining took {sft + rl:.0f} s and at most {peak:.2f} GiB. Reward curve: {out / 'rl/report.html'}\nNext:\n"
+        f"\nTraining took {sft_seconds + rl_seconds:.0f} s and at most {peak:.2f} GiB. "
+        f"Reward curve: {out / 'rl/report.html'}\nNext:\n"
         f"  hone view {out}   # curves and samples in a browser\n"
-        f"  hone eval reverse-text -m {rl_weights} -n 5 -r 3   # samples and their scores\n"
+        f"  {command('hone', 'eval', 'reverse-text', m=rl_weights, n=5, r=3, a=args)}   # samples and their scores\n"
         f"  {shlex.join([*rl_command[:-1], str(out / 'rl-seed1'), '--seed', '1'])}   # another seed\n"
-        f"  hone quickstart --controls   # what SFT alone would have reached"
+        f"  hone quickstart --model {config.model} --controls   # what SFT alone would have reached"
     )
     return 0
 
@@ -79,32 +107,64 @@ def run_command(words: list[str]) -> float:
     print(f"\n$ {shlex.join(words)}", flush=True)
     start = time.monotonic()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
-    command = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]
-    subprocess.run(command, check=True, env=os.environ | {"GOMP_SPINCOUNT": "3000"})
+    words = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]
+    subprocess.run(words, check=True, env=os.environ | {"GOMP_SPINCOUNT": "3000"})
     return time.monotonic() - start
 
 
-def measure(name: str, weights: Path, seconds: float, config: QuickstartConfig) -> dict:
-    """Evaluate weights at T=1 and greedy; return their row. `seconds` is what training took in all."""
-    from hone.composition.evaluating import Evaluation
-    from hone.config.eval import EvalConfig
+class Measured:
+    """The rows of the table: each model on the same held-out examples, at T=1 and greedy."""
 
-    row: dict = {"model": name, "weights": str(weights), "train_seconds": seconds}
-    for label, temperature in (("sampled", 1.0), ("greedy", 0.0)):
-        evaluation = EvalConfig(
-            env="reverse-text",
-            model=str(weights),
-            num_examples=config.num_examples,
-            rollouts_per_example=1,
-            temperature=temperature,
-            max_tokens=32,
-            seed=config.seed,
-            save=False,
-        )
-        metrics = Evaluation(evaluation).run().metrics()
-        names = ("reward/mean", "ci95/low", "ci95/high", "correct")
-        row[label] = {key: metrics[f"eval/reverse-text/{key}"] for key in names}
-    return row
+    def __init__(self, recipe: Recipe, env: dict[str, Any], config: QuickstartConfig) -> None:
+        self.recipe, self.env, self.seed = recipe, env, config.seed
+        self.num_examples = config.num_examples or recipe.num_examples
+        self.rows: list[dict[str, Any]] = []
+
+    def add(self, name: str, weights: str, seconds: float) -> None:
+        """Evaluate weights and add their row. `seconds` is what training took in all."""
+        from hone.composition.evaluating import Evaluation
+        from hone.config.eval import EvalConfig
+
+        row: dict[str, Any] = {"model": name, "weights": weights, "train_seconds": seconds}
+        for label, temperature in (("sampled", 1.0), ("greedy", 0.0)):
+            evaluation = EvalConfig(
+                env=self.env["id"],
+                env_args=self.env.get("args", {}),
+                model=weights,
+                num_examples=self.num_examples,
+                rollouts_per_example=1,
+                temperature=temperature,
+                max_tokens=self.recipe.max_tokens,
+                seed=self.seed,
+                save=False,
+            )
+            result = Evaluation(evaluation).run()
+            metrics, names = result.metrics(), ("reward/mean", "ci95/low", "ci95/high", "correct")
+            row[label] = {key: metrics[f"eval/{self.env['id']}/{key}"] for key in names}
+            if label == "sampled":
+                row["samples"] = [
+                    {"question": one["prompt"][-1]["content"], "text": one["completion"][-1]["content"]}
+                    | {key: one[key] for key in ("answer", "reward")}
+                    for one in result.rows()[:SAMPLES]
+                ]
+        self.rows.append(row)
+
+    def print(self) -> None:
+        """Print the figures, then what each model wrote."""
+        print(f"\n{self.env['id']}, {self.num_examples} held-out phrases, seed {self.seed}\n")
+        print_table([_cells(row) for row in self.rows])
+        for number, first in enumerate(self.rows[0]["samples"]):
+            print(f"\n{first['question']}")
+            for row in self.rows:
+                sample = row["samples"][number]
+                print(f"  {row['model']:<26}{sample['reward']:.2f}  {json.dumps(sample['text'], ensure_ascii=False)}")
+
+
+def _equal_compute(sft: dict[str, Any], rl: dict[str, Any]) -> float:
+    """Return the steps of SFT with the compute of a step of RL: 6 FLOP a parameter and trained token, 2 a sampled one,
+    and sequences of one length.
+    """
+    return (6 + 2) / 6 * rl["orchestrator"]["batch_size"] / sft["data"]["batch_size"]
 
 
 def _cells(row: dict) -> dict[str, str]:

@@ -16,9 +16,11 @@ SECONDS = 10.0
 
 def run(config: RLConfig) -> int:
     """Train in the mode of the config; return the exit code: 0, or 130/143 for a signal (the run is saved then)."""
-    if config.mode is None and config.trainer.ranks == 1 and config.display != "none" and (count := _gpus(config)) > 1:
-        print(f"One of {count} GPUs is used: --mode split samples on one and trains on {count - 1}", flush=True)
-    config = with_mode(config)
+    chosen, config = config.mode, with_mode(config)
+    alone = chosen is None and config.mode == "colocated"
+    if alone and config.display != "none" and (count := _gpus(config)) > 1:
+        others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
+        print(f"One of {count} GPUs is used: {others}", flush=True)
     if config.orchestrator.client.base_url is not None:
         check_server(config)
     if config.mode == "split":
@@ -31,13 +33,14 @@ def run(config: RLConfig) -> int:
 
 
 def with_mode(config: RLConfig) -> RLConfig:
-    """Return the config with its mode: one process, unless a mode or several ranks were asked for. Where no ranks are
-    named in mode split, every GPU that is not the server's has one, if the run can have several.
+    """Return the config with its mode: one process, unless a mode, several ranks or several servers were asked for.
+    Where no ranks are named in mode split, every GPU that is not a server's has one, if the run can have several.
     """
     trainer = config.trainer
-    mode = config.mode or ("split" if trainer.ranks > 1 else "colocated")
+    several = trainer.ranks > 1 or len(config.server_urls) > 1
+    mode = config.mode or ("split" if several else "colocated")
     if mode == "split" and "ranks" not in trainer.model_fields_set:
-        gpus = _gpus(config) - 1
+        gpus = _gpus(config) - config.inference.replicas * config.inference.tensor_parallel
         trainer = trainer.model_copy(update={"ranks": gpus if gpus > 1 and _can_have_ranks(config) else 1})
     return config.model_copy(update={"mode": mode, "trainer": trainer})
 
@@ -68,6 +71,7 @@ def check_server(config: RLConfig) -> None:
     if config.mode == "split":
         weights = transport_weights(config.transport_path) / "none"
     key = api_key(client.api_key_var, "--orchestrator.client.api-key-var")
-    endpoint = Endpoint(config.server_url, key, timeout=min(SECONDS, client.timeout))
-    with contextlib.suppress(Halt):
-        reach(endpoint, config.model.name, None, config.seq_len, weights, None)
+    for url in client.urls:
+        with contextlib.suppress(Halt):
+            endpoint = Endpoint(url, key, timeout=min(SECONDS, client.timeout))
+            reach(endpoint, config.model.name, None, config.seq_len, weights, None)

@@ -45,18 +45,19 @@ def run_split(config: RLConfig) -> int:
     """
     check_predictions(config)
     hub.check(config)
-    folder, port = config.output_dir, config.inference.port
+    folder, own = config.output_dir, config.inference
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")
     serves = config.orchestrator.client.base_url is None
-    if serves and (problem := port_problem(port)) is not None:
-        raise UserError(
-            f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that with "
-            f"--orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
-            f"--inference.port {port + 1}"
-        )
+    for port in range(own.port, own.port + own.replicas) if serves else ():
+        if (problem := port_problem(port)) is not None:
+            raise UserError(
+                f"port {port} can't be listened on ({problem.strerror}): if another server has it, sample from that "
+                f"with --orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
+                f"--inference.port {port + 1}"
+            )
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") else []
-    placement = placed(gpus, config.trainer.ranks, serves)
+    placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.tensor_parallel)
     scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
     error = ""
 
@@ -97,16 +98,16 @@ def run_split(config: RLConfig) -> int:
 
 def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
     """Return the processes of the run, with their configs in `scratch`."""
-    whole, served = scratch / "config.toml", scratch / "inference.toml"
+    whole = scratch / "config.toml"
     whole.write_text(run_toml(config, "rl"))
     python = [sys.executable, "-P", "-m", "hone.cli"]
     drift, first = ["--allow-drift"] if config.allow_drift else [], []
     if (resume := config.resume) is not None:  # config.toml does not hold it
         first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
         first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
-    serves, ranks = config.orchestrator.client.base_url is None, config.trainer.ranks
-    cores = share_of_cores(ranks + serves)
-    shares = not set(placement.inference).isdisjoint(placement.trainer)
+    ranks = config.trainer.ranks
+    cores = share_of_cores(ranks + len(placement.inference))
+    shares = any(not set(gpus).isdisjoint(placement.trainer) for gpus in placement.inference)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
         """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
@@ -128,11 +129,14 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         again=["--resume", *drift],
         env={"CUDA_VISIBLE_DEVICES": ""} if placement.trainer else {},
     )
-    if not serves:
-        return [trainer, driver]
-    served.write_text(to_toml(serve_config(config, bool(placement.inference), shares)))
-    command, env = [*python, INFERENCE, "@", str(served)], computing(placement.inference, 1)
-    return [Role(INFERENCE, command, env=env, port=config.inference.port), trainer, driver]
+    servers = []
+    for number, gpus in enumerate(placement.inference):
+        name = INFERENCE if len(placement.inference) == 1 else f"{INFERENCE}-{number}"
+        served, port = scratch / f"{name}.toml", config.inference.port + number
+        served.write_text(to_toml(serve_config(config, bool(gpus), shares).model_copy(update={"port": port})))
+        command = [*python, INFERENCE, "@", str(served)]
+        servers.append(Role(name, command, env=computing(gpus, 1), port=port))
+    return [*servers, trainer, driver]
 
 
 def variables(memory: Path | None) -> dict[str, str]:
@@ -153,7 +157,8 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     A server that `shares` its GPU with the trainer must not take half of what is free.
     """
     own = config.inference
-    names = ("port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype", "max_lora_rank")
+    names = ["port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype"]
+    names += ["max_lora_rank", "tensor_parallel"]
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir}
@@ -176,9 +181,9 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
 
 def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     """Describe which processes there are, where their lines go, and how to end them all."""
-    folder, server = config.output_dir, config.orchestrator.client.base_url
+    folder, urls = config.output_dir, config.orchestrator.client.urls
     lines = [f"RL in {len(children)} processes on this machine, into {folder}"]
-    lines += [f"    inference     the server that is up at {server}"] if server else []
+    lines += [f"    inference     the server that is up at {url}" for url in urls]
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
         lines.append(f"    {role:<13} pid {pids}: log {folder / 'logs' / f'{role}.log'}")

@@ -210,8 +210,8 @@ def introduction(training: Any) -> Iterator[str]:
     if not sft:
         yield from (env.left_out for env in training.all_envs if env.left_out)
     if hello is not None:
-        lag = config.orchestrator.max_async_level
-        yield f"sampled by {training.server.name}, at most {lag} versions behind"
+        lag, names = config.orchestrator.max_async_level, " and ".join(server.name for server in training.servers)
+        yield f"sampled by {names}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
     if hello is None and model.config.implementation != "hone":

@@ -304,6 +304,8 @@ class RL(Training):
             raise UserError("RL trains in this process: for mode split use the command `hone rl`")
         if self.config.orchestrator.max_async_level > 0:
             raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
+        if len(self.config.server_urls) > 1:
+            raise UserError("several servers need mode split: use the command `hone rl`, or name one server")
         check_state(self.config.trainer.optim)
 
     def _settle_overlap(self) -> None:

@@ -34,10 +34,10 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     if config.inference.backend == "vllm":
         flag = "--inference.vllm-python"
         check_device(find_vllm(config.inference.vllm_python, flag), config.model.device, flag)
-    client = config.orchestrator.client
-    if client.base_url is None:
+    if not (urls := config.orchestrator.client.urls):
         return None
-    endpoint = endpoint_of(config, client.base_url)
+    (url,) = urls  # several imply mode split
+    endpoint = endpoint_of(config, url)
     server = reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
     if server.backend == "vllm":
         for one in config.tasks().values():
@@ -72,7 +72,7 @@ def sampling(
             with run.phase("start"):
                 vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
             server = Server(replace(endpoint_of(config, vllm.url), log=vllm.log), "vllm", config.model.name)
-        yield ServerPolicy(server, renderer, trainer.model.config.eos_token_ids, spool)
+        yield ServerPolicy([server], renderer, trainer.model.config.eos_token_ids, spool)
 
 
 def endpoint_of(config: RLConfig, url: str) -> Endpoint:
@@ -104,5 +104,6 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
         memory=spool.memory,
         served_name=config.model.name,
         max_lora_rank=config.inference.max_lora_rank,
+        tensor_parallel=config.inference.tensor_parallel,
         progress=run.display.message,
     )

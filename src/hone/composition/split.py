@@ -1,6 +1,6 @@
-"""RL in several processes: a server samples, the trainer trains, and this one draws, grades and hands on.
+"""RL in several processes: servers sample, the trainer trains, and this one draws, grades and hands on.
 
-The steps are those of `hone.composition.rl`; the policy is behind a server, the trainer behind a folder.
+The steps are those of `hone.composition.rl`; the policy is behind servers, the trainer behind a folder.
 
     rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml
 """
@@ -28,7 +28,7 @@ from hone.errors import UserError
 from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
 from hone.orchestrator.launch import RESTARTED
-from hone.orchestrator.reach import reach
+from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.shared_memory import given_folder, shortage
@@ -44,9 +44,9 @@ HELLO_SECONDS = 1.0
 
 
 class SplitRL(RL):
-    """A run of RL that samples from a server and trains in other processes.
+    """A run of RL that samples from servers and trains in other processes.
 
-    `launched`: the launcher sees by itself when the trainer dies. `hello` and `server` are there once it is open.
+    `launched`: the launcher sees by itself when the trainer dies. `hello` and `servers` are there once it is open.
     """
 
     def __init__(
@@ -81,16 +81,11 @@ class SplitRL(RL):
             env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
         # As the trainer, for run.json records it.
         configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
-        # A server that died is started again with this process: the client is not to try for long.
-        endpoint = endpoint_of(config, config.server_url)
-        endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
-        weights, client = transport.weights_root / "none", config.orchestrator.client
-        self.server = server = reach(
-            *(endpoint, config.model.name, self.renderer, config.seq_len, weights, hello.parameters),
-            patience=client.timeout,
-            named=client.base_url is not None,
-        )
-        if server.backend == "vllm":
+        self.servers = [self._reached(url, transport, hello) for url in config.server_urls]
+        backend = self.servers[0].backend
+        if any(server.backend != backend for server in self.servers):
+            raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
+        if backend == "vllm":
             for one in config.tasks().values():
                 refuse_cuts(one.orchestrator.sampling)
         is_initial = self.source == config.model.name
@@ -103,7 +98,14 @@ class SplitRL(RL):
         for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
             run.event("restart", run.start_step, **restart)
         ledger = self._restored(run.restored[1] if run.restored else None)
-        policy = ServerPolicy(server, self.renderer, self.decoder.eos_token_ids)
+        policy = ServerPolicy(self.servers, self.renderer, self.decoder.eos_token_ids, say=run.display.message)
+
+        def note_changes() -> None:
+            """Record which servers were lost, and which are back."""
+            while policy.fleet.changes:
+                run.event("server", policy.version, **policy.fleet.changes.pop(0))
+
+        stack.callback(note_changes)
         samplers = self._samplers(policy)
         start, temperature = run.start_step, config.orchestrator.sampling.temperature
         canary = fixed_tokens(next(iter(samplers.values())).first_examples(EXAMPLES), self.renderer, config.seq_len)
@@ -152,11 +154,12 @@ class SplitRL(RL):
 
         stack.enter_context(self._saving(export, snapshot, config.ckpt, planned=True))
         trainer.saver = self.saver
-        band = band_from_config(config, self.decoder.num_layers, server.backend)
+        band = band_from_config(config, self.decoder.num_layers, backend)
         watch = GapWatch(band, config.gap.action, run)
 
         def publish(version: int) -> dict[str, float]:
             """Judge what the publisher has measured; empty where there was no time left to publish."""
+            note_changes()
             published = trainer.published
             assert published is not None and published.result.version == version
             if published.error is not None:
@@ -168,6 +171,19 @@ class SplitRL(RL):
         self._make_steps(samplers, policy, trainer, ledger, watch, publish)
         trainer.start()
         trainer.take()  # the version that the session begins with
+
+    def _reached(self, url: str, transport: FileTransport, hello: Hello) -> Server:
+        """Return the server at `url`. Raises UserError if it does not fit the run."""
+        config, client = self.config, self.config.orchestrator.client
+        # A server that died is started again, alone or with this process: the client is not to try for long.
+        endpoint = endpoint_of(config, url)
+        endpoint = replace(endpoint, max_retries=min(endpoint.max_retries, 1))
+        weights = transport.weights_root / "none"
+        return reach(
+            *(endpoint, config.model.name, self.renderer, config.seq_len, weights, hello.parameters),
+            patience=client.timeout,
+            named=client.base_url is not None,
+        )
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:

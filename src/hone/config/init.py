@@ -62,12 +62,14 @@ class FetchModelConfig(BaseConfig):
 class QuickstartConfig(BaseConfig):
     """Make a tiny model from nothing, then SFT, RL and an evaluation: some minutes on one CPU core."""
 
+    model: Literal["tiny", "smollm2-135m"] = "tiny"
+    """`smollm2-135m` trains a pretrained model in place of one made from nothing: half an hour on two cores."""
     seed: int = Field(default=0, ge=0)
     """Seed of the initial weights, the data and the sampling."""
     output_dir: Path = Path("outputs/quickstart")
     """Folder for all that is made."""
-    num_examples: int = Field(default=512, ge=1)
-    """Held-out phrases that the table at the end is measured on."""
+    num_examples: int | None = Field(default=None, ge=1)
+    """Held-out phrases that the table at the end is measured on; by default 512, and 128 with a pretrained model."""
     controls: bool = False
     """Add two rows: SFT alone with the compute of SFT and RL together, on the same demonstrations and on clean ones."""
 

@@ -128,14 +128,12 @@ class OnlineEvalConfig(BaseConfig):
         return self
 
 
-class ClientConfig(BaseConfig):
-    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+class AskedConfig(BaseConfig):
+    """How a server that is already up is asked."""
 
-    place: ClassVar[str] = "orchestrator.client"
+    place: ClassVar[str]
     """Where the section is."""
 
-    base_url: str | None = None
-    """Sample from the server at this URL, such as http://localhost:8000/v1; it gets the weights of every step."""
     api_key_var: str | None = None
     """Environment variable that holds the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
@@ -143,19 +141,42 @@ class ClientConfig(BaseConfig):
     max_retries: int = Field(default=6, ge=0)
     """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
 
+
+class ClientConfig(AskedConfig):
+    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+
+    place = "orchestrator.client"
+
+    base_url: list[str] | None = None
+    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); each gets the
+    weights of every step. Several imply mode split."""
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _listed(cls, given: Any) -> Any:
+        return None if given == [None] else [given] if isinstance(given, str) else given
+
     @field_validator("base_url")
     @classmethod
-    def _check_url(cls, url: str | None) -> str | None:
-        return None if url is None else server_url(url, f"{cls.place}.api_key_var")
+    def _check_urls(cls, given: list[str] | None) -> list[str] | None:
+        urls = [server_url(url, f"{cls.place}.api_key_var") for url in given or ()]
+        if len(set(urls)) < len(urls):
+            raise UserError(f"{cls.place}.base_url has one URL twice: give that of each server once")
+        return urls or None
+
+    @property
+    def urls(self) -> list[str]:
+        """All of `base_url`."""
+        return self.base_url or []
 
 
-class TeacherConfig(ClientConfig):
+class TeacherConfig(AskedConfig):
     """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
     towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
 
     place = "teacher"
 
-    base_url: str  # pyright: ignore[reportGeneralTypeIssues]
+    base_url: str
     """Ask the server at this URL, such as http://localhost:8001/v1."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request, a completion, else the run ends."""
@@ -165,6 +186,11 @@ class TeacherConfig(ClientConfig):
     """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
     """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        return server_url(url, f"{cls.place}.api_key_var")
 
 
 class RLGradingConfig(GradingConfig):
@@ -283,6 +309,18 @@ class InferenceConfig(EngineConfig):
 
     shared = hoist.SHARED
 
+    def check(self, urls: list[str]) -> None:
+        """Raise UserError if there can't be so many servers beside those that are up at `urls`."""
+        if urls and self.replicas > 1:
+            raise UserError(
+                f"inference.replicas = {self.replicas} starts servers, orchestrator.client.base_url names those that "
+                "are up: leave out one of them"
+            )
+        if self.port + self.replicas > 2**16:
+            raise UserError(
+                f"inference.replicas = {self.replicas} have ports from {self.port} on: lower inference.port"
+            )
+
 
 SAMPLED_BY = "completions are sampled by "
 """Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
@@ -399,8 +437,8 @@ class RLConfig(RunConfig):
     @property
     def sampled_by(self) -> str | None:
         """What samples, in words, if it may give other tokens than the engine in one process would."""
-        if self.orchestrator.client.base_url is not None:
-            return f"the server at {self.orchestrator.client.base_url}"
+        if urls := self.orchestrator.client.urls:
+            return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend == "vllm":
             return "vLLM"
         if self.mode == "split" and not self.inference.batch_invariant:
@@ -416,9 +454,11 @@ class RLConfig(RunConfig):
         return self.mode != "split" and self.sampled_by is None
 
     @property
-    def server_url(self) -> str:
-        """The server to sample from in mode split: the one that is up, or that `inference` starts."""
-        return self.orchestrator.client.base_url or f"http://127.0.0.1:{self.inference.port}/v1"
+    def server_urls(self) -> list[str]:
+        """The servers to sample from in mode split: those that are up, or that `inference` starts."""
+        own = self.inference
+        ports = range(own.port, own.port + own.replicas)
+        return self.orchestrator.client.urls or [f"http://127.0.0.1:{port}/v1" for port in ports]
 
     @property
     def transport_path(self) -> Path:
@@ -437,10 +477,12 @@ class RLConfig(RunConfig):
     @model_validator(mode="after")
     def _check(self) -> RLConfig:
         orch, trainer = self.orchestrator, self.trainer
-        if trainer.ranks > 1 and self.mode == "colocated":
-            raise UserError(
-                f"mode colocated trains in one process, trainer.ranks = {trainer.ranks} in several: leave out one"
-            )
+        several = {"trainer.ranks": trainer.ranks, "inference.replicas": self.inference.replicas}
+        several["servers in orchestrator.client.base_url"] = len(orch.client.urls)
+        for name, count in several.items():
+            if count > 1 and self.mode == "colocated":
+                raise UserError(f"mode colocated does without several processes, but {name} = {count}: leave out one")
+        self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)
         if self.model.lora and trainer.loss.reference_interval:

@@ -372,7 +372,10 @@ class EngineConfig(BaseConfig):
     """What samples: the own engine, or vLLM."""
 
     port: int = Field(default=8000, ge=1, le=65535)
-    """Port of the server."""
+    """Port of the server; those of further replicas follow it."""
+    replicas: int = Field(default=1, ge=1, le=256)
+    """Servers that `rl` starts, each on GPUs of its own; a group goes to the one with the least to do. Several imply
+    mode split."""
     backend: Literal["hone", "vllm"] = "hone"
     """Own engine, or vLLM (docs/training.md)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -384,10 +387,21 @@ class EngineConfig(BaseConfig):
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
     cuda_graphs: bool | None = None
     """Own engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    """GPUs that each vLLM is spread over."""
     max_lora_rank: int | None = Field(default=None, ge=1, le=512)
     """vLLM multiplies with adapters of up to this rank, and is given the adapter alone; by default merged weights."""
     vllm_python: Path | None = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
+
+    @model_validator(mode="after")
+    def _check_parallel(self) -> EngineConfig:
+        if self.tensor_parallel > 1 and self.backend != "vllm":
+            raise UserError(
+                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: the own engine "
+                "has one GPU; leave it out, and set inference.replicas to have several"
+            )
+        return self
 
     def decodes_with_graphs(self, device: str) -> bool:
         """Return `cuda_graphs`, or what is chosen on this kind of device where it is left open."""

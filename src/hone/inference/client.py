@@ -37,6 +37,10 @@ class Gone(Halt):
         self.status = status
 
 
+class Late(Halt):
+    """An answer takes longer than the server may take."""
+
+
 @dataclass(frozen=True)
 class Served:
     """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update,
@@ -98,8 +102,8 @@ class ServerClient:
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Return the server's answer to `body`, after as many tries as it takes.
 
-        Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Halt for an
-        answer that can't be read, or takes longer than `endpoint.timeout`: it would take as long again.
+        Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Late for an
+        answer that takes longer than `endpoint.timeout`: it would take as long again; Halt for one that can't be read.
         """
         return await self._send("POST", path, body)
 
@@ -147,7 +151,7 @@ class ServerClient:
             try:
                 response = await self._http.request(method, self._root + path, json=body)
             except httpx.ReadTimeout:
-                raise Halt(
+                raise Late(
                     f"{self.endpoint.url} did not answer within {self.endpoint.timeout:g} s: raise "
                     f"{self.endpoint.section}.timeout{self._log}"
                 ) from None

@@ -142,13 +142,12 @@ class GapWatch:
         assert self.canary is not None
         return self._judge_canary(version, self.canary.measure())
 
-    def scored(self, version: int, sampler: Sequence[float], trainer: Sequence[float]) -> dict[str, float]:
-        """Judge logprobs of the same tokens by a server and a trainer elsewhere; no metrics if the server can't score
-        given tokens (NaN).
+    def scored(self, version: int, samplers: Sequence[Sequence[float]], trainer: Sequence[float]) -> dict[str, float]:
+        """Judge logprobs of the same tokens by servers and a trainer elsewhere, by the server that is furthest off; no
+        metrics without a server that can score given tokens.
         """
-        if np.isnan(np.asarray(sampler)).all():  # also of none
-            return {}
-        return self._judge_canary(version, Gap.of(np.asarray(sampler) - np.asarray(trainer)))
+        gaps = [Gap.of(np.asarray(sampler) - np.asarray(trainer)) for sampler in samplers if len(sampler)]
+        return self._judge_canary(version, Gap.worst(gaps)) if gaps else {}
 
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Judge the gap of the tokens of a step that was trained on samples of its own version."""

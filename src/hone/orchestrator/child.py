@@ -19,7 +19,13 @@ from threading import Lock, Thread
 from typing import IO
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
-"""The roles, by the names of their commands."""
+"""The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
+
+
+def serves(role: str) -> bool:
+    """Return True for a server's role."""
+    return role.partition("-")[0] == INFERENCE
+
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
@@ -101,7 +107,7 @@ class Child:
     @property
     def name(self) -> str:
         """`the trainer's rank 1 (pid 123)`"""
-        role = "inference server" if self.role == INFERENCE else self.role
+        role = self.role.replace(INFERENCE, "inference server").replace("-", " ")
         rank = "" if self.rank is None else f"'s rank {self.rank}"
         return f"the {role}{rank} (pid {self.pid})"
 

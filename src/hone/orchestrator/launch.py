@@ -4,7 +4,8 @@
 
 - Their lines go into a log for each role; the orchestrator's are shown as well.
 - If a role dies, trainer and orchestrator are started again from the last checkpoint, and so is the server if that
-  died; before, the orchestrator of a server that died saves. After `restarts` of these the run ends.
+  died; before, the orchestrator of a server that died saves. Of several servers, those that die are started again
+  alone. After `restarts` of these the run ends.
 - Ctrl-C and SIGTERM go to the orchestrator, which saves. When it has ended, so do all others, in every case.
 
 Standard library only: it must not fail.
@@ -24,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from hone.errors import UserError
-from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child, Log
+from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log, serves
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -203,8 +204,10 @@ class Launch:
             return code if code >= 0 else 128 + (stopping or 0)
         culprit = self._culprit(dead)
         if stopping is not None:
-            if culprit.role == INFERENCE:  # nothing can be sampled: the step has to be given up
-                self._driver.send(signal.SIGTERM)
+            if serves(culprit.role):
+                if self._others_serve() and all(serves(child.role) for child in dead):
+                    return None
+                self._driver.send(signal.SIGTERM)  # nothing can be sampled: the step has to be given up
                 self._within(self.grace_seconds + SLACK)
                 return None
             lost = f"{culprit.cause}: the state after the last checkpoint is lost. Go on with: {self.go_on}"
@@ -212,7 +215,12 @@ class Launch:
             return 128 + stopping
         if not self._is_open:
             return self._not_begun(culprit)
-        if culprit.role == INFERENCE and code is None:
+        several = sum(serves(role.name) for role in self.roles) > 1
+        waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator does
+        if waits and culprit.code != 2 and self._restarted < self.restarts:
+            self._start_servers(dead)
+            return None
+        if serves(culprit.role) and code is None:
             self._driver.send(signal.SIGTERM)
             self._wait([self._driver], self.grace_seconds + SLACK)
         for child in self._children[TRAINER] + self._children[ORCHESTRATOR]:
@@ -239,7 +247,7 @@ class Launch:
     def _not_begun(self, culprit: Child) -> int:
         """Raise UserError with why the run does not begin; return the exit code if the orchestrator reported that."""
         if culprit.code != 2:
-            when = "while it loaded" if culprit.role == INFERENCE else "before the run began"
+            when = "while it loaded" if serves(culprit.role) else "before the run began"
             raise UserError(f"{culprit.name} {culprit.cause} {when}; its log: {self._logs[culprit.role].path}")
         self._wait([self._driver], _FOLLOWING)  # what is wrong for one is often wrong for all
         if self._driver.code == 2:
@@ -251,14 +259,30 @@ class Launch:
         self._restarted += 1
         entry = {"role": culprit.role, "rank": culprit.rank, "pid": culprit.pid, "cause": culprit.cause}
         self._unnoted.append(entry)
-        roles = [role for role in self.roles if role.name != INFERENCE or self._children[INFERENCE][0].code is not None]
+        roles = [role for role in self.roles if not serves(role.name) or self._children[role.name][0].code is not None]
         names = [role.name for role in roles]
         again = f"starting {', '.join(names[:-1])} and {names[-1]} again {self.from_where()}"
         self.say(f"{_capital(culprit.name)} {culprit.cause}: {again} (restart {self._restarted} of {self.restarts}).")
         self._wait([child for name in names for child in self._children[name]], PATIENCE)
-        # What a server has started (vLLM, which its own supervisor ends) may hold the port for a while.
-        port, until = roles[0].port, time.monotonic() + _LETTING_GO
-        while port and port_problem(port) and time.monotonic() < until and self._stop.first is None:
+        self._start_when_free(roles)
+
+    def _others_serve(self) -> bool:
+        """Return True if one of the run's own servers is alive."""
+        return any(serves(child.role) and child.code is None for child in self._all())
+
+    def _start_servers(self, dead: Sequence[Child]) -> None:
+        """Start servers again, and nothing else: the orchestrator asks the others, or waits."""
+        self._restarted += 1
+        for child in dead:
+            again = f"starting it again (restart {self._restarted} of {self.restarts})"
+            again += "; the others sample meanwhile." if self._others_serve() else "."
+            self.say(f"{_capital(child.name)} {child.cause}: {again}")
+        self._start_when_free([role for role in self.roles if role.name in {child.role for child in dead}])
+
+    def _start_when_free(self, roles: Sequence[Role]) -> None:
+        """Start them; what a server has started (vLLM, which its own supervisor ends) may hold its port for a while."""
+        ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
+        while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
             time.sleep(_TICK)
         for role in roles:
             self._start(role)

@@ -21,24 +21,32 @@ SHARES_GPU = "HONE_SHARES_GPU"
 
 @dataclass(frozen=True)
 class Placement:
-    """The GPUs of each role, as CUDA_VISIBLE_DEVICES names them."""
+    """The GPUs of each server and of the trainer, as CUDA_VISIBLE_DEVICES names them."""
 
-    inference: tuple[str, ...]
+    inference: tuple[tuple[str, ...], ...]
     trainer: tuple[str, ...]
 
 
-def placed(gpus: Sequence[str], ranks: int, serves: bool = True) -> Placement:
-    """Place the server on the first GPU, if the run has one of its own, and the trainer's ranks on the last ones.
+def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> Placement:
+    """Place so many servers of the run's own on the first GPUs, `each` on so many, and the trainer's ranks on the last.
 
-    They meet where there are too few for all: on one GPU server and trainer share it. No GPUs, no placement. UserError
-    if ranks would have to share one, which NCCL refuses.
+    One server and the trainer share a GPU where there are too few for all. No GPUs, no placement. UserError if ranks
+    would have to share one, which NCCL refuses, or if several servers or one of several GPUs had to share theirs.
     """
+    wanted = servers * each
+    if gpus and wanted > 1 and wanted + ranks > len(gpus):
+        raise UserError(
+            f"inference.replicas = {servers} of {each} GPU{'' if each == 1 else 's'} and trainer.ranks = {ranks} take "
+            f"{wanted + ranks} GPUs, and there {'is' if len(gpus) == 1 else 'are'} {len(gpus)} here: lower one of them"
+        )
     if gpus and ranks > len(gpus):
         raise UserError(
             f"trainer.ranks = {ranks}, but there {'is' if len(gpus) == 1 else 'are'} {len(gpus)} GPU"
             f"{'' if len(gpus) == 1 else 's'} here, and each rank needs its own: set --trainer.ranks {len(gpus)}"
         )
-    return Placement(tuple(gpus[:1]) if serves else (), tuple(gpus[-ranks:]))
+    return Placement(
+        tuple(tuple(gpus[each * number : each * (number + 1)]) for number in range(servers)), tuple(gpus[-ranks:])
+    )
 
 
 def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:

@@ -41,12 +41,12 @@ FAREWELL = 10.0
 class Published:
     """A version that the trainer has made: its result, and what came of giving it to the server.
 
-    `scores` are the server's logprobs of the canary, None if it was not given the weights; `seconds` is what the
+    `scores` are each server's logprobs of the canary, None if none was given the weights; `seconds` is what the
     update took; `error` is what went wrong.
     """
 
     result: Result
-    scores: Sequence[float] | None = None
+    scores: Sequence[Sequence[float]] | None = None
     seconds: float = 0.0
     error: Exception | None = None
 
@@ -218,7 +218,7 @@ class RemoteTrainer:
                 self.run.display.message(disk_message(NO_ROOM))
             self.policy.load(result.version, folder)
             self._served = result.version
-            (scores,) = self.policy.score([list(self.session.canary)], self.session.temperature)
+            scores = self.policy.scores_of_each(self.session.canary, self.session.temperature)
         except Exception as error:
             was_quiet, self._quiet = self._quiet, True
             return Published(result, error=None if was_quiet else error)

@@ -284,19 +284,20 @@ def check_system(subject: Subject) -> Iterator[Row]:
 
 
 def check_ports(subject: Subject) -> Iterator[Row]:
-    """Look at the port of the server."""
+    """Look at the ports of the servers."""
     inference = getattr(subject.config, "inference", None)
     if subject.config is not None and inference is None:  # SFT has no server
         return
-    port, flag = (inference.port, "--inference.port") if inference else (8000, "--port")
-    with socket.socket() as probe, socket.socket() as free:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        free.bind(("127.0.0.1", 0))
-        try:
-            probe.bind(("127.0.0.1", port))
-            yield judge("server", f"{port} is free")
-        except OSError as error:
-            yield "server", "warning", f"{port} can't be used ({error.strerror})", f"{flag} {free.getsockname()[1]}"
+    first, count, flag = (inference.port, inference.replicas, "--inference.port") if inference else (8000, 1, "--port")
+    for port in range(first, first + count):
+        with socket.socket() as probe, socket.socket() as free:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            free.bind(("127.0.0.1", 0))
+            try:
+                probe.bind(("127.0.0.1", port))
+                yield judge("server", f"{port} is free")
+            except OSError as error:
+                yield "server", "warning", f"{port} can't be used ({error.strerror})", f"{flag} {free.getsockname()[1]}"
 
 
 def check_sandbox(subject: Subject) -> Iterator[Row]:

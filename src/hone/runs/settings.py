@@ -25,7 +25,8 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 _FREE = (
     *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
     *("grace_seconds", "push_to_hub"),
-    *("gap.action", "audit", "inference.port", "inference.vllm_python", "transport", "restarts", "mode"),
+    *("gap.action", "audit", "transport", "restarts", "mode"),
+    *(f"inference.{name}" for name in ("port", "replicas", "tensor_parallel", "vllm_python")),
     *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
     *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("base_url", "api_key_var")),
     *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("timeout", "max_retries")),

@@ -65,8 +65,8 @@ class VllmServer:
     under `weights_root` and `memory` only, and without the first not at all. Without an `api_key` it answers programs
     of this machine only. `kv_gib` is memory for keys and values, by default 1 on a CPU and 8 on a GPU; `more_room` is
     what the user can do where that is too little. With `max_lora_rank`, `update` takes the adapter (of up to that rank)
-    in the folder named so in `path`, and `model` stays as it is. `progress` is called with a line when the start begins
-    and every 10 s while it lasts.
+    in the folder named so in `path`, and `model` stays as it is. `tensor_parallel` GPUs share the model. `progress` is
+    called with a line when the start begins and every 10 s while it lasts.
 
     UserError, from entering: vLLM is not installed, or it does not start, with what its log says last.
     """
@@ -90,6 +90,7 @@ class VllmServer:
     served_name: str | None = None
     api_key: str | None = field(default=None, repr=False)
     max_lora_rank: int | None = None
+    tensor_parallel: int = 1
     progress: Callable[[str], None] | None = None
 
     def __post_init__(self) -> None:
@@ -190,6 +191,8 @@ class VllmServer:
         if self.max_lora_rank is not None:
             rank = next(size for size in _LORA_RANKS if size >= self.max_lora_rank)
             argv += ["--enable-lora", "--max-lora-rank", str(rank)]
+        if self.tensor_parallel > 1:
+            argv += ["--tensor-parallel-size", str(self.tensor_parallel)]
         if self.chat_template is not None:
             argv += ["--chat-template", self.chat_template]
         if self.installed.cpu:

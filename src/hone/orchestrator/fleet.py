@@ -1,0 +1,296 @@
+"""The servers of a run: which gets a request, which weights each has, and what happens when one is lost.
+
+    fleet = Fleet([server, other])
+    fleet.load(1, folder)
+    answers = fleet.ask(bodies)
+
+A request goes to the server with the fewest tokens left to sample. One of several that is gone is left out, and its
+requests go to the others, under the same ids and keys. It is looked for again at every call, and given the weights
+before it samples. Where there is but one, its loss ends the run, or the process, which the launcher starts again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from hone.errors import Halt
+from hone.inference.client import Gone, Late, Served, ServerClient
+from hone.orchestrator.reach import Server
+
+CONNECTIONS = 256
+"""Most requests that a server has at once; each is a group, and an open file."""
+LOOK = 0.5
+"""Seconds between two looks for a server, when none is there."""
+PROBE_SECONDS = 3.0
+"""Seconds that a lost server has to show that it is back."""
+OnAnswer = Callable[[int, Any, Server, int], None]
+"""Gets an answer as it comes: the number of its request, itself, whose it is, and the oldest version it can be of."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """The weights a server last got: a version, from a folder; `instance` names the process that took it."""
+
+    version: int = 0
+    path: str | None = None
+    instance: str | None = None
+
+
+@dataclass(eq=False)
+class Member:
+    """One of the servers. `tokens` have been asked of it and not sampled yet; `lost` is why it is left out."""
+
+    server: Server
+    loaded: Loaded = Loaded()
+    tokens: int = 0
+    lost: Halt | None = None
+
+
+class Fleet:
+    """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` is at work.
+
+    `changes` are the losses and returns that nobody has taken note of yet. Raises Halt when all are gone for as long as
+    a request may take, or when one samples from weights that this run did not give it.
+    """
+
+    def __init__(self, servers: Sequence[Server], say: Callable[[str], None] = print) -> None:
+        self.members = [Member(server) for server in servers]
+        self.say = say
+        self.latest = Loaded()
+        self.changes: list[dict[str, Any]] = []
+        self.versions: Mapping[int, str | None] = {0: None}
+        """The folder of each version that servers were given; None is what they began with."""
+        self.update_lock = threading.Lock()
+        """Held by the thread that sends weights."""
+        self._changing = threading.Lock()
+
+    @property
+    def single(self) -> bool:
+        return len(self.members) == 1
+
+    @property
+    def backend(self) -> str:
+        return self.members[0].server.backend
+
+    @property
+    def present(self) -> list[Member]:
+        """The servers that are not lost."""
+        return [member for member in self.members if member.lost is None]
+
+    def load(self, version: int, path: Path) -> None:
+        """Have all servers take the weights in `path`."""
+        folder = str(path.resolve())
+        # First: tokens of it may come before the answer. The weights that a server began with do not count any more.
+        self.versions = {v: given for v, given in self.versions.items() if given} | {version: folder}
+        with self.update_lock:
+            self.latest = Loaded(version, folder)
+            asyncio.run(self._load())
+
+    def ask(
+        self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer = lambda number, answer, server, version: None
+    ) -> list[Any]:
+        """Return the answers, if their servers had weights given from here, also after the last answer."""
+        return asyncio.run(_Call(self, len(bodies)).answers(bodies, on_answer))
+
+    def ask_each(self, body: dict[str, Any]) -> list[Any]:
+        """Return the answer of each server that is there."""
+        return asyncio.run(_Call(self, 1).answers_of_each(body))
+
+    def mark_lost(self, member: Member, error: Halt) -> None:
+        """Leave a server out. Raises `error` if it is the only one."""
+        if self.single:
+            raise error
+        with self._changing:
+            known, member.lost = member.lost, error
+            if known is None:
+                self.changes.append({"server": member.server.endpoint.url, "change": "lost", "cause": str(error)})
+        if known is None:
+            self.say(f"{member.server.name} is lost ({error}): its requests go to the others")
+
+    async def send_weights(self, member: Member, client: ServerClient) -> None:
+        """Send a server the latest weights; one that was left out samples from then on."""
+        await client.post("/update_weights", {"path": self.latest.path, "version": self.latest.version})
+        served = await served_by(member, client)
+        member.loaded = replace(self.latest, instance=served and served.instance)
+        with self._changing:
+            known, member.lost = member.lost, None
+            if known is not None:
+                self.changes.append({"server": member.server.endpoint.url, "change": "back"})
+        if known is not None:
+            self.say(f"{member.server.name} is back, and has version {self.latest.version} of the weights")
+
+    def check(self, member: Member, served: Served | None, began: Loaded) -> None:
+        """Raise Halt unless a server has weights from here, and is the process that had them when a call began."""
+        name = member.server.name
+        if began.path is not None and _is_new(served, began):
+            raise Halt(f"{name} was started anew, and has not been given the weights")
+        if served is None or served.policy_path not in self.versions.values():
+            version, path = (None, None) if served is None else (served.policy_version, served.policy_path)
+            raise Halt(
+                f"{name} samples from version {version} of the weights ({path}), not {began.version} ({began.path}): "
+                "another run uses it"
+            )
+
+    async def _load(self) -> None:
+        async def load(member: Member) -> None:
+            async with ServerClient(member.server.endpoint) as client:
+                await self.send_weights(member, client)
+
+        present = self.present
+        ended = await asyncio.gather(*map(load, present), return_exceptions=True)
+        for member, error in zip(present, ended, strict=True):
+            if isinstance(error, Gone | Late):
+                self.mark_lost(member, error)
+            elif error is not None:
+                raise error
+
+
+class _Call:
+    """One call of `ask`: its connections, and what each server had been given when it was first asked."""
+
+    def __init__(self, fleet: Fleet, requests: int) -> None:
+        self.fleet, self.requests = fleet, requests
+        self.began: dict[Member, Loaded] = {}
+        self.clients: dict[Member, ServerClient] = {}
+        self._looking = asyncio.Lock()
+
+    async def answers(self, bodies: Sequence[dict[str, Any]], on_answer: OnAnswer) -> list[Any]:
+        async with AsyncExitStack() as stack:
+            await self._connect(stack)
+            tasks = [asyncio.create_task(self._answer(n, body, on_answer)) for n, body in enumerate(bodies)]
+            try:
+                answers = await asyncio.gather(*tasks)
+            finally:  # after an error: the others must not take the end of their connections for a loss
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            for member in self.began:
+                await self._check(member)
+            return answers
+
+    async def answers_of_each(self, body: dict[str, Any]) -> list[Any]:
+        async with AsyncExitStack() as stack:
+            await self._connect(stack)
+            answers = []
+            for member in self.fleet.present:
+                try:
+                    answers.append(await self._post(member, body))
+                except (Gone, Late) as error:
+                    self.fleet.mark_lost(member, error)
+                else:
+                    await self._check(member)
+            return answers
+
+    async def _connect(self, stack: AsyncExitStack) -> None:
+        for member in self.fleet.members:
+            endpoint = replace(member.server.endpoint, concurrency=min(self.requests, CONNECTIONS))
+            self.clients[member] = await stack.enter_async_context(ServerClient(endpoint))
+        if not self.fleet.single and self.fleet.latest.path is not None:
+            await asyncio.gather(*map(self._probe, self.fleet.members))
+
+    async def _probe(self, member: Member) -> None:
+        """See whether a server is there, and send it the weights if it is another process than had them."""
+        endpoint = member.server.endpoint
+        if member.lost is not None:
+            endpoint = replace(endpoint, timeout=PROBE_SECONDS, max_retries=0)
+        try:
+            async with ServerClient(endpoint) as client:
+                served = await served_by(member, client)
+            if member.lost is None and not _is_new(served, member.loaded):
+                return
+            while not self.fleet.update_lock.acquire(blocking=False):
+                await asyncio.sleep(0.02)
+            try:
+                await self.fleet.send_weights(member, self.clients[member])
+            finally:
+                self.fleet.update_lock.release()
+        except (Gone, Late) as error:
+            self.fleet.mark_lost(member, error)
+
+    async def _check(self, member: Member) -> None:
+        """Halt if a server's answers may be of weights that this run did not give it."""
+        several, began = not self.fleet.single, self.began[member]
+        try:
+            served = await served_by(member, self.clients[member])
+        except (Gone, Late) as error:
+            self.fleet.mark_lost(member, error)
+            return
+        if several and _is_new(served, member.loaded):  # its answers came before its end
+            self.fleet.mark_lost(member, Gone(f"{member.server.name} was started anew", None))
+        else:
+            self.fleet.check(member, served, member.loaded if several else began)
+
+    async def _answer(self, number: int, body: dict[str, Any], on_answer: OnAnswer) -> Any:
+        """Return the answer of a server, of the next one if that is lost or fails."""
+        tokens, failed = body["max_tokens"] * body.get("n", 1), set[Member]()
+        while True:
+            member = await self._least_loaded(failed)
+            member.tokens += tokens
+            try:
+                answer = await self._post(member, body)
+            except (Gone, Late) as error:
+                if isinstance(error, Gone) and error.status is not None:  # it is there
+                    failed.add(member)
+                    if failed.issuperset(self.fleet.members):
+                        raise
+                else:
+                    self.fleet.mark_lost(member, error)
+                continue
+            finally:
+                member.tokens -= tokens
+            on_answer(number, answer, member.server, self.began[member].version)
+            return answer
+
+    async def _least_loaded(self, but: set[Member]) -> Member:
+        """Return the server with the fewest tokens to sample; if all are lost, the first that comes back."""
+        members, started = [member for member in self.fleet.members if member not in but], time.monotonic()
+        while not (present := [member for member in members if member.lost is None]):
+            lost = members[0].lost
+            if lost is not None and time.monotonic() - started > members[0].server.endpoint.timeout:
+                raise lost
+            async with self._looking:
+                if all(member.lost for member in members):
+                    await asyncio.sleep(LOOK)
+                    await asyncio.gather(*map(self._probe, members))
+        return min(present, key=lambda member: member.tokens)
+
+    async def _post(self, member: Member, body: dict[str, Any]) -> Any:
+        """Return a server's answer; raise an error in its tokens before the other answers have come."""
+        client, server = self.clients[member], member.server
+        began = self.began.setdefault(member, member.loaded)
+        answer = await client.post("/v1/completions", body | {"model": server.model})
+        with readable(server, "versions of its tokens"):
+            versions = {v for choice in answer["choices"] for v in choice.get("policy_versions") or ()}
+        for version in versions:
+            if version not in self.fleet.versions:
+                self.fleet.check(member, await served_by(member, client), began)
+                raise Halt(
+                    f"{server.name} sampled from version {version} of the weights, which this run did not give it: "
+                    "another run uses it"
+                )
+        return answer
+
+
+async def served_by(member: Member, client: ServerClient) -> Served | None:
+    """Return what a server says of the model that it is to serve."""
+    return next((entry for entry in await client.models() if entry.id == member.server.model), None)
+
+
+def _is_new(served: Served | None, loaded: Loaded) -> bool:
+    return served is not None and (served.policy_path is None or served.instance != loaded.instance)
+
+
+@contextmanager
+def readable(server: Server, what: str) -> Iterator[None]:
+    """Halt if an answer lacks `what`, or has it in another form."""
+    try:
+        yield
+    except (KeyError, IndexError, TypeError, ValueError, AssertionError) as error:
+        raise Halt(f"{server.name} gave an answer without the {what} ({type(error).__name__}: {error})") from error
