@@ -22,6 +22,12 @@ class Halt(UserError):
         self.metrics = dict(metrics or {})
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text that is not blank; its type's name if there is none."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 class RankLost(RuntimeError):
     """Another rank's process has ended in the middle of what all do together. The command line exits with code 1."""
 

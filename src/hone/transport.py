@@ -35,7 +35,7 @@ import numpy as np
 
 from hone.config.shared import transport_weights
 from hone.errors import UserError
-from hone.runs.files import FILE_MODE, NEW_PREFIX
+from hone.runs.files import NEW_PREFIX
 from hone.runs.signals import explain, is_out_of_memory
 
 T = TypeVar("T")
@@ -293,8 +293,6 @@ class FileTransport:
                 else:
                     fresh.mkdir(parents=True)
                 yield fresh, fresh.parent == memory
-                for file in filter(Path.is_file, fresh.rglob("*")):
-                    file.chmod(FILE_MODE)  # safetensors makes files that only their owner can read
                 folder = fresh.with_name(f"step_{version}")
                 remove(folder)
                 fresh.rename(folder)

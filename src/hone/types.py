@@ -139,8 +139,8 @@ class Trajectory:
         assert self.logprobs.dtype == np.float32 and self.versions.dtype == np.int32
         assert self.stop_reason in ("stop", "length"), self.stop_reason
         assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
-        if (taught := self.teacher_logprobs) is not None:
-            assert len(taught) == length and taught.dtype == np.float32 and np.isfinite(taught).all()
+        if (teacher := self.teacher_logprobs) is not None:
+            assert len(teacher) == length and teacher.dtype == np.float32 and np.isfinite(teacher).all()
         if self.kept is not None:
             assert len(self.kept.counts) == length
             assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"

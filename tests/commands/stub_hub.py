@@ -1,4 +1,4 @@
-"""A hub of one repository over real sockets, for the real client: whoami, create, preupload, LFS, commit."""
+"""A hub of one repository over real sockets, for the real client: whoami, create, list, preupload, LFS, commit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ WRITER = {"name": "me", "orgs": [], "auth": {"accessToken": {"role": "write"}}}
 
 
 class StubHub:
-    """`commits` holds (message, files) of each commit, `created` what repositories were made with, `asked` all paths.
+    """`commits` holds (message, files) of each commit, `files` the names in the repository, `created` what repositories
+    were made with, `asked` all paths.
 
-    A path that begins with `broken` is answered with 403. `with StubHub() as hub: … hub.url`.
+    A path that begins with `broken` is answered with `status`. `with StubHub() as hub: … hub.url`.
     """
 
-    def __init__(self, me: dict[str, Any] = WRITER, broken: str | None = None) -> None:
-        self.me, self.broken = me, broken
+    def __init__(self, me: dict[str, Any] = WRITER, broken: str | None = None, status: int = 403) -> None:
+        self.me, self.broken, self.status = me, broken, status
+        self.files: set[str] = set()
         self.commits: list[tuple[str, dict[str, bytes]]] = []
         self.created: list[dict[str, Any]] = []
         self.asked: list[str] = []
@@ -39,7 +41,9 @@ class StubHub:
 
     def answer(self, path: str, data: bytes) -> tuple[int, Any]:
         if self.broken is not None and path.startswith(self.broken):
-            return 403, {"error": "the quota of this namespace is used up"}
+            return self.status, {"error": "the quota of this namespace is used up"}
+        if path == "/api/whoami-v2":
+            return 200, self.me
         if path.startswith("/lfs/"):
             self.stored[path.removeprefix("/lfs/")] = data
             return 200, {}
@@ -47,6 +51,8 @@ class StubHub:
             self.created.append(body := json.loads(data))
             repo = {"url": f"{self.url}/{body['organization']}/{body['name']}"}
             return (200, repo) if len(self.created) == 1 else (409, repo | {"error": "it is there already"})
+        if path == "/api/models/me/model/tree/main":
+            return 200, [{"type": "file", "path": name, "size": 1, "oid": "0" * 40} for name in sorted(self.files)]
         if path == "/api/validate-yaml":
             return 200, {"warnings": [], "errors": []}
         if path == "/api/models/me/model/preupload/main":
@@ -62,9 +68,13 @@ class StubHub:
             files = {}
             for line in lines:
                 value = line["value"]
+                if line["key"] == "deletedFile":
+                    self.files.remove(value["path"])
+                    continue
                 is_lfs = line["key"] == "lfsFile"
                 files[value["path"]] = self.stored[value["oid"]] if is_lfs else base64.b64decode(value["content"])
             self.commits.append((header["value"]["summary"], files))
+            self.files |= files.keys()
             return 200, {"commitUrl": f"{self.url}/me/model/commit/0", "commitOid": "0" * 40}
         return 404, {"error": f"no {path}"}
 
@@ -90,8 +100,6 @@ class StubHub:
                 hub.asked.append(path)
                 if not path.startswith("/lfs/") and self.headers["authorization"] != f"Bearer {TOKEN}":
                     self._send(401, {"error": "Invalid username or password."})
-                elif path == "/api/whoami-v2":
-                    self._send(200, hub.me)
                 else:
                     self._send(*hub.answer(path, data))
 

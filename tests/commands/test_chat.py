@@ -8,14 +8,20 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from refusals import fails
 from rich.console import Console
 
 from hone.cli import main
 from hone.commands import chat
+from hone.config.chat import ChatConfig
+from hone.config.shared import LoraConfig
+from hone.errors import UserError
 from hone.inference import Engine, SamplingParams
 from hone.model import load_model
 from hone.model.chat import load_renderer
+from hone.model.foreign import TransformersDecoder
+from hone.model.lora import save_adapter, start_adapter
 
 
 def greedy(model: Path, *questions: str, tokens: int = 8, system: str = "") -> list[str]:
@@ -57,6 +63,48 @@ def test_of_a_run_the_initial_model_and_the_last_weights_answer(trained, tiny_mo
     assert before != after
     turns = zip(before, after, strict=True)
     assert printed == "".join(f"before: {one}\nafter: {other}\n" for one, other in turns)
+
+
+def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path):
+    lora = LoraConfig(rank=2, base="4bit", path=str(tmp_path / "adapter"))
+    adapted = load_model(tiny_model_dir, lora=LoraConfig(rank=2))
+    start_adapter(adapted, 7)
+    with torch.no_grad():
+        for parameter in adapted.trained.values():
+            parameter += 1
+    save_adapter(adapted, tmp_path / "adapter")
+    words = f"sft --model.name {tiny_model_dir} --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
+    flags = f"--model.lora.rank 2 --model.lora.base 4bit --model.lora.path {lora.path} --max-steps 1"
+    more = ["--model.implementation", "transformers", "--output-dir", str(tmp_path / "run")]
+    assert main([*words.split(), *flags.split(), *more]) == 0
+    (_, before), (_, after) = chat.load_models(ChatConfig(model=str(tmp_path / "run")))
+    assert before.engine.model.lora == lora and after.engine.model.lora is None
+    save_adapter(before.engine.model, tmp_path / "again")
+    saved = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("adapter", "again")]
+    assert saved[0] == saved[1]
+    assert all(isinstance(policy.engine.model, TransformersDecoder) for policy in (before, after))
+
+
+def test_a_question_that_was_not_answered_is_forgotten(trained, tiny_model_dir, monkeypatch, capsys):
+    config = ChatConfig(model=str(trained), temperature=0, max_tokens=8)
+    speakers = [chat.Speaker(name, policy, []) for name, policy in chat.load_models(config)]
+    monkeypatch.setattr(chat, "load_models", lambda config: [(one.name, one.policy) for one in speakers])
+    monkeypatch.setattr(chat, "Speaker", lambda name, policy, system: next(o for o in speakers if o.name == name))
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    questions, show = iter(["lost", "abc"]), chat.show
+
+    def fail_once(console, shown, answers):
+        monkeypatch.setattr(chat, "show", show)
+        for answer in answers:
+            assert [next(answer), next(answer)][0] == ""
+        raise UserError("the first can't answer")
+
+    monkeypatch.setattr(chat, "show", fail_once)
+    monkeypatch.setattr(chat, "read_line", lambda asks: next(questions, None))
+    assert chat.run(config) == 0
+    before, after = greedy(tiny_model_dir, "abc"), greedy(trained / "weights/step_3", "abc")
+    assert capsys.readouterr().out == f"before: {before[0]}\nafter: {after[0]}\n"
+    assert [[m["content"] for m in one.messages] for one in speakers] == [["abc", *before], ["abc", *after]]
 
 
 def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, monkeypatch, capsys):

@@ -72,11 +72,22 @@ def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytes
 def test_what_can_not_be_written_or_fetched_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("HONE_CACHE", str(tmp_path / "file"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(UserError, match="smollm2-135m cannot be written \\(Not a directory\\)"):
         files.resolve_model("smollm2-135m")
     assert main(["fetch-model", "smollm2-135m", str(tmp_path / "file" / "out")]) == 2
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    said: list[str] = []
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetch, "_say", said.append)
     with pytest.raises(UserError, match="which this Python lacks"):
         fetch.fetch("smollm2-135m", tmp_path / "out")
+    assert said == []  # offline, the hub is not asked
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.HfApi.model_info", full)
+    with pytest.raises(UserError, match="which this Python lacks"):
+        fetch.fetch("smollm2-135m", tmp_path / "out")
+    assert "can't be had from the hub ([Errno 28] No space left on device)" in said[0]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]

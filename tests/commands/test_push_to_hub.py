@@ -50,9 +50,12 @@ def check_no_token(out: Path, *texts: str) -> None:
 def test_saves_and_the_end_are_pushed_with_the_bytes_on_the_disk(online, tiny_model_dir, tmp_path, capsys):
     out = tmp_path / "run"
     more = ["--push-to-hub", "me/model", "--push-to-hub.strategy", "every_save", "--ckpt.interval", "1"]
+    others = {"notes.txt", "model_card.md", "logs/model.safetensors", "tokenizer.json"}
     with StubHub() as hub:
+        hub.files = others | {"model-00001-of-00002.safetensors", "model.safetensors.index.json", "adapter/old.bin"}
         online(hub.url)
         assert main(words(tiny_model_dir, out, *more, "--model.lora.rank", "2")) == 0
+    assert hub.files == others | {"README.md"} | files(out / "weights/step_3").keys()
     printed = capsys.readouterr().out
     assert f"Pushed the weights of step 3: {hub.url}/me/model" in printed
     assert hub.created[0] == {"name": "model", "organization": "me", "visibility": "private"}
@@ -79,7 +82,11 @@ def test_a_push_that_fails_costs_the_run_nothing(online, tiny_model_dir, tmp_pat
         assert main(words(tiny_model_dir, out, "--push-to-hub", "me/model", "--push-to-hub.no-private")) == 0
     captured = capsys.readouterr()
     (line,) = [line for line in captured.out.splitlines() if "not pushed" in line]
-    assert line.endswith(f"To push them: hf upload me/model {out}/weights/step_3") and "Traceback" not in captured.err
+    stale = "--delete 'model.safetensors*' --delete 'model-*-of-*.safetensors' --delete 'adapter/*'"
+    assert (
+        line.endswith(f"To push them: hf upload me/model {out}/weights/step_3 {stale}")
+        and "Traceback" not in captured.err
+    )
     assert hub.created == [] or hub.created[0]["visibility"] == "public"
     assert json.loads((out / "run.json").read_text())["status"] == "done" and hub.commits == []
     assert (out / "weights/step_3/model.safetensors").exists() and "Done: 3 steps" in captured.out
@@ -106,6 +113,10 @@ def test_a_run_without_permission_is_refused_before_anything_is_spent(
         monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
         refused("needs a token with write access: `hf auth login`, or set HF_TOKEN")
         assert "/api/whoami-v2" in hub.asked and hub.created == []
+    with StubHub(broken="/api/whoami-v2", status=503) as hub:
+        online(hub.url)
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        refused("the hub answers with status 503", "try again later, or leave out --push-to-hub")
     online("http://127.0.0.1:1")  # where nobody listens
     refused("the hub can't be reached", "check the network, and HF_ENDPOINT, or leave out --push-to-hub")
     rl = ["rl", "--mode", "split", "--push-to-hub", "me/model", "--output-dir", str(out)]

@@ -13,12 +13,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.cli import main
-from hone.config.shared import OptimConfig
+from hone.config.shared import LoraConfig, OptimConfig
 from hone.errors import UserError
 from hone.inference import Engine, SamplingParams
 from hone.model.attention import PackedAttention
 from hone.model.foreign import TransformersDecoder
 from hone.model.hf import load_model, read_config, save_model
+from hone.model.packed import PackedWeight
 from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE, save_tokenizer
 from hone.runs import Run
 from hone.trainer.logprobs import token_logprobs
@@ -181,6 +182,17 @@ def test_nothing_is_dropped_out_with_checkpointing(tmp_path: Path) -> None:
     model.set_checkpointing("layer")
     found = [module.attention_dropout for module in model.modules() if hasattr(module, "attention_dropout")]
     assert found == [0.0] * len(found) and found
+
+
+def test_the_check_of_a_load_leaves_no_packed_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hone.model.packed.MIN_FP32_SIZE", 0)
+    write(tmp_path, "mistral")
+    packed = []
+    prepare = PackedWeight.prepare
+    monkeypatch.setattr(PackedWeight, "prepare", lambda self, weight: packed.append(self) or prepare(self, weight))
+    for lora in (None, LoraConfig(base="8bit")):
+        load_model(tmp_path, lora=lora)
+        assert packed and all(one._packed is None for one in packed)
 
 
 def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:

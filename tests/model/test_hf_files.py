@@ -95,6 +95,13 @@ def test_names_that_are_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         resolve_model("./missing")
     with pytest.raises(UserError, match="neither a folder here nor a model that could be fetched"):
         resolve_model("owner/missing")
+
+    def silent(*_: object, **__: object) -> None:
+        raise OSError
+
+    with monkeypatch.context() as patched, pytest.raises(UserError, match=r"from the hub \(OSError\)"):
+        patched.setattr("huggingface_hub.snapshot_download", silent)
+        resolve_model("owner/missing")
     assert resolve_model("here") == Path("here")
     assert [is_hub_id(n) for n in ("owner/name", "gpt2", "here", "a/b/c", "/tmp/x", "hone/tiny")] == [True] * 2 + [
         False

@@ -85,7 +85,7 @@ def test_merged_weights_compute_what_peft_merges(case, tmp_path: Path) -> None:
 def test_a_folder_that_peft_wrote_is_loaded(case, tmp_path: Path) -> None:
     peft = pytest.importorskip("peft")
     base, folder = case
-    config = peft.LoraConfig(r=3, lora_alpha=7, target_modules="all-linear", init_lora_weights=False)
+    config = peft.LoraConfig(r=3, lora_alpha=7, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.1)
     theirs = peft.get_peft_model(base, config).eval()
     theirs.save_pretrained(tmp_path / "adapter")
     ours = adapted(folder, lora=LoraConfig(rank=3, alpha=7, path=str(tmp_path / "adapter")))
@@ -132,6 +132,8 @@ def test_saved_adapters_come_back_bit_for_bit(case, tmp_path: Path) -> None:
     [
         ({"use_dora": True}, "use_dora = True, which hone does not support"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern"),
+        ({"init_lora_weights": "pissa_niter_4"}, "is for a base that init_lora_weights = pissa_niter_4 has changed"),
+        ({"r": None}, "lacks the adapter's rank"),
         ({"r": 4}, "has rank 4 and alpha 7: set model.lora.rank"),
     ],
 )

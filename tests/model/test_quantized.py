@@ -34,9 +34,9 @@ def test_values_on_the_levels_come_back_bit_for_bit(dtype: torch.dtype) -> None:
         values = levels[torch.randint(0, len(levels), (6, 3, 64), generator=generator)]
         values[..., 0] = levels[-1]  # the largest of each group
         weight = (values * torch.tensor([0.25, 2.0, 2**-9])[:, None]).flatten(1)
-        found = quantized(weight, base).dequantized(dtype)
+        found = quantized(weight, base).dequantize(dtype)
         assert found.dtype == dtype and torch.equal(found, weight.to(dtype))
-    assert torch.equal(quantized(torch.zeros(2, 64), "4bit").dequantized(dtype), torch.zeros(2, 64, dtype=dtype))
+    assert torch.equal(quantized(torch.zeros(2, 64), "4bit").dequantize(dtype), torch.zeros(2, 64, dtype=dtype))
 
 
 def test_levels_are_those_of_nf4_and_codes_the_nearest() -> None:
@@ -51,14 +51,14 @@ def test_levels_are_those_of_nf4_and_codes_the_nearest() -> None:
     made = quantized(weight, "4bit")
     scales = made.scales.float().repeat_interleave(64, dim=1)
     nearest = (weight[..., None] - scales[..., None] * LEVELS).abs().min(2).values
-    torch.testing.assert_close((made.dequantized(torch.float32) - weight).abs(), nearest, atol=1e-6, rtol=0)
+    torch.testing.assert_close((made.dequantize(torch.float32) - weight).abs(), nearest, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize(("base", "error"), [("8bit", 0.0062), ("4bit", 0.092)])
 def test_the_error_and_the_bytes_of_normal_weights(base: Base, error: float) -> None:
     weight = torch.randn(512, 1024, generator=torch.Generator().manual_seed(0)) * 0.02
     made = quantized(weight, base)
-    apart = (made.dequantized(torch.float32) - weight).norm() / weight.norm()
+    apart = (made.dequantize(torch.float32) - weight).norm() / weight.norm()
     assert float(apart) == pytest.approx(error, rel=0.05)
     assert (made.codes.nbytes + made.scales.nbytes) * 8 / weight.numel() == {"8bit": 8.25, "4bit": 4.25}[base]
 
@@ -71,13 +71,13 @@ def test_products_and_gradients_are_those_of_the_whole_matrix(base: Base, dtype:
     assert made.scales.shape == (40, 3)
     xs = [torch.randn(5, 96, generator=generator).to(dtype).requires_grad_()]
     xs.append(xs[0].detach().clone().requires_grad_())
-    whole = made.dequantized(dtype)
+    whole = made.dequantize(dtype)
     ys = [made.product(xs[0]), xs[1] @ whole.T]
     torch.testing.assert_close(ys[0], ys[1])
     for y in ys:
         y.float().square().sum().backward()
     torch.testing.assert_close(xs[0].grad, xs[1].grad)
-    assert torch.equal(made[8:24].dequantized(dtype), whole[8:24])
+    assert torch.equal(made[8:24].dequantize(dtype), whole[8:24])
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -112,7 +112,7 @@ def test_the_tiny_preset_has_the_same_weights_in_fewer_bits() -> None:
     weights = dict(plain.named_parameters())
     for name, weight in model.weights.items():
         if isinstance(weight, Quantized):
-            torch.testing.assert_close(weight.dequantized(torch.float32), weights[name].float(), atol=0.012, rtol=0)
+            torch.testing.assert_close(weight.dequantize(torch.float32), weights[name].float(), atol=0.012, rtol=0)
     assert {p.dtype for n, p in model.base.items() if n.endswith(".codes")} == {torch.uint8}
 
 

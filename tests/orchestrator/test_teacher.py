@@ -19,7 +19,7 @@ from hone.inference.engine import Engine
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import VOCAB_SIZE
 from hone.orchestrator.groups import group_state, step_metrics, trainable
-from hone.orchestrator.teacher import Teacher, taught
+from hone.orchestrator.teacher import Teacher, with_teacher_logprobs
 from hone.types import Example, Group, Outcome, Score, Trajectory
 
 RENDERER = load_renderer("hone/tiny")
@@ -82,7 +82,7 @@ def test_failed_groups_and_what_is_masked_stay_out():
     group = groups([[1.0, 0.0]])[0]
     failed = replace(group, scores=[Score(np.nan, {}, {}, Outcome.GRADER_ERROR), group.scores[1]])
     rows = [np.zeros(len(t.token_ids), dtype=np.float32) for t in group.trajectories]
-    (scored,) = taught([failed], rows)
+    (scored,) = with_teacher_logprobs([failed], rows)
     assert group_state(scored) == "failed" and trainable([scored], RLConfig()).sequences == []
 
 
@@ -114,6 +114,14 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
     with FakeOpenAI(lambda body: Raw('{"choices": [{"text": "a"}]}'), owner="acme") as fake:
         shown = error(fake.url.removesuffix("/v1"))
         assert "gives no logprobs of prompts (KeyError: 'prompt_logprobs'): serve it with `inference` or vLLM" in shown
+
+
+def test_a_logprob_that_is_not_finite_ends_the_run(monkeypatch):
+    with serving() as served:
+        teacher = teacher_of(served.url)
+        monkeypatch.setattr("hone.orchestrator.teacher.scores", lambda answer, prompts: [[float("nan")]])
+        with pytest.raises(Halt, match=r"/v1 gives a logprob that is not finite: check its weights$"):
+            teacher(groups())
 
 
 def test_one_that_is_late_or_goes_away_ends_the_run(monkeypatch):

@@ -224,7 +224,7 @@ def saving(ranks: Ranks, folder: Path) -> None:
             ranks.barrier()
             save_part(part, trainer)
             steps(trainer, at, 2)
-        save_policy(folder / f"{case}.{ranks.world}.hf", trainer, max_bytes=20_000)
+        save_policy(trainer, folder / f"{case}.{ranks.world}.hf", max_bytes=20_000)
         prints[case] = trainer.fingerprint()
     write(ranks, folder, "saved", prints)
 

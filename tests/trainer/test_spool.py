@@ -11,6 +11,7 @@ import torch
 from hone.config.shared import InitConfig
 from hone.model.hf import load_model
 from hone.model.presets import random_decoder, tiny_config
+from hone.runs.files import FILE_MODE
 from hone.trainer.export import Spool
 
 SMALL = InitConfig(layers=1, hidden=16, heads=2, kv_heads=1, head_dim=8, intermediate=24)
@@ -29,7 +30,9 @@ def test_the_last_two_versions_stay_in_memory_and_the_next_is_on_the_disk_once_i
             model.embed.fill_(version)
         folder = spool.put(version)
         assert folder.name == f"step_{version}" and torch.equal(load_model(folder).embed, model.embed)
-        files.append((folder / "model.safetensors").stat().st_ino)
+        facts = (folder / "model.safetensors").stat()
+        assert facts.st_mode & 0o777 == FILE_MODE, "a server of another user reads it"
+        files.append(facts.st_ino)
         return folder.parent
 
     assert [put(version) for version in range(3)] == [memory] * 3

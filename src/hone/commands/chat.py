@@ -6,7 +6,8 @@ Answers come as they are sampled. Each model has the conversation with its own a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -19,7 +20,7 @@ from rich.text import Text
 from hone import rng
 from hone.composition.evaluating import load_weights
 from hone.config.chat import ChatConfig
-from hone.config.shared import InitConfig
+from hone.config.shared import PolicyConfig
 from hone.errors import UserError
 from hone.grading import printable
 from hone.inference.text import Detokenizer
@@ -43,36 +44,38 @@ class Speaker:
     system: list[Message]
     messages: list[Message] = field(default_factory=list)
 
-    def answer(self, question: str, config: ChatConfig, turn: int) -> Iterator[str]:
-        """Yield the answer piece by piece, each with a token more.
+    def answer(self, question: str, config: ChatConfig, turn: int) -> Generator[str]:
+        """Yield the answer piece by piece, each with a token more; question and answer are remembered once it is whole.
 
         Where the conversation leaves less than a quarter of the model's context for it, the conversation begins anew.
-        UserError if the question alone fills it; the conversation can go on then.
+        UserError if the question alone fills it, or the model can't answer; the conversation can go on then.
         """
         engine, renderer = self.policy.engine, self.policy.renderer
         context = engine.model.config.max_position_embeddings
-        self.messages.append({"role": "user", "content": question})
-        ids = renderer.prompt_ids(self.system + self.messages)
-        if len(self.messages) > 1 and len(ids) + min(config.max_tokens, context // 4) > context:
-            print(f"The conversation with {self.name} fills its context, and begins anew.", file=sys.stderr)
-            del self.messages[:-1]
-            ids = renderer.prompt_ids(self.system + self.messages)
+        messages: list[Message] = [{"role": "user", "content": question}]
+        ids = renderer.prompt_ids(self.system + messages)
         if len(ids) >= context:
-            self.messages.pop()
             raise UserError(f"the question has {len(ids)} tokens, and the context of {self.name} {context}: shorten it")
-        tokens = min(config.max_tokens, context - len(ids))
-        job = Job(tuple(ids), rng.key(config.seed, "chat", turn), tokens)
-        engine.add(job, SamplingParams(temperature=config.temperature, stop=renderer.stop_ids))
+        longer = renderer.prompt_ids(self.system + self.messages + messages)
+        if len(longer) + min(config.max_tokens, context // 4) <= context:
+            messages, ids = self.messages + messages, longer
+        elif self.messages:
+            print(f"The conversation with {self.name} fills its context, and begins anew.", file=sys.stderr)
+        job = Job(tuple(ids), rng.key(config.seed, "chat", turn), min(config.max_tokens, context - len(ids)))
+        ticket = engine.add(job, SamplingParams(temperature=config.temperature, stop=renderer.stop_ids))
         text, decoder = renderer.opened_by_template, Detokenizer(renderer.tokenizer)
-        yield text
-        while engine.busy:
-            for event in engine.step():
-                if isinstance(event, Failure):
-                    raise UserError(f"{self.name} can't answer: {event.reason}")
-                text += (piece := decoder.push([event.id]))
-                yield piece
-        yield (rest := decoder.finish())
-        self.messages.append({"role": "assistant", "content": text + rest})
+        try:
+            yield text
+            while engine.busy:
+                for event in engine.step():
+                    if isinstance(event, Failure):
+                        raise UserError(f"{self.name} can't answer: {event.reason}")
+                    text += (piece := decoder.push([event.id]))
+                    yield piece
+            yield (rest := decoder.finish())
+        finally:
+            engine.cancel(ticket)
+        self.messages = [*messages, {"role": "assistant", "content": text + rest}]
 
 
 def run(config: ChatConfig) -> int:
@@ -87,7 +90,8 @@ def run(config: ChatConfig) -> int:
             turn += 1
             show_all = show_beside if len(speakers) > 1 and console.is_terminal else show
             try:
-                show_all(console, speakers, answers)
+                with ExitStack() as stack:
+                    show_all(console, speakers, [stack.enter_context(closing(answer)) for answer in answers])
             except UserError as error:
                 if not asks:
                     raise
@@ -111,10 +115,11 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     if not weights:
         raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {model['name']}")
     last, loaded = weights[max(weights)], []
-    more = {"chat_template": model.get("chat_template"), "kv_gib": KV_GIB}
+    more = {name: model[name] for name in ("chat_template", "implementation") if name in model} | {"kv_gib": KV_GIB}
     try:
-        init = InitConfig.model_validate(model.get("init", {}))
-        loaded.append(("before", load_weights(model["name"], config.precision, run.info["seed"], init=init, **more)))
+        first = PolicyConfig.model_validate(model)
+        args = first.name, config.precision, run.info["seed"]
+        loaded.append(("before", load_weights(*args, init=first.init, lora=first.lora, **more)))
     except UserError as error:
         print(f"The model before training can't be loaded ({error}): only {last} answers.", file=sys.stderr)
     return [*loaded, ("after", load_weights(str(last), config.precision, **more))]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.config.shared import EngineConfig, InitConfig
+from hone.config.shared import EngineConfig, InitConfig, LoraConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -22,6 +22,7 @@ from hone.inference.memory import GIB
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
+from hone.model.lora import start_adapter
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
@@ -153,12 +154,19 @@ def load_weights(
     kv_gib: float | None = None,
     env: Environment | None = None,
     init: InitConfig | None = None,
+    implementation: str = "auto",
+    lora: LoraConfig | None = None,
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
 
+    `seed`, `init` and `implementation` are those of `load_model`; with `lora` it has the adapter of a run's start.
+
     It has `kv_gib` for keys and values (None: what suits the device), and more for the conversations of `env`.
     """
-    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, init=init)
+    more: dict[str, Any] = {"seed": seed, "init": init, "implementation": implementation, "lora": lora}
+    model = load_model(name, device=device_of("auto"), precision=precision, **more)
+    if lora is not None:
+        start_adapter(model, seed)
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0

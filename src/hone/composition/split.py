@@ -108,7 +108,7 @@ class SplitRL(RL):
         stack.callback(note_changes)
         samplers = self._samplers(policy)
         start, temperature = run.start_step, config.orchestrator.sampling.temperature
-        canary = fixed_tokens(next(iter(samplers.values())).first(EXAMPLES), self.renderer, config.seq_len)
+        canary = fixed_tokens(next(iter(samplers.values())).first_examples(EXAMPLES), self.renderer, config.seq_len)
         if (memory := given_folder()) is not None:
             size = hello.parameters * (2 if config.precision == "bf16" else 4)
             if (sentence := shortage(memory, size, versions_in_memory(config))) is not None:

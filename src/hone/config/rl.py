@@ -90,7 +90,7 @@ class CurriculumConfig(BaseConfig):
 class RefillConfig(BaseConfig):
     """Draws further prompts in a step until its batch is full of groups that teach something (DAPO's dynamic sampling).
 
-    A group does if its rewards differ. Those enter the batch in the order of their draws; the others count nothing.
+    A group does if its rewards differ. Those enter the batch in the order of their draws; the others are ignored.
     """
 
     max_rounds: int = Field(default=10, ge=1)
@@ -181,7 +181,7 @@ class TeacherConfig(AskedConfig):
     timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request, a completion, else the run ends."""
     model: str | None = None
-    """Its name there; by default that of the only model that the server lists."""
+    """The teacher's model name on that server; by default the only one listed."""
     coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
     reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
@@ -375,7 +375,7 @@ class RLConfig(RunConfig):
     algorithm: Algorithm | None = None
     """Sets the keys of a published algorithm, which `--help algorithm` lists; any of them can be set beside it."""
     data: str | None = None
-    """Its examples: a JSONL or Parquet file, a folder of them, or a hub id."""
+    """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
     mode: Literal["colocated", "split"] | None = None
@@ -398,7 +398,7 @@ class RLConfig(RunConfig):
     """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return the config of a run on each of the tasks alone, by its name; of a single one that is ""."""
+        """Return for each task the config of a run on that task alone, by name; the name of a single task is ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -411,7 +411,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return such configs of what is evaluated on."""
+        """Return for each evaluated task the config of a run on that task alone, by name; empty without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}

@@ -15,7 +15,7 @@ import numpy as np
 from pydantic import Field
 
 from hone import rng
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.types import Example, content_hash
 
 if TYPE_CHECKING:
@@ -385,7 +385,7 @@ def _read_parquet(files: list[Path], source: Path) -> Rows:
     try:
         table: pyarrow.Table = pa.concat_tables([pq.read_table(f) for f in files], promote_options="default")
     except (pa.ArrowException, OSError) as error:
-        raise UserError(f"{source} cannot be read as Parquet: {str(error).splitlines()[0]}") from None
+        raise UserError(f"{source} cannot be read as Parquet: {first_line(error)}") from None
     rows = range(table.num_rows)
     return Rows(rows, lambda i: f"{source}, row {i}", make=lambda i: table.slice(i, 1).to_pylist()[0])
 
@@ -398,9 +398,8 @@ def _read_hub(name: str, split: str) -> Rows:
     try:
         rows = datasets.load_dataset(path, config or None, split=split)
     except (OSError, ValueError, DatasetsError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise UserError(
             f"the data set {name!r} (split {split!r}) is neither a local file or folder nor can it be loaded from the "
-            f"hub: {reason}"
+            f"hub: {first_line(error)}"
         ) from None
     return Rows(rows, lambda i: f"{name} ({split}), row {i}")  # type: ignore[arg-type]

@@ -28,7 +28,7 @@ from typing_extensions import TypedDict  # pydantic wants this one before Python
 from hone.environments.multi_turn import MultiTurnEnv
 from hone.environments.parsers import message_text
 from hone.environments.rubric import component_name, is_async, is_inline
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.grading import GraderFailure, together
 from hone.model.strict_json import read_object
 from hone.model.tool_calls import HERMES, Call, openai_call, tool_calls
@@ -276,8 +276,9 @@ def _arguments(
     try:
         return TypeAdapter(table)
     except PydanticUserError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"tool {name}: a type hint has no JSON schema ({reason}); take types that JSON has") from error
+        raise UserError(
+            f"tool {name}: a type hint has no JSON schema ({first_line(error)}); take types that JSON has"
+        ) from error
 
 
 def _schema(arguments: Any, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from typing import Any
 from hone.config.tasks import TaskConfig
 from hone.environments import Environment
 from hone.environments.environment import Split
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.evaluation.intervals import wilson
 from hone.evaluation.result import EvalResult
 from hone.runs.files import write_file
@@ -86,6 +86,7 @@ def _read(path: Path) -> dict[str, float]:
     try:
         table = pq.read_table(path, columns=["example_id", "pass_rate"])
     except (pa.ArrowException, OSError) as error:
-        cause = str(error).splitlines()[0]
-        raise UserError(f"orchestrator.env.profile = {path} is no profile that `hone eval` wrote ({cause})") from None
+        raise UserError(
+            f"orchestrator.env.profile = {path} is no profile that `hone eval` wrote ({first_line(error)})"
+        ) from None
     return dict(zip(table["example_id"].to_pylist(), table["pass_rate"].to_pylist(), strict=True))

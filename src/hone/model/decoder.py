@@ -181,7 +181,7 @@ class LoraLinear(Linear):
         """
         weight = self.frozen
         if isinstance(weight, Quantized):
-            base = Quantized(whole(weight.codes), whole(weight.scales)).dequantized(torch.float32)
+            base = Quantized(whole(weight.codes), whole(weight.scales)).dequantize(torch.float32)
         else:
             base = whole(weight.detach()).float()
         pairs = zip(lora_B.to(base.device).split(self.parts), lora_A.to(base.device).split(self.rank), strict=True)

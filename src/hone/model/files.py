@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.fetch import KNOWN, cached
 
 TINY = "hone/tiny"
@@ -42,9 +42,8 @@ def resolve_model(name: str | Path) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES))
     except (HfHubHTTPError, LocalEntryNotFoundError, HFValidationError, OSError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"{name} is neither a folder here nor a model that could be fetched from the hub ({reason}): "
+            f"{name} is neither a folder here nor a model that could be fetched from the hub ({first_line(error)}): "
             "check the name and the connection, or give a local folder"
         ) from error
 

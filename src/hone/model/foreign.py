@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.attention import PackedAttention
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Attention, Decoder, Linear, LoraLinear, kept_contexts, pack_unless_large
@@ -34,7 +34,7 @@ from hone.model.packed import PackedWeight
 if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
 
-NAME = "hone"
+ATTENTION_NAME = "hone"
 """The name under which transformers knows hone's attention."""
 NET = "net"
 """Attribute of `TransformersDecoder` that holds transformers' model; its parameters' names begin with it."""
@@ -136,17 +136,17 @@ def without_weights(config_json: str) -> tuple[Any, Any]:
         hf = json.loads(config_json)
         config = CONFIG_MAPPING[hf["model_type"]].from_dict(hf)
         with torch.device("meta"):
-            return config, AutoModelForCausalLM.from_config(config, attn_implementation=NAME)
+            return config, AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
 
 
 SUPPORTED = "of other families hone takes decoders of transformers with causal softmax attention and a plain head"
 
 
 def longest_context(config: Any) -> int:
-    """Return the tokens up to which all layers see all of them, and turn them (RoPE) whatever else is in the batch.
+    """Return the longest sequence for which every layer attends to all tokens and RoPE does not depend on the batch.
 
-    Beyond them some attend within a window or chunk, and the frequencies of `longrope` and `dynamic` depend on the
-    longest sequence of a forward pass.
+    Beyond it some layers attend within a window or chunk, and the `longrope` and `dynamic` frequencies change with the
+    longest sequence.
     """
     bounds = [getattr(config, "max_position_embeddings", None) or 2048]
     kinds = getattr(config, "layer_types", None)
@@ -178,10 +178,10 @@ class TransformersDecoder(Decoder):
         self.net = net.eval()  # dropout is off in training, too: the sampler has none
         self.generation_config: dict[str, Any] = {}
         self.packed_head = PackedWeight()
-        self._tokens = _Tokens()
+        self._forward = _Forward()
         for module in [*net.modules()]:
             if hasattr(module, "layer_idx"):
-                module.tokens = self._tokens
+                module.hone_forward = self._forward
             for name in [name for name, value in vars(module).items() if "dropout" in name and type(value) is float]:
                 setattr(module, name, 0.0)  # `set_checkpointing` sets `training`, by which some layers drop out
             for name, child in module.named_children():
@@ -226,7 +226,7 @@ class TransformersDecoder(Decoder):
     def hidden(
         self, token_ids_N: Tensor, positions_N: Tensor, attention: Attention, only: Tensor | None = None
     ) -> Tensor:
-        self._tokens.attention, self._tokens.half = attention, self.kv_dtype == torch.bfloat16
+        self._forward.attention, self._forward.half = attention, self.kv_dtype == torch.bfloat16
         out = self.net.base_model(
             input_ids=token_ids_N[None], position_ids=positions_N[None], use_cache=False, return_dict=True
         )
@@ -236,8 +236,8 @@ class TransformersDecoder(Decoder):
         return hidden_ND if self.config.scale == 1 else hidden_ND * self.config.scale
 
 
-class _Tokens:
-    """What the layers of a model ask for their attention: that of the forward pass that runs, or is computed again."""
+class _Forward:
+    """The attention and dtype of the current forward pass, which every attention layer reads."""
 
     attention: Attention
     half: bool
@@ -288,9 +288,9 @@ def attend(
         raise UserError("this model's values are not as wide as its keys, which hone's attention does not compute")
     if scaling is not None and scaling != size**-0.5:
         q = q * (scaling * size**0.5)
-    if module.tokens.half:
+    if module.hone_forward.half:
         q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
-    return module.tokens.attention(module.layer_idx, q, k, v).to(query.dtype)[None], None
+    return module.hone_forward.attention(module.layer_idx, q, k, v).to(query.dtype)[None], None
 
 
 @cache
@@ -298,8 +298,8 @@ def register() -> None:
     """Make hone's attention known to transformers."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, lambda *_, **__: None)
+    AttentionInterface.register(ATTENTION_NAME, attend)
+    AttentionMaskInterface.register(ATTENTION_NAME, lambda *_, **__: None)
 
 
 @contextmanager
@@ -345,7 +345,7 @@ def load(
     net = net.to(device)
     ids = torch.arange(sum(CHECKED), device=device) * 7 % config.vocab_size
     expected = _plain_logprobs(net, ids)
-    net.set_attn_implementation(NAME)
+    net.set_attn_implementation(ATTENTION_NAME)
     model = TransformersDecoder(net, config, "bf16" if precision == "bf16" else "fp32")
     apart = float((_packed_logprobs(model, ids) - expected).abs().mean())
     if not apart <= TOLERANCE[dtype]:
@@ -371,9 +371,6 @@ def _plain_logprobs(net: Any, ids: Tensor) -> Tensor:
 @torch.no_grad()
 def _packed_logprobs(model: TransformersDecoder, ids: Tensor) -> Tensor:
     positions = torch.cat([torch.arange(length, device=ids.device) for length in CHECKED])
-    return model.logits(model.hidden(ids, positions, PackedAttention(CHECKED))).log_softmax(-1)
-
-
-def first_line(error: Exception) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    logprobs = model.logits(model.hidden(ids, positions, PackedAttention(CHECKED))).log_softmax(-1)
+    model.refresh()  # forgets packed copies: a quantised base would keep them for ever
+    return logprobs

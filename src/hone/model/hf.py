@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hone.errors import UserError
@@ -31,6 +31,7 @@ from hone.model.device import has_bf16
 from hone.model.files import TINY, read_json, resolve_model, write_json
 from hone.model.foreign import TransformersConfig
 from hone.model.presets import random_decoder, tiny_config
+from hone.runs.files import save_tensors
 
 if TYPE_CHECKING:
     from hone.config.shared import InitConfig, LoraConfig
@@ -45,8 +46,8 @@ _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 
-def as_it_is(tensor: Tensor) -> Tensor:
-    """What makes a parameter whole that does not lie in shards."""
+def unsharded(tensor: Tensor) -> Tensor:
+    """Return a parameter that does not lie in shards as it is: it is whole."""
     return tensor
 
 
@@ -135,7 +136,7 @@ def save_model(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     dtype: torch.dtype | None = None,
     parameters: Mapping[str, Tensor] | None = None,
-    whole: Callable[[Tensor], Tensor] = as_it_is,
+    whole: Callable[[Tensor], Tensor] = unsharded,
     write: bool = True,
     reserved: bool = False,
 ) -> None:
@@ -173,7 +174,7 @@ def save_model(
                     else:
                         _append(place, part)
         if tensors:
-            save_file(tensors, folder / file, metadata=METADATA)
+            save_tensors(tensors, folder / file, METADATA)
     if write and len(files) > 1:
         weight_map = {name: file for file, shapes in files.items() for name in shapes}
         write_json(folder / WEIGHTS_INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
@@ -208,7 +209,7 @@ def copy_weights(source: Path, folder: Path) -> None:
     """Copy a model in files of `reserve_files` into `folder`, with the bytes that `save_model` writes without them."""
     for file in source.iterdir():
         if file.suffix == ".safetensors":
-            save_file(load_file(file), folder / file.name, metadata=METADATA)
+            save_tensors(load_file(file), folder / file.name, METADATA)
         elif file.is_dir():  # the adapter
             shutil.copytree(file, folder / file.name)
         else:
@@ -259,7 +260,7 @@ def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
 
 @torch.no_grad()
 def merged(
-    model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = as_it_is
+    model: Decoder, name: str, parameters: Mapping[str, Any], whole: Callable[[Tensor], Tensor] = unsharded
 ) -> Tensor:
     """Return the parameter `name`, in fp32 with its adapter merged into it if it has one. `whole`: see `save_model`."""
     owner, _, kind = name.rpartition(".")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from hone import rng
@@ -21,24 +21,26 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import read_json, write_json
 from hone.model.foreign import NET, TransformersConfig
-from hone.model.hf import METADATA, as_it_is, hf_slices
+from hone.model.hf import METADATA, hf_slices, unsharded
+from hone.runs.files import save_tensors
 
 if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
 
-FOLDER = "adapter"
+ADAPTER = "adapter"
 """Folder of the adapter within that of the merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
     "bias": "none",
-    "lora_dropout": 0.0,
     "fan_in_fan_out": False,
     "use_rslora": False,
     "use_dora": False,
 }
 _UNSUPPORTED = ("modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layer_replication")
+_CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
+"""How `init_lora_weights` begins where PEFT takes the first B A off the base, or quantises it."""
 
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
@@ -46,19 +48,19 @@ def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, i
     if isinstance(config, TransformersConfig):
         halves = [f"{name}.lora_{half}" for name in config.linear for half in "AB"]
         return {f"base_model.model.{name}.weight": (f"{NET}.{name}", 0, None) for name in halves}
-    slices, before = dict[str, tuple[str, int, int | None]](), Counter[str]()
+    slices, rows_used = dict[str, tuple[str, int, int | None]](), Counter[str]()
     for name, (parameter, start, end) in hf_slices(config).items():
         if name.endswith("_proj.weight"):
             theirs, ours = name.removesuffix("weight"), parameter.removesuffix("weight")
-            slices[f"base_model.model.{theirs}lora_A.weight"] = f"{ours}lora_A", before[ours], before[ours] + rank
+            slices[f"base_model.model.{theirs}lora_A.weight"] = f"{ours}lora_A", rows_used[ours], rows_used[ours] + rank
             slices[f"base_model.model.{theirs}lora_B.weight"] = f"{ours}lora_B", start, end
-            before[ours] += rank
+            rows_used[ours] += rank
     return slices
 
 
 @torch.no_grad()
 def start_adapter(model: Decoder, seed: int) -> None:
-    """Load the adapter that `model.lora` names, or make one of no effect: B is 0, A from U(-1 / sqrt(in), 1 / sqrt(in))
+    """Load the adapter that `model.lora` names, or initialise one that changes nothing: B = 0, A uniform in ±1/sqrt(in)
     (PEFT's default). Each A has a stream of its own, named by the seed and the parameter.
     """
     assert model.lora is not None
@@ -79,7 +81,7 @@ def save_adapter(
     model: Decoder,
     folder: Path,
     parameters: Mapping[str, Tensor] | None = None,
-    whole: Callable[[Tensor], Tensor] = as_it_is,
+    whole: Callable[[Tensor], Tensor] = unsharded,
     write: bool = True,
 ) -> None:
     """Write the adapter as PEFT does. `parameters`, `whole` and `write` are those of `save_model`."""
@@ -91,7 +93,7 @@ def save_adapter(
     folder.mkdir(exist_ok=True)
     slices = peft_slices(model.config, lora.rank)
     tensors = {name: parameters[of][start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
-    save_file(tensors, folder / WEIGHTS, metadata=METADATA)
+    save_tensors(tensors, folder / WEIGHTS, METADATA)
     targets = {"target_modules": sorted({name.split(".")[-3] for name in slices})}
     facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": None, "inference_mode": True}
     write_json(folder / CONFIG, _PLAIN | facts | targets)
@@ -104,14 +106,23 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     and alpha.
     """
     if not (folder / CONFIG).exists():
-        beside = f" {folder / FOLDER}" if (folder / FOLDER / CONFIG).exists() else " in PEFT's layout"
+        beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"
         raise UserError(f"{folder} has no {CONFIG}: give the folder of an adapter,{beside}")
     found = read_json(folder, CONFIG, needed=True)
     odd = [f"{key} = {found[key]}" for key, value in _PLAIN.items() if found.get(key) not in (value, None)]
     if odd := odd + [key for key in _UNSUPPORTED if found.get(key)]:
         raise UserError(f"the adapter in {folder} has {', '.join(odd)}, which hone does not support: give a plain LoRA")
+    if (start := str(found.get("init_lora_weights")).lower()).startswith(_CHANGE_BASE):
+        raise UserError(
+            f"the adapter in {folder} is for a base that init_lora_weights = {start} has changed: have PEFT convert it "
+            "(save_pretrained's path_initial_model_for_weight_conversion)"
+        )
     rank, alpha = found.get("r"), found.get("lora_alpha")
-    if type(rank) is not int or (lora is not None and (rank, alpha) != (lora.rank, lora.alpha)):
+    if type(rank) is not int:
+        raise UserError(
+            f"{folder / CONFIG} lacks the adapter's rank (r = {rank}): restore it from the adapter's source"
+        )
+    if lora is not None and (rank, alpha) != (lora.rank, lora.alpha):
         raise UserError(
             f"the adapter in {folder} has rank {rank} and alpha {alpha}: set model.lora.rank = {rank} and "
             f"model.lora.alpha = {alpha}"

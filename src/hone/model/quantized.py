@@ -1,4 +1,4 @@
-"""Frozen matrices in 8 or 4 bits, made again in the dtype of a product whenever they are multiplied.
+"""Frozen matrices kept in 8 or 4 bits and dequantised for each product.
 
 Groups of 64 neighbours in a row share a scale in bf16. In 8 bits there are 127 even steps on either side of 0; in 4
 bits the 16 levels of NF4, which normally distributed weights fill evenly (Dettmers et al. 2023, QLoRA,
@@ -62,7 +62,7 @@ class Quantized:
 
     @torch.no_grad()
     def copy_(self, weight: Tensor) -> None:
-        """Take the values of `weight`, of the same shape, each the nearest that there is."""
+        """Quantise `weight` (same shape), each value to the nearest level."""
         groups = weight.to(self.codes.device, torch.float32).unflatten(1, (self.scales.shape[1], -1))
         four, most = self.codes.dtype == torch.uint8, groups.abs().amax(2)
         self.scales.copy_(most if four else most / 127)
@@ -74,11 +74,11 @@ class Quantized:
         self.codes.copy_(16 * codes[:, ::2] + codes[:, 1::2])
 
     @torch.no_grad()
-    def dequantized(self, dtype: torch.dtype) -> Tensor:
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
         """Make W `[out, in]`."""
         if self.codes.dtype == torch.uint8:
             # One integer for two values: on a CPU that is 20 times as fast as to index the table `[256, 2]` of them.
-            pairs = _pairs(self.codes.device, dtype)
+            pairs = _level_pairs(self.codes.device, dtype)
             values = pairs.index_select(0, self.codes.flatten().int()).view(dtype).view(self.shape)
         else:
             values = self.codes.to(dtype)
@@ -90,7 +90,7 @@ class Quantized:
 
 
 @cache
-def _pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
+def _level_pairs(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the levels of the two codes in each byte `[256]`, the bits of both as one integer."""
     with torch.inference_mode(False):
         first, second = torch.meshgrid(LEVELS, LEVELS, indexing="ij")
@@ -102,9 +102,9 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Quantized) -> Tensor:
         ctx.weight = weight
-        return linear(x, weight.dequantized(x.dtype))
+        return linear(x, weight.dequantize(x.dtype))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return linear(grad, ctx.weight.dequantized(grad.dtype).T), None
+        return linear(grad, ctx.weight.dequantize(grad.dtype).T), None

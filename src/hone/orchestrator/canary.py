@@ -99,7 +99,7 @@ class Canary:
     @classmethod
     def from_config(cls, config: RLConfig, sampler: GroupSampler, policy: Policy, trainer: Trainer) -> Canary:
         """Make one on the prompts of the run's first step, with completions no longer than those of its rollouts."""
-        examples, renderer = sampler.first(EXAMPLES), sampler.maker.renderer
+        examples, renderer = sampler.first_examples(EXAMPLES), sampler.maker.renderer
         max_tokens = config.orchestrator.sampling.max_tokens
         return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampler.sampling)
 

@@ -74,22 +74,27 @@ class GroupSampler:
         self,
         step: int,
         count: int,
-        first: int,
+        first_draw: int,
         phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-        sample: Sample | None = None,
+        rollout_fn: Sample | None = None,
     ) -> list[Group]:
-        """Draw, sample and grade `count` groups of a step, in the order of their draws, which begin with `first`.
+        """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on.
 
-        `phase` times sampling and grading. `sample` samples in place of `self.sample`.
+        `phase` times sampling and grading. `rollout_fn` samples in place of `self.sample`. With `grading.overlap`
+        completions are graded while others are sampled, where that has an effect for this task.
         """
-        refill, missing, groups = self.refill, count, list[Group]()
+        config, refill, missing, groups = self.config, self.refill, count, list[Group]()
+        overlaps = config.orchestrator.grading.overlap and rollout_fn is None
         for _ in range(refill.max_rounds if refill else 1):
-            draws, examples = self.draw(first, len(groups), refill.drawn(missing) if refill else missing)
-            with nullcontext() if sample else self.early_grading() as early:
+            draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
+            with self.env.early_grading(config.seed) if overlaps else nullcontext() as early:
                 with phase("sample"):
-                    rollouts = sample(self, examples, draws) if sample else self.sample(examples, draws, step, early)
+                    if rollout_fn is None:
+                        rollouts = self.sample(examples, draws, step, early)
+                    else:
+                        rollouts = rollout_fn(self, examples, draws)
                 with phase("grade"):
-                    graded = self.grade(examples, draws, rollouts, early)
+                    graded = grade_groups(self.env, examples, draws, rollouts, config, early, self.own_advantages)
             if kept := self._kept(examples):
                 out = set(by_length(rollouts, len(examples))[0][kept:])
                 graded = [replace(group, left_out="cut" if i in out else None) for i, group in enumerate(graded)]
@@ -97,27 +102,21 @@ class GroupSampler:
             missing = count - [group_state(group) for group in groups].count("trained")
             if missing <= 0:
                 break
-        groups = fill(groups, count, self.config, self.own_advantages) if refill else groups
+        groups = fill(groups, count, config, self.own_advantages) if refill else groups
         return [replace(group, env=self.name) for group in groups] if self.name else groups
 
-    def draw(self, first: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
+    def draw(self, first_draw: int, drawn: int, count: int) -> tuple[list[int], list[Example]]:
         """Return the next `count` draws of a step, of which it has `drawn` before, and their examples.
 
-        The step's first draw is number `first` of the run. Draws of retired examples are passed over.
+        The step's first draw is number `first_draw` of the run. Draws of retired examples are passed over.
         """
-        draws = [(first + i, draw) for i, draw in enumerate(self.curriculum.draw(drawn + count)) if not draw.retired]
+        walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
+        draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
 
-    def first(self, count: int) -> list[Example]:
+    def first_examples(self, count: int) -> list[Example]:
         """Return the examples of the run's first draws: those of its first step, at most `count`."""
         return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
-
-    def early_grading(self) -> AbstractContextManager[EarlyGrading | None]:
-        """Return, for `sample` and `grade` of a round, what grades completions while others are sampled; None if
-        `grading.overlap` is off, or has no effect for this task.
-        """
-        overlaps = self.config.orchestrator.grading.overlap
-        return self.env.early_grading(self.config.seed) if overlaps else nullcontext()
 
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
@@ -144,19 +143,9 @@ class GroupSampler:
         return [t if t.num_sampled <= most else shortened(t, most, self.maker.renderer) for t in rollouts]
 
     def _kept(self, examples: Sequence[Example]) -> int:
-        """Return how many groups of a round with these examples are not cut off; 0 if none is."""
+        """Return how many groups of a round are kept; 0 if none is cut off."""
         cut = int(self.refill.cut * len(examples)) if self.refill else 0
         return len(examples) - cut if cut else 0
-
-    def grade(
-        self,
-        examples: Sequence[Example],
-        draws: Sequence[int],
-        trajectories: Sequence[Trajectory],
-        early: EarlyGrading | None = None,
-    ) -> list[Group]:
-        """Return the completions with their scores and advantages."""
-        return grade_groups(self.env, examples, draws, trajectories, self.config, early, self.own_advantages)
 
 
 def grade_groups(
@@ -203,8 +192,8 @@ def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: A
 def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
     """Return the groups with their advantages among those that count; the others have 0.
 
-    What was left out does not count. With `refill`, a group that was replaced, as it teaches nothing, counts neither:
-    not in a mean or deviation of the step.
+    Groups that were left out do not count. With `refill`, groups whose rewards are all equal do not count either: no
+    mean or deviation of the step includes them.
     """
 
     def among(counting: list[int]) -> dict[int, np.ndarray]:
@@ -222,14 +211,14 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
 
 
 def by_length(rollouts: Sequence[Trajectory], groups: int) -> tuple[list[int], list[int]]:
-    """Return the indices of groups by the tokens of their longest completions, least first; and these, by group."""
+    """Return (group indices by their longest completion, shortest first; its length in tokens, by group)."""
     size = len(rollouts) // groups
     longest = [max(t.num_sampled for t in rollouts[i * size : (i + 1) * size]) for i in range(groups)]
     return sorted(range(groups), key=lambda group: longest[group]), longest
 
 
 def shortened(rollout: Trajectory, tokens: int, renderer: ChatRenderer) -> Trajectory:
-    """Return the rollout, of one turn, as it was when it had so many sampled tokens."""
+    """Return a one-turn rollout as it stood after `tokens` sampled tokens."""
     prompt = rollout.prompt_length
     end = prompt + tokens
     text = renderer.opened_by_template + renderer.decode(rollout.token_ids[prompt:end].tolist())
@@ -337,20 +326,20 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
 
-    All are 0 where all rewards are equal, unless the baseline is the batch's; a teacher's are of tokens, and different.
-    What a refill left out is that.
+    All are 0 where all rewards are equal, unless the baseline is the batch's. With a teacher the advantages are per
+    token, so such a group is trained too. A group that a refill left out ends as `surplus` or `cut`.
     """
     if group.left_out is not None:
         return group.left_out
     if valid(group.scores).sum() < 2:
         return "failed"
-    taught = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
-    return "trained" if taught or np.any(group.advantages) else "filtered"
+    has_teacher = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
+    return "trained" if has_teacher or np.any(group.advantages) else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
-    """Return the completions that a step is trained on, in the order of the groups, and the counts of filtered groups,
-    which a refill has replaced.
+    """Return the completions to train on, in the order of the groups, and the counts of filtered groups (0 with
+    `refill`, which replaces them).
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
     completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
@@ -388,10 +377,10 @@ def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherCo
     )
 
 
-def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first: int) -> list[Entry]:
-    """Return how the draws of a step ended, of its groups and those passed over; the first one is draw `first`."""
+def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, first_draw: int) -> list[Entry]:
+    """Return how the draws of a step ended, of its groups and those passed over, from number `first_draw` on."""
     waiting, entries, env = iter(groups), [], groups[0].env or None
-    for number, draw in enumerate(curriculum.draw(len(groups)), first):
+    for number, draw in enumerate(curriculum.draw(len(groups)), first_draw):
         if draw.retired:
             entries.append(Entry(number, step, curriculum.ids[draw.index], "retired", 0, env=env))
             continue
@@ -437,7 +426,7 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
         metrics["completion/kept_ids/mean"] = float(np.concatenate(cut).mean())
     scored = [(t, t.teacher_logprobs) for t in trajectories if t.teacher_logprobs is not None]
     if scored:
-        kl = np.concatenate([reverse_kl(t.logprobs, taught)[t.sampled_mask] for t, taught in scored])
+        kl = np.concatenate([reverse_kl(t.logprobs, logprobs)[t.sampled_mask] for t, logprobs in scored])
         metrics["teacher/kl"] = float(kl.mean())
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))

@@ -1,7 +1,7 @@
 """Several tasks in one run: how many groups of a step each has, and the draws and metrics of each.
 
-Tasks are called by their names; a single one is "", and metrics and ledger do not name it. A step has the groups of one
-task after those of another; each task has a curriculum, advantages and, with `refill`, rounds of its own.
+Tasks are identified by name. A run with one task uses "" and leaves the name out of metrics and ledger. A step's groups
+are ordered by task; each task has its own curriculum, advantages and `refill` rounds.
 """
 
 from __future__ import annotations
@@ -43,22 +43,19 @@ def make_groups(
     step: int,
     ledger: Ledger,
     phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-    sample: Sample | None = None,
+    rollout_fn: Sample | None = None,
 ) -> list[Group]:
     """Draw, sample and grade the groups of a step: see `GroupSampler.groups`."""
     groups, first = list[Group](), len(ledger.entries)
     for name, count in shares(config, step).items():
         if count:
-            made = samplers[name].groups(step, count, first, phase, sample)
+            made = samplers[name].groups(step, count, first, phase, rollout_fn)
             groups, first = groups + made, first + len(samplers[name].curriculum.draw(len(made)))
     return groups
 
 
 def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Sequence[Group], step: int) -> None:
-    """Tell the curricula how the draws of a step ended, of its groups and those passed over.
-
-    They go by that from then on.
-    """
+    """Record in the ledger how a step's draws ended, and advance each curriculum by them."""
     for name, curriculum in curricula.items():
         if own := [group for group in groups if group.env == name]:
             entries = ledger_entries(curriculum, own, step, len(ledger.entries))

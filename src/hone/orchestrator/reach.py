@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from hone.errors import UserError
-from hone.inference.client import Gone, Refused, ServerClient
+from hone.inference.client import Gone, Refused, Served, ServerClient
 from hone.inference.endpoint import HONE, Endpoint
 
 if TYPE_CHECKING:
@@ -28,6 +28,11 @@ class Server:
     endpoint: Endpoint
     backend: Literal["hone", "vllm"]
     model: str
+
+    @classmethod
+    def of(cls, endpoint: Endpoint, served: Served) -> Server:
+        """Return a server by what it says of its model; one that is not hone's counts as vLLM."""
+        return cls(endpoint, "hone" if served.owner == HONE else "vllm", served.id)
 
     @property
     def name(self) -> str:
@@ -101,7 +106,7 @@ def reach(
                     f"{endpoint.url} serves a model of {entry.parameters:,} parameters, the run's has {parameters:,}: "
                     f"start one that serves {model}"
                 )
-            server = Server(endpoint, "hone" if entry.owner == HONE else "vllm", entry.id)
+            server = Server.of(endpoint, entry)
             if renderer is not None:
                 await _check_tokenizer(client, server, model, renderer)
             await _check_root(client, spool)

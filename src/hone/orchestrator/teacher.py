@@ -37,8 +37,8 @@ class Teacher:
 
     @classmethod
     def reach(cls, config: TeacherConfig, renderer: ChatRenderer, vocab_size: int, seq_len: int) -> Teacher:
-        """Return the teacher, if its server has the tokenizer of `renderer`, all `vocab_size` ids that the policy may
-        sample, room for `seq_len` tokens, and logprobs of prompts. Else UserError.
+        """Connect to the teacher. Raises UserError unless its server has the policy's tokenizer, accepts all
+        `vocab_size` ids, has room for `seq_len` tokens, and answers `prompt_logprobs`.
         """
         key = api_key(config.api_key_var, "--teacher.api-key-var")
         patience = {"timeout": config.timeout, "max_retries": config.max_retries}
@@ -54,13 +54,9 @@ class Teacher:
         """Return the groups with the teacher's logprobs of all sampled tokens."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
         rows = asyncio.run(self._score_all([trajectory.token_ids.tolist() for trajectory in trajectories]))
-        return taught(
-            groups,
-            [
-                np.where(t.sampled_mask, [0.0, *row], 0.0).astype(np.float32)
-                for t, row in zip(trajectories, rows, strict=True)
-            ],
-        )
+        both = zip(trajectories, rows, strict=True)
+        logprobs = [np.where(t.sampled_mask, [0.0, *row], 0.0).astype(np.float32) for t, row in both]
+        return with_teacher_logprobs(groups, logprobs)
 
     async def _score_all(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         async with ServerClient(self.server.endpoint) as client:
@@ -71,10 +67,12 @@ class Teacher:
         answer = await client.post("/v1/completions", self.server.scoring([ids]))
         try:
             (row,) = scores(answer, [ids])
-            if not np.isfinite(row).all():
-                raise ValueError("one is not finite")
         except _UNREADABLE as error:
             raise self._without_logprobs(error) from error
+        if not np.isfinite(row).all():
+            raise Halt(
+                f"the teacher at {self.server.endpoint.url} gives a logprob that is not finite: check its weights"
+            )
         return row
 
     @classmethod
@@ -92,7 +90,7 @@ class Teacher:
             room, needed = known[0].max_model_len, seq_len + (not hones)  # others sample a token in any case
             if room is not None and room < needed:
                 raise UserError(f"the teacher at {url} has room for {room} tokens, and needs {needed}: lower seq_len")
-            teacher = cls(Server(endpoint, "hone" if hones else "vllm", known[0].id))
+            teacher = cls(Server.of(endpoint, known[0]))
             added = renderer.tokenizer.get_added_tokens_decoder()
             text = PROBE + "".join(added[token].content for token in sorted(added)[:SPECIAL])
             own = renderer.tokenizer.encode(text, add_special_tokens=hones).ids
@@ -112,7 +110,7 @@ class Teacher:
             return teacher
 
     async def _ids(self, client: ServerClient, text: str, more: dict[str, Any]) -> list[int]:
-        """Return the ids that the server makes of a text, but the first."""
+        """Return the token ids that the server makes of `text`, without the first."""
         answer = await client.post("/v1/completions", self.server.scoring([text]) | more)
         try:
             return [int(token) for entry in answer["choices"][0]["prompt_logprobs"][1:] for token in entry]
@@ -126,7 +124,7 @@ class Teacher:
         )
 
 
-def taught(groups: Sequence[Group], logprobs: Sequence[np.ndarray | None]) -> list[Group]:
+def with_teacher_logprobs(groups: Sequence[Group], logprobs: Sequence[np.ndarray | None]) -> list[Group]:
     """Return the groups with a teacher's `logprobs`, `[T]` for each of their trajectories, in order."""
     rows = iter(logprobs)
     return [

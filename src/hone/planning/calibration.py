@@ -17,7 +17,7 @@ from typing import Any
 from hone.composition.memory import Memory, memory
 from hone.config.alarms import AlarmsConfig
 from hone.config.rl import RLConfig
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.orchestrator.placement import memory_fields
 from hone.planning.arithmetic import Lengths
 from hone.planning.report import Plan
@@ -60,9 +60,8 @@ def calibrate(plan: Plan) -> Plan:
             if cause is None:
                 raise
             lower = "--trainer.micro-batch-tokens, --inference.kv-gib" if rl else "--data.micro-batch-tokens"
-            reason = (str(cause).strip() or "no memory").splitlines()[0]
             raise DoesNotFit(
-                f"out of memory ({reason}): lower {lower}, set --precision bf16, or take a smaller model"
+                f"out of memory ({first_line(cause)}): lower {lower}, set --precision bf16, or take a smaller model"
             ) from None
         lines = [line for line in read_lines(run / "timings.jsonl") if "time/train" in line]
         metrics = read_lines(run / "metrics.jsonl")

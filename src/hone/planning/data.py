@@ -18,7 +18,7 @@ from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.planning.arithmetic import Lengths
 
 if TYPE_CHECKING:
@@ -206,7 +206,7 @@ def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
 
 def _not_seen(what: str, error: Exception) -> str:
     """Return that data can't be looked at; data of the hub are not here, for nothing is fetched for a plan."""
-    text = str(error).strip().splitlines()[0]
+    text = first_line(error)
     named, neither, _ = text.partition(" is neither a local file or folder nor ")
     text = f"{named} is not here, and nothing is fetched for a plan" if neither else text
     return f"the {what} can't be looked at: {text}"

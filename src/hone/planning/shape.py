@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.config import DecoderConfig
 from hone.model.files import TINY, is_hub_id
 
@@ -35,8 +35,7 @@ def shape_of(model: str | Path, init: InitConfig | None = None, implementation: 
         try:
             folder = Path(hf_hub_download(name, "config.json", etag_timeout=3)).parent
         except Exception as error:  # offline, no such model, no permission
-            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise UserError(f"the config of {name} can't be fetched from the hub ({reason})") from error
+            raise UserError(f"the config of {name} can't be fetched from the hub ({first_line(error)})") from error
     from hone.model.hf import read_config
 
     return read_config(folder, implementation)

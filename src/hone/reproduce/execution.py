@@ -27,7 +27,7 @@ from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
@@ -36,7 +36,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import GroupSampler, group_state, with_advantages
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.mix import make_groups
-from hone.orchestrator.teacher import taught
+from hone.orchestrator.teacher import with_teacher_logprobs
 from hone.orchestrator.types import Evaluate, Publish
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
@@ -173,7 +173,7 @@ class Rebuilt:
             except (KeyError, RuntimeError, ValueError) as error:
                 raise UserError(
                     f"{saved.path(version)} is not a checkpoint of this run ({type(error).__name__}: "
-                    f"{str(error).splitlines()[0]}), though it fits its COMPLETE: restore it from another copy"
+                    f"{first_line(error)}), though it fits its COMPLETE: restore it from another copy"
                 ) from error
         assert trainer.version == version
         self.loaded = version
@@ -267,7 +267,7 @@ class RebuiltRL(Rebuilt):
         self.memory.evals = None
         groups = self.steps.sample() if self.resamples else self._graded_again(step)
         if self.config.teacher is not None:
-            groups = self._taught_again(step, groups)
+            groups = self._with_recorded_teacher(step, groups)
         return replace(self._update(step, groups), evals=self.memory.evals)
 
     def evaluation(self) -> StepRecord:
@@ -293,20 +293,21 @@ class RebuiltRL(Rebuilt):
                 raise self._other_completions(step, len(recorded), used)
             return resample_recorded(sampler, examples, draws, step, recorded[begin:used])
 
-        groups = make_groups(self.samplers, self.config, step, self.steps.ledger, sample=sample)
+        groups = make_groups(self.samplers, self.config, step, self.steps.ledger, rollout_fn=sample)
         if used < len(recorded):
             raise self._other_completions(step, len(recorded), used)
         return groups
 
-    def _taught_again(self, step: int, groups: list[Group]) -> list[Group]:
-        """Give completions of the recorded tokens what the run recorded of its teacher."""
+    def _with_recorded_teacher(self, step: int, groups: list[Group]) -> list[Group]:
+        """Return the groups with the run's teacher logprobs, for completions whose tokens are those recorded."""
         recorded = {t.sample_id: t for group in self._recorded(step) for t in group.trajectories}
 
         def logprobs(again: Trajectory) -> np.ndarray | None:
             old = recorded.get(again.sample_id)
             return old.teacher_logprobs if old and np.array_equal(old.token_ids, again.token_ids) else None
 
-        return taught(groups, [logprobs(trajectory) for group in groups for trajectory in group.trajectories])
+        rows = [logprobs(trajectory) for group in groups for trajectory in group.trajectories]
+        return with_teacher_logprobs(groups, rows)
 
     def _other_completions(self, step: int, recorded: int, wanted: int) -> UserError:
         return UserError(

@@ -21,8 +21,7 @@ from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model, model_config
-from hone.model.lora import FOLDER as ADAPTER
-from hone.model.lora import load_adapter
+from hone.model.lora import ADAPTER, load_adapter
 from hone.reproduce.execution import Rebuilt, RebuiltRL, RebuiltSFT
 from hone.reproduce.records import Records
 from hone.runs import Run

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, verify, write_file
+from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, save_tensors, verify, write_file
 from hone.runs.rollouts import steps_in
 
 if TYPE_CHECKING:
@@ -98,12 +98,9 @@ class Checkpoints:
 
 def save_groups(folder: Path, tensors: Tensors) -> None:
     """Write each group of tensors as a file."""
-    from safetensors.torch import save_file
-
     for group, named in tensors.items():
-        save_file(
-            {name: tensor.detach().contiguous() for name, tensor in named.items()}, folder / f"{group}.safetensors"
-        )
+        whole = {name: tensor.detach().contiguous() for name, tensor in named.items()}
+        save_tensors(whole, folder / f"{group}.safetensors")
 
 
 def load_groups(folder: Path) -> Tensors:

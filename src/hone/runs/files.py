@@ -31,7 +31,7 @@ MARKER = "COMPLETE"
 _UMASK = os.umask(0)
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
-"""Mode of a file that a library made, which may be readable to its owner only."""
+"""Mode of a file that is written by `open`."""
 RESTORE = "mend it, or restore it from a copy"
 """What to do about a damaged file."""
 _NUMBERS = ("metrics.jsonl", "timings.jsonl")
@@ -121,12 +121,19 @@ def new_dir(path: Path) -> Iterator[Path]:
         _fsync(path.parent)
 
 
+def save_tensors(tensors: dict[str, Any], file: Path, metadata: dict[str, str] | None = None) -> None:
+    """Write tensors as safetensors, in a file of the usual mode: the library's own can be read by its owner only."""
+    from safetensors.torch import save_file
+
+    save_file(tensors, file, metadata=metadata)
+    file.chmod(FILE_MODE)
+
+
 def _seal(temporary: Path) -> None:
     """Flush all files of a directory, and write its completion marker."""
     names = _files(temporary)
     listed = {name: {"bytes": (temporary / name).stat().st_size, "sha256": sha256(temporary / name)} for name in names}
     for name in names:
-        os.chmod(temporary / name, FILE_MODE)  # safetensors makes files that only their owner can read
         _fsync(temporary / name)
     for folder in {(temporary / name).parent for name in names}:
         _fsync(folder)

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import HubConfig, RunConfig
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.runs.files import MARKER, read_json
 from hone.runs.observer import Observer
 from hone.runs.outputs import CARD
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _LONGEST = 300
 """Characters that are shown of the hub's reason."""
+_OURS = ["model.safetensors*", "model-*-of-*.safetensors", "adapter/*"]
+"""Weights of a version. One with other files replaces them all: transformers and hone would load what is left over."""
 
 
 def check(config: RunConfig) -> None:
@@ -45,8 +47,11 @@ def check(config: RunConfig) -> None:
     try:
         me = HfApi().whoami()
     except Exception as error:  # of the client's HTTP library: no network, a proxy, a token that is refused
-        why, remedy = "can't be reached", "check the network, and HF_ENDPOINT"
-        if getattr(error, "response", None) is not None:
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        why, remedy = f"answers with status {status}", "try again later"
+        if status is None:
+            why, remedy = "can't be reached", "check the network, and HF_ENDPOINT"
+        elif status in (401, 403):
             why, remedy = "does not take the token", "`hf auth login`"
         raise UserError(f"the hub {why} ({reason(error)}): {remedy}, {or_else}") from None
     if (problem := refusal(me, repo)) is not None:
@@ -83,7 +88,7 @@ class Push(Observer):
     def __init__(self, settings: HubConfig) -> None:
         self._settings = settings
         self._thread: Thread | None = None
-        self._tried = self._pushed = -1
+        self._tried = -1
         self._outcome: tuple[int, str | Exception] | None = None
 
     def before_start(self, run: RunWriter) -> None:
@@ -132,28 +137,32 @@ class Push(Observer):
         if isinstance(result, Exception):
             with suppress(OSError):  # a full disk ends the run where it has something of its own to write
                 self._run.event("push_failed", step, repo=self._settings.repo, cause=reason(result))
-            return self._by_hand(step, reason(result), "" if at_end else ". The next save is tried again")
+            return self._by_hand(step, reason(result), "" if at_end else ". The next save will be pushed")
         self._run.event("pushed", step, repo=self._settings.repo)
         self._run.display.message(f"Pushed the weights of step {step}: {result}")
 
     def _by_hand(self, step: int, cause: str, more: str = "") -> None:
         private = ["--private"] if self._settings.private else []
-        words = ["hf", "upload", self._settings.repo, str(self._run.weights_path(step)), *private]
+        stale = [word for pattern in _OURS for word in ("--delete", pattern)]
+        words = ["hf", "upload", self._settings.repo, str(self._run.weights_path(step)), *private, *stale]
         self._run.display.message(
             f"The weights of step {step} were not pushed ({cause}). To push them: {shlex.join(words)}{more}"
         )
 
     def _push(self, step: int) -> str:
         """Push a version in one commit, which names its step; return the address of the repository."""
-        from huggingface_hub import CommitOperationAdd, HfApi
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+        from huggingface_hub.utils import filter_repo_objects
 
         api, folder, repo = HfApi(library_name="hone"), self._run.weights_path(step), self._settings.repo
         url = api.create_repo(repo, private=self._settings.private, exist_ok=True)
         names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
         contents: dict[str, Path | bytes] = {name: folder / name for name in names if name != MARKER}
         contents["README.md"] = self._card(folder).encode()
+        left = set(filter_repo_objects(api.list_repo_files(repo), allow_patterns=_OURS)) - contents.keys()
         files = [CommitOperationAdd(name, content) for name, content in contents.items()]
-        api.create_commit(repo, files, commit_message=f"hone {self._run.info['kind']}: weights of step {step}")
+        stale = [CommitOperationDelete(name) for name in sorted(left)]
+        api.create_commit(repo, files + stale, commit_message=f"hone {self._run.info['kind']}: weights of step {step}")
         return str(url)
 
     def _card(self, folder: Path) -> str:
@@ -170,6 +179,5 @@ class Push(Observer):
 
 def reason(error: Exception) -> str:
     """Return an error's first line, without a token that it may hold."""
-    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-    text = re.sub(r"\bhf_\w+", "…", lines[0].strip())
+    text = re.sub(r"\bhf_\w+", "…", first_line(error))
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.runs.files import dumps, open_file, write_file
 
 if TYPE_CHECKING:
@@ -71,10 +71,11 @@ def evals_file(version: int) -> str:
     return f"{EVALS}/step_{version:06d}.jsonl"
 
 
-def schema(kept: bool = False, mixed: bool = False, taught: bool = False) -> pyarrow.Schema:
+def schema(kept: bool = False, mixed: bool = False, has_teacher: bool = False) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
-    `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks; `taught`: by a teacher.
+    `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks;
+    `has_teacher`: of one with a teacher.
     """
     import pyarrow as pa
 
@@ -110,7 +111,7 @@ def schema(kept: bool = False, mixed: bool = False, taught: bool = False) -> pya
             ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
             *(ids if kept else []),
             *([("env", text)] if mixed else []),  # the name of the task, of several
-            *([("teacher_logprobs", pa.list_(pa.float32()))] if taught else []),  # the teacher's; 0 where not sampled
+            *([("teacher_logprobs", pa.list_(pa.float32()))] if has_teacher else []),  # 0 where not sampled
         ]
     )
 
@@ -194,7 +195,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
     import pyarrow as pa
 
-    columns = schema(kept=True, mixed=True, taught=True).names if columns is None else list(columns)
+    columns = schema(kept=True, mixed=True, has_teacher=True).names if columns is None else list(columns)
     table = _read_table(path, columns, "restore it from a copy")
     if "completion" in columns and "completion" not in table.column_names:
         table = table.append_column("completion", pa.nulls(len(table), pa.string()))
@@ -211,7 +212,7 @@ def _read_table(path: Path, columns: list[str] | None, remedy: str) -> pyarrow.T
             stored = pq.ParquetFile(file)
             return stored.read(columns and [name for name in columns if name in stored.schema_arrow.names])
         except (pa.ArrowException, OSError) as error:
-            raise UserError(f"{path} is damaged ({str(error).splitlines()[0]}): {remedy}") from None
+            raise UserError(f"{path} is damaged ({first_line(error)}): {remedy}") from None
 
 
 def write_tokens(folder: Path, step: int, rows: Sequence[dict[str, Any]]) -> None:

@@ -11,8 +11,7 @@ import torch
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
 from hone.model.hf import MAX_SHARD_BYTES, reserve_files, save_model
-from hone.model.lora import FOLDER as ADAPTER
-from hone.model.lora import save_adapter
+from hone.model.lora import ADAPTER, save_adapter
 from hone.trainer.parallel import whole
 from hone.trainer.step import Trainer
 
@@ -44,11 +43,11 @@ def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
     (folder / "README.md").write_text(card, encoding="utf-8")
 
 
-def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None, reserved: bool = False) -> None:
+def save_policy(trainer: Trainer, folder: Path, max_bytes: int | None = None, reserved: bool = False) -> None:
     """Write the trainer's model into `folder` as `save_model` does, its adapter beside it; all ranks together, rank 0
     writes.
 
-    Weights in shards are gathered file by file, of at most `max_bytes`, and forgotten; nobody holds them all.
+    With several ranks, weights are gathered one file (`max_bytes`) at a time; no rank holds all of them.
     `reserved`: into the files of `reserve_policy`.
     """
     ranks = trainer.ranks
@@ -59,7 +58,7 @@ def save_policy(folder: Path, trainer: Trainer, max_bytes: int | None = None, re
 
 
 def reserve_policy(trainer: Trainer, folder: Path) -> None:
-    """Make room for the trainer's model in `folder`, which is in memory. Raises OSError if there is none."""
+    """Reserve the files of the model in `folder` (on `/dev/shm`). Raises OSError if there is no room."""
     reserve_files(trainer.model, folder, _limit(trainer))
 
 

@@ -125,7 +125,7 @@ class RankedTrainer:
     @on_all_ranks
     def save_policy(self, folder: Path, reserved: bool = False) -> None:
         """Write the model in Hugging Face layout, see `export.save_policy`."""
-        save_policy(folder, self.trainer, reserved=reserved)
+        save_policy(self.trainer, folder, reserved=reserved)
 
     @on_all_ranks
     def save_part(self, folder: Path) -> None:

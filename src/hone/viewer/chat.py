@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -30,13 +30,13 @@ MAX_BODY = 4 * 2**20
 """Bytes of a conversation."""
 
 
-@dataclass
-class Speaker:
+@dataclass(frozen=True)
+class ChatServer:
     """A server, by the name that the page shows, with its models or the problem it has."""
 
     name: str
     url: str
-    models: list[str] = field(default_factory=list)
+    models: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -59,19 +59,18 @@ def servers(site: Site) -> dict[str, str]:
 def chat(site: Site, query: QueryParams) -> str:
     """Show the box, with a column for each server."""
 
-    async def listed(speaker: Speaker) -> Speaker:
-        endpoint = Endpoint(speaker.url, site.chats.get(speaker.url), timeout=LISTING, max_retries=0)
+    async def listed(name: str, url: str) -> ChatServer:
+        endpoint = Endpoint(url, site.chats.get(url), timeout=LISTING, max_retries=0)
         try:
             async with ServerClient(endpoint) as client:
-                speaker.models = [served.id for served in await client.models()]
+                return ChatServer(name, url, tuple(served.id for served in await client.models()))
         except Halt as error:
-            speaker.problem = str(error)
-        return speaker
+            return ChatServer(name, url, problem=str(error))
 
-    async def all_listed() -> list[Speaker]:
-        return await asyncio.gather(*(listed(Speaker(name, url)) for url, name in servers(site).items()))
+    async def all_listed() -> list[ChatServer]:
+        return await asyncio.gather(*(listed(name, url) for url, name in servers(site).items()))
 
-    return site.page("chat.html", "chat/", "Chat", speakers=asyncio.run(all_listed()))
+    return site.page("chat.html", "chat/", "Chat", servers=asyncio.run(all_listed()))
 
 
 async def ask(site: Site, request: Request) -> Response:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hone.errors import UserError
+from hone.errors import UserError, first_line
 from hone.runs.reader import Run
 from hone.runs.rollouts import step_of
 from hone.viewer.query import PAGE, SORTS, Query, clean
@@ -216,14 +216,14 @@ class Store:
         try:
             return ask([*stamps]), []
         except duckdb.Error as error:
-            problem = str(error).splitlines()[0]
+            problem = first_line(error)
         bad: dict[int, str] = {}
         for step, (name, _, _) in stamps.items():
             try:
                 ask([step])
             except duckdb.Error as error:
                 gone = not (self.folder / name).exists()
-                why = "it has gone meanwhile" if gone else f"it is damaged ({str(error).splitlines()[0][:200]})"
+                why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
                 bad[step] = f"{self.folder / name} is left out: {why}"
             if len(bad) > _MOST_DAMAGED:
                 raise UserError(f"many files of {self.folder} cannot be read: restore them from a copy")
@@ -254,7 +254,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
         try:
             duck().columns("SELECT regexp_matches('', $pattern, 'i')", {"pattern": pattern})
         except duckdb.Error as error:
-            why = str(error).splitlines()[0].removeprefix("Invalid Input Error: ")
+            why = first_line(error).removeprefix("Invalid Input Error: ")
             raise UserError(
                 f"/{pattern[:100]}/ is no regular expression ({why}): mend it, or put it in quotes"
             ) from None
