@@ -169,7 +169,7 @@ def test_one_may_be_lost_after_its_last_answer_and_be_found_again_by_another_thr
                 go_on()
                 same(sampling.result(), expected)
             if publishes:
-                assert [len(calls.result()) for calls in (scoring, looking)] == [1, 2]
+                assert len(looking.result()) == 2 and len(scoring.result()) in (1, 2), "it may be back by then"
             else:
                 assert policy.fleet.members[0].lost is not None
                 proxy = Proxy(one.port, proxy.port)
