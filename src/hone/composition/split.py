@@ -143,11 +143,7 @@ class SplitRL(RL):
             if memory is not None and source.is_relative_to(memory):
                 copy_weights(source, folder)
             else:
-                for file in source.iterdir():
-                    try:
-                        os.link(file, folder / file.name)
-                    except OSError:  # another file system, or one without links
-                        shutil.copyfile(file, folder / file.name)
+                link_files(source, folder)
             add_tokenizer(folder, self.renderer, parts.card(config, step))
             if trainer.kept == step:
                 trainer.kept = None
@@ -184,6 +180,18 @@ class SplitRL(RL):
             patience=client.timeout,
             named=client.base_url is not None,
         )
+
+
+def link_files(source: Path, folder: Path) -> None:
+    """Put the files of `source`, an adapter's too, into `folder`: as links, or as copies where links are impossible."""
+
+    def link(file: str, target: str) -> None:
+        try:
+            os.link(file, target)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(file, target)
+
+    shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:
