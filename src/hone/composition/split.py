@@ -23,7 +23,7 @@ from hone.composition.machine import configure, resolved
 from hone.composition.memory import versions_in_memory
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
-from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig, refuse_cuts
+from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
 from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
@@ -86,8 +86,7 @@ class SplitRL(RL):
         if any(server.backend != backend for server in self.servers):
             raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
         if backend == "vllm":
-            for one in config.tasks().values():
-                refuse_cuts(one.orchestrator.sampling)
+            config.refuse_cuts()
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
