@@ -29,6 +29,25 @@ def test_a_trainer_that_left_is_missed_at_the_second_look(tmp_path: Path, monkey
         look()
 
 
+@pytest.mark.parametrize("linked", [True, False])
+def test_weights_come_with_their_adapter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool) -> None:
+    source, folder = tmp_path / "step_1", tmp_path / "new"
+    (source / "adapter").mkdir(parents=True)
+    folder.mkdir()
+    names = ("model.safetensors", "adapter/adapter_model.safetensors")
+    for name in names:
+        (source / name).write_text(name)
+
+    def no_links(*_: object) -> None:
+        raise OSError(18, "another file system")
+
+    if not linked:
+        monkeypatch.setattr(os, "link", no_links)
+    split.link_files(source, folder)
+    assert [(folder / name).read_text() for name in names] == list(names)
+    assert [(folder / name).samefile(source / name) for name in names] == [linked] * 2
+
+
 @pytest.mark.parametrize(
     ("flags", "sampled_by"),
     [

@@ -11,6 +11,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -115,7 +116,8 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     if not weights:
         raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {model['name']}")
     last, loaded = weights[max(weights)], []
-    more = {name: model[name] for name in ("chat_template", "implementation") if name in model} | {"kv_gib": KV_GIB}
+    given = {name: model[name] for name in ("chat_template", "implementation") if name in model}
+    more: dict[str, Any] = given | {"kv_gib": KV_GIB}
     try:
         first = PolicyConfig.model_validate(model)
         args = first.name, config.precision, run.info["seed"]

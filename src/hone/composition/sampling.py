@@ -10,7 +10,7 @@ from functools import partial
 
 import torch
 
-from hone.config.rl import SAMPLED_BY, RLConfig, refuse_cuts
+from hone.config.rl import SAMPLED_BY, RLConfig
 from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.vllm import VllmServer
 from hone.inference.vllm.server import check_device, find_vllm
@@ -40,8 +40,7 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     endpoint = endpoint_of(config, url)
     server = reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)
     if server.backend == "vllm":
-        for one in config.tasks().values():
-            refuse_cuts(one.orchestrator.sampling)
+        config.refuse_cuts()
     return server
 
 

@@ -23,7 +23,7 @@ from hone.composition.machine import configure, resolved
 from hone.composition.memory import versions_in_memory
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
-from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig, refuse_cuts
+from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
 from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
@@ -86,8 +86,7 @@ class SplitRL(RL):
         if any(server.backend != backend for server in self.servers):
             raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
         if backend == "vllm":
-            for one in config.tasks().values():
-                refuse_cuts(one.orchestrator.sampling)
+            config.refuse_cuts()
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
@@ -143,11 +142,7 @@ class SplitRL(RL):
             if memory is not None and source.is_relative_to(memory):
                 copy_weights(source, folder)
             else:
-                for file in source.iterdir():
-                    try:
-                        os.link(file, folder / file.name)
-                    except OSError:  # another file system, or one without links
-                        shutil.copyfile(file, folder / file.name)
+                link_files(source, folder)
             add_tokenizer(folder, self.renderer, parts.card(config, step))
             if trainer.kept == step:
                 trainer.kept = None
@@ -184,6 +179,18 @@ class SplitRL(RL):
             patience=client.timeout,
             named=client.base_url is not None,
         )
+
+
+def link_files(source: Path, folder: Path) -> None:
+    """Put the files of `source`, an adapter's too, into `folder`: as links, or as copies where links are impossible."""
+
+    def link(file: str, target: str) -> None:
+        try:
+            os.link(file, target)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(file, target)
+
+    shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:

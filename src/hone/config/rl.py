@@ -343,15 +343,6 @@ class GapConfig(BaseConfig):
     """A larger mean stops the run."""
 
 
-def refuse_cuts(sampling: SamplingConfig) -> None:
-    """Raise UserError if rollouts by vLLM would be cut: it does not say which tokens it sampled among."""
-    if sampling.cuts:
-        raise UserError(
-            "orchestrator.sampling has top_k, top_p or min_p, and vLLM does not tell which tokens these leave, over "
-            "which training has to renormalise: sample with hone's own engine or server, or leave them out"
-        )
-
-
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
@@ -419,6 +410,14 @@ class RLConfig(RunConfig):
         of = {name: evals.model_copy(update={"sampling": own, "envs": []}) for name, own in sampled.items()}
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
+
+    def refuse_cuts(self) -> None:
+        """Raise UserError if rollouts by vLLM would be cut: it does not say which tokens it sampled among."""
+        if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
+            raise UserError(
+                "orchestrator.sampling has top_k, top_p or min_p, and vLLM does not tell which tokens these leave, "
+                "over which training has to renormalise: sample with hone's own engine or server, or leave them out"
+            )
 
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
         return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})
@@ -504,8 +503,7 @@ class RLConfig(RunConfig):
                 "out one of them"
             )
         if self.inference.backend == "vllm":
-            for one in self.tasks().values():
-                refuse_cuts(one.orchestrator.sampling)
+            self.refuse_cuts()
         if self.teacher is not None:
             self._check_teacher()
         samplings = {"sampling": orch.sampling}
