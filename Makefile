@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -69,7 +69,11 @@ test: dev
 
 # All but four suites in one run, so that they are collected once and no core waits at the end of each. EVERY=16 leaves
 # the long contracts one case in sixteen, always the same ones.
-test-all: test-most test-browser test-wheel test-vllm test-smollm2 check docs
+test-all: test-most test-browser test-smollm2 test-apart check docs
+
+# Each has an environment of its own, and one process that works: together they use two cores.
+test-apart: dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-wheel test-vllm
 
 test-most: dev verifiers-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
