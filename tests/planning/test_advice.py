@@ -27,6 +27,8 @@ FACTS = Facts(pool=10_000, held_out=500, prompts=(40, 50), references=(30, 60, 9
 EVAL = ("--orchestrator.eval.num-examples", "64")
 LARGE = KNOWN["qwen2.5-1.5b"]
 TINY = shape_of("hone/tiny")
+SMALL = {"tiny": "hone/tiny", "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""What the recipes for a CPU train, by a word in their names."""
 
 
 def lines() -> list[str]:
@@ -41,13 +43,13 @@ def lines() -> list[str]:
 
 @pytest.mark.parametrize("line", lines())
 def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with the model that a tiny recipe starts from, in place of the folder that an SFT run would have made."""
+    """Also with the model that a recipe for a CPU starts from, in place of the folder that an SFT run would have made."""
     monkeypatch.chdir(ROOT)
-    tiny = "tiny" in line
+    small = next((model for word, model in SMALL.items() if word in line), None)
     config = parse(PlanConfig, shlex.split(line), "hone plan").run
-    if tiny:
-        config = config.model_copy(update={"model": config.model.model_copy(update={"name": "hone/tiny"})})
-    plan = plan_of(config, CPU if tiny else DEVICES["h200"], look_at(config), here=False)
+    if small is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"name": small})})
+    plan = plan_of(config, CPU if small else DEVICES["h200"], look_at(config), here=False)
     assert plan.fits and plan.surprises == []
     assert plan.usual is not None and plan.worst is not None and plan.usual.total <= plan.worst.total
 
