@@ -68,18 +68,21 @@ test: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) --durations=15
 
 # All but four suites in one run, so that they are collected once and no core waits at the end of each. EVERY=16 leaves
-# the long contracts one case in sixteen, always the same ones.
+# the long contracts one case in sixteen, always the same ones; after MINUTES no test begins, and the summary says how many
+# were left out: the suites of SUITES in tests/conftest.py come last.
+MINUTES := 600
 test-all: test-most test-browser test-smollm2 test-apart check docs
-
-# Each has an environment of its own, and one process that works: together they use two cores.
-test-apart: dev
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-wheel test-vllm
 
 test-most: dev verifiers-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,bench,reasoning-gym]"
-	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist worksteal \
-		-m "not wheel and not vllm and not smollm2 and not browser" --durations=40
+	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_UNTIL=$$(( $$(date +%s) + 60 * $(MINUTES) )) \
+		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not wheel and not vllm and not smollm2 and not browser" \
+		-rs --durations=40
+
+# Each has an environment of its own, and one process that works: together they use two cores.
+test-apart: dev
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target test-wheel test-vllm
 
 WHEEL := outputs/wheel
 test-wheel: dev

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,10 +20,24 @@ import pytest
 
 LONG_FILES = ("test_docs.py", "test_invariant.py")
 """Begun with, so that no worker is left with one of them when the others are done."""
+SUITES = ("long", "split", "device", "adapters", "sandbox", "audit")
+"""Marks of what comes last where several suites run together."""
+UNTIL = float(os.environ.get("HONE_UNTIL", "inf"))
+"""Seconds since the epoch after which no test begins: CI has a limit, and machines of very different speed."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES))
+    def order(item: pytest.Item) -> int:
+        suite = next((number for number, mark in enumerate(SUITES, 1) if item.get_closest_marker(mark)), 0)
+        return suite or (LONG_FILES.index(item.path.name) - len(LONG_FILES) if item.path.name in LONG_FILES else 0)
+
+    items.sort(key=order)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if time.time() > UNTIL:
+        pytest.skip("no time is left for it (HONE_UNTIL)")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -43,7 +43,7 @@ def lines() -> list[str]:
 
 @pytest.mark.parametrize("line", lines())
 def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with the model that a recipe for a CPU starts from, in place of the folder that an SFT run would have made."""
+    """Also with the model that a recipe for a CPU starts from, in place of the folder that its SFT would have made."""
     monkeypatch.chdir(ROOT)
     small = next((model for word, model in SMALL.items() if word in line), None)
     config = parse(PlanConfig, shlex.split(line), "hone plan").run
