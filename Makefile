@@ -17,7 +17,7 @@ help:
 	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
 	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart there"
-	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=16)"
+	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=32)"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
 	@echo "make test-split   runs of several processes: roles, ranks, and what kills them"

@@ -20,7 +20,7 @@ import pytest
 
 LONG_FILES = ("test_docs.py", "test_invariant.py")
 """Begun with, so that no worker is left with one of them when the others are done."""
-SUITES = ("long", "split", "device", "adapters", "sandbox", "audit")
+SUITES = ("split", "device", "adapters", "sandbox", "audit", "long")
 """Marks of what comes last where several suites run together."""
 UNTIL = float(os.environ.get("HONE_UNTIL", "inf"))
 """Seconds since the epoch after which no test begins: CI has a limit, and machines of very different speed."""
