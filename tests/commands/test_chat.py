@@ -57,6 +57,12 @@ def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch,
     assert printed == "".join(f"{answer}\n" for answer in answers)
 
 
+def test_bytes_that_are_no_text_are_a_question_too(tiny_model_dir, monkeypatch, capsys):
+    printed = converse(monkeypatch, capsys, ["a\udcffb"], str(tiny_model_dir))
+    (answer,) = greedy(tiny_model_dir, "a\ufffdb")
+    assert printed == f"{answer}\n"
+
+
 def test_of_a_run_the_initial_model_and_the_last_weights_answer(trained, tiny_model_dir, monkeypatch, capsys):
     printed = converse(monkeypatch, capsys, ["abc", "more"], str(trained))
     before, after = (greedy(model, "abc", "more") for model in (tiny_model_dir, trained / "weights/step_3"))

@@ -130,7 +130,7 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
 def read_line(asks: bool) -> str | None:
     """Return the next question, None at the end of the input."""
     try:
-        return input("> " if asks else "")
+        return input("> " if asks else "").encode(errors="surrogateescape").decode(errors="replace")
     except EOFError:
         return None
 

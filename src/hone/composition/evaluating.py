@@ -51,6 +51,8 @@ class Evaluation:
         self.available = len(self.env.split(self.config.split_name))
         if config.profile is not None:
             check_target(config.profile, "--profile")
+            if config.profile.exists():  # a run that trains on it could not be resumed
+                raise UserError(f"--profile {config.profile} is there already: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
         """Sample and grade."""

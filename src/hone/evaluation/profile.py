@@ -83,6 +83,10 @@ def _read(path: Path) -> dict[str, float]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not path.is_file():
+        raise UserError(
+            f"orchestrator.env.profile = {path} is not there: `hone eval ENV -m MODEL --profile FILE` writes one"
+        )
     try:
         table = pq.read_table(path, columns=["example_id", "pass_rate"])
     except (pa.ArrowException, OSError) as error:

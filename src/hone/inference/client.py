@@ -170,7 +170,8 @@ class ServerClient:
             if attempt < self.endpoint.max_retries:
                 await self._sleep(delay(attempt, wait, name))
         tries = "1 try" if self.endpoint.max_retries == 0 else f"{self.endpoint.max_retries + 1} tries"
-        text = f"the inference server at {self.endpoint.url} is gone, or fails ({reason}; {tries}{self._log})"
+        who = "teacher" if self.endpoint.section == "teacher" else "inference server"
+        text = f"the {who} at {self.endpoint.url} is gone, or fails ({reason}; {tries}{self._log})"
         raise Gone(text, status)
 
 

@@ -281,7 +281,10 @@ def attend(
     """Attend as the caller of `TransformersDecoder.hidden` says: query [1, H, N, Dh] → [1, N, H, Dh]."""
     for name in ("softcap", "s_aux"):
         if others.get(name) is not None:
-            raise UserError(f"this model's attention has {name}, which hone's attention does not compute")
+            raise UserError(
+                f"this model's attention has {name}, which hone's attention does not compute: take one of the families "
+                "in docs/training.md"
+            )
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     size = q.shape[-1]
     if v.shape[-1] != size:

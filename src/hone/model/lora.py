@@ -124,8 +124,8 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
         )
     if lora is not None and (rank, alpha) != (lora.rank, lora.alpha):
         raise UserError(
-            f"the adapter in {folder} has rank {rank} and alpha {alpha}: set model.lora.rank = {rank} and "
-            f"model.lora.alpha = {alpha}"
+            f"the adapter in {folder} has rank {rank} and alpha {alpha}, model.lora has {lora.rank} and {lora.alpha}: "
+            f"set --model.lora.rank {rank} --model.lora.alpha {alpha}"
         )
     try:
         tensors = load_file(folder / WEIGHTS)
