@@ -193,6 +193,7 @@ def test_the_quickstart_trains_it_and_shows_what_it_wrote_before_and_after(
     for name, size in (("reverse_sft.toml", "batch_size = 4"), ("reverse.toml", "batch_size = 16")):
         recipe = tmp_path / "examples/smollm2" / name
         text = re.sub(r"^max_steps = \d+$", "max_steps = 1", recipe.read_text(), flags=re.M)
+        text = re.sub(r"^num_examples = \d+$", "num_examples = 4", text, flags=re.M)
         recipe.write_text(re.sub(r"^batch_size = \d+$", size, text, flags=re.M))
     assert main(["quickstart", "--model", "smollm2-135m", "--output-dir", "q", "--num-examples", "4"]) == 0
     summary, shown = json.loads((tmp_path / "q/summary.json").read_text()), capfd.readouterr().out
