@@ -12,7 +12,8 @@ from fake_openai import FakeOpenAI, Raw
 from real_server import random_model, serving
 
 from hone.config.parse import from_settings
-from hone.config.rl import RLConfig, TeacherConfig
+from hone.config.rl import RLConfig
+from hone.config.servers import TeacherConfig
 from hone.errors import Halt, UserError
 from hone.inference.client import Gone
 from hone.inference.engine import Engine

@@ -207,4 +207,4 @@ def test_the_quickstart_trains_it_and_shows_what_it_wrote_before_and_after(
     for sample in (sample for row in summary["rows"] for sample in row["samples"]):
         assert sample["question"] in shown and json.dumps(sample["text"], ensure_ascii=False) in shown
     assert len(summary["rows"][0]["samples"]) == 3 and summary["rows"][0]["samples"][0]["question"][1] == " "
-    assert "hone quickstart --model smollm2-135m --controls" in shown
+    assert "hone quickstart --controls --model smollm2-135m" in shown

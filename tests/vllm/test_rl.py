@@ -22,7 +22,7 @@ from processes import descendants
 from recorded import PARITY
 
 from hone.cli import main
-from hone.config.rl import TeacherConfig
+from hone.config.servers import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
 from hone.inference.endpoint import Endpoint

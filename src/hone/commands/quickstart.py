@@ -26,25 +26,25 @@ import hone
 from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
+from hone.model.fetch import KNOWN
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two files below `examples`, and how their models are evaluated."""
+    """Two files below `examples`, and the number of held-out examples that their models are evaluated on."""
 
     sft: str
     rl: str
-    pretrained: bool
-    """The model's name is one of `hone.model.fetch.KNOWN`; if not, it is a preset of `hone init-model`."""
     num_examples: int
-    max_tokens: int
 
 
 RECIPES = {
-    "tiny": Recipe("reverse_text/tiny_sft.toml", "reverse_text/tiny.toml", False, num_examples=512, max_tokens=32),
-    "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", True, num_examples=128, max_tokens=32),
+    "tiny": Recipe("reverse_text/tiny_sft.toml", "reverse_text/tiny.toml", 512),
+    "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", 128),
 }
-"""By `--model`."""
+"""By `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.fetch.KNOWN`."""
+MAX_TOKENS = 32
+"""Of an answer that is evaluated."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Name, folder and noise of the demonstrations."""
 SAMPLES = 3
@@ -53,7 +53,7 @@ SAMPLES = 3
 
 def run(config: QuickstartConfig) -> int:
     """Train, evaluate and print a table; return the exit code, that of the first command that failed."""
-    recipe = RECIPES[config.model]
+    recipe, pretrained = RECIPES[config.model], config.model in KNOWN
     files = Path("examples") / recipe.sft, Path("examples") / recipe.rl
     if not files[0].parent.exists():
         print(f"$ hone examples {files[0].parent.name}", flush=True)
@@ -61,13 +61,13 @@ def run(config: QuickstartConfig) -> int:
     sft, rl = (tomllib.loads(file.read_text()) for file in files)
     sft_steps, rl_steps = sft["max_steps"], rl["max_steps"]
     out, seed = config.output_dir, ["--seed", str(config.seed)]
-    base = config.model if recipe.pretrained else str(out / "model")
+    base = config.model if pretrained else str(out / "model")
     sft_weights, rl_weights = out / f"sft/weights/step_{sft_steps}", out / f"rl/weights/step_{rl_steps}"
     sft_command = ["sft", "@", str(files[0]), "--model.name", base]
     rl_command = ["rl", "@", str(files[1]), "--model.name", str(sft_weights), "--output-dir", str(out / "rl")]
-    measured = Measured(recipe, rl["orchestrator"]["env"], config)
+    measured = Measured(rl["orchestrator"]["env"], config.num_examples or recipe.num_examples, config.seed)
     try:
-        if recipe.pretrained:
+        if pretrained:
             print(f"\nEvaluating {base} on held-out phrases ...", flush=True)
             measured.add("pretrained", base, 0.0)
         else:
@@ -90,14 +90,14 @@ def run(config: QuickstartConfig) -> int:
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": round(peak, 3)}
     (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     measured.print()
-    args = rl["orchestrator"]["env"].get("args")
+    args, model = measured.env.get("args"), config.model if pretrained else None
     print(
         f"\nTraining took {sft_seconds + rl_seconds:.0f} s and at most {peak:.2f} GiB. "
         f"Reward curve: {out / 'rl/report.html'}\nNext:\n"
         f"  hone view {out}   # curves and samples in a browser\n"
         f"  {command('hone', 'eval', 'reverse-text', m=rl_weights, n=5, r=3, a=args)}   # samples and their scores\n"
         f"  {shlex.join([*rl_command[:-1], str(out / 'rl-seed1'), '--seed', '1'])}   # another seed\n"
-        f"  hone quickstart --model {config.model} --controls   # what SFT alone would have reached"
+        f"  {command('hone', 'quickstart', '--controls', model=model)}   # what SFT alone would have reached"
     )
     return 0
 
@@ -115,9 +115,8 @@ def run_command(words: list[str]) -> float:
 class Measured:
     """The rows of the table: each model on the same held-out examples, at T=1 and greedy."""
 
-    def __init__(self, recipe: Recipe, env: dict[str, Any], config: QuickstartConfig) -> None:
-        self.recipe, self.env, self.seed = recipe, env, config.seed
-        self.num_examples = config.num_examples or recipe.num_examples
+    def __init__(self, env: dict[str, Any], num_examples: int, seed: int) -> None:
+        self.env, self.num_examples, self.seed = env, num_examples, seed
         self.rows: list[dict[str, Any]] = []
 
     def add(self, name: str, weights: str, seconds: float) -> None:
@@ -134,7 +133,7 @@ class Measured:
                 num_examples=self.num_examples,
                 rollouts_per_example=1,
                 temperature=temperature,
-                max_tokens=self.recipe.max_tokens,
+                max_tokens=MAX_TOKENS,
                 seed=self.seed,
                 save=False,
             )

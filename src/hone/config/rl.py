@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
 from hone.config.base import BaseConfig, Settings
+from hone.config.servers import ClientConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
     EngineConfig,
@@ -21,7 +22,6 @@ from hone.config.shared import (
     SamplingConfig,
     SchedulerConfig,
     TransportConfig,
-    server_url,
 )
 from hone.config.tasks import MixedEnvConfig, TaskConfig, TrainEnvConfig, check_names
 from hone.errors import UserError
@@ -126,71 +126,6 @@ class OnlineEvalConfig(BaseConfig):
     def _check_envs(self) -> OnlineEvalConfig:
         check_names(self.envs, "orchestrator.eval.envs")
         return self
-
-
-class AskedConfig(BaseConfig):
-    """How a server that is already up is asked."""
-
-    place: ClassVar[str]
-    """Where the section is."""
-
-    api_key_var: str | None = None
-    """Environment variable that holds the server's API key."""
-    timeout: float = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request (a whole group), else the run ends; also for a server to come up."""
-    max_retries: int = Field(default=6, ge=0)
-    """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
-
-
-class ClientConfig(AskedConfig):
-    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
-
-    place = "orchestrator.client"
-
-    base_url: list[str] | None = None
-    """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); each gets the
-    weights of every step. Several imply mode split."""
-
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _listed(cls, given: Any) -> Any:
-        return None if given == [None] else [given] if isinstance(given, str) else given
-
-    @field_validator("base_url")
-    @classmethod
-    def _check_urls(cls, given: list[str] | None) -> list[str] | None:
-        urls = [server_url(url, f"{cls.place}.api_key_var") for url in given or ()]
-        if len(set(urls)) < len(urls):
-            raise UserError(f"{cls.place}.base_url has one URL twice: give that of each server once")
-        return urls or None
-
-    @property
-    def urls(self) -> list[str]:
-        """All of `base_url`."""
-        return self.base_url or []
-
-
-class TeacherConfig(AskedConfig):
-    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
-    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
-
-    place = "teacher"
-
-    base_url: str
-    """Ask the server at this URL, such as http://localhost:8001/v1."""
-    timeout: float = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request, a completion, else the run ends."""
-    model: str | None = None
-    """The teacher's model name on that server; by default the only one listed."""
-    coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
-    reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        return server_url(url, f"{cls.place}.api_key_var")
 
 
 class RLGradingConfig(GradingConfig):

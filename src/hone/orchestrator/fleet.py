@@ -197,12 +197,13 @@ class _Call:
 
     async def _probe(self, member: Member) -> None:
         """See whether a server is there, and send it the weights if it is another process than had them."""
-        endpoint = member.server.endpoint
-        if member.lost is not None:
-            endpoint = replace(endpoint, timeout=PROBE_SECONDS, max_retries=0)
         try:
-            async with ServerClient(endpoint) as client:
-                served = await served_by(member, client)
+            if member.lost is None:
+                served = await served_by(member, self.clients[member])
+            else:
+                impatient = replace(member.server.endpoint, timeout=PROBE_SECONDS, max_retries=0)
+                async with ServerClient(impatient) as client:
+                    served = await served_by(member, client)
             if member.lost is None and not _is_new(served, member.loaded):
                 return
             while not self.fleet.update_lock.acquire(blocking=False):

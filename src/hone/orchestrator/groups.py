@@ -22,7 +22,8 @@ from hone.algorithms.advantages import (
     overlong_penalty,
     reverse_kl,
 )
-from hone.config.rl import RLConfig, TeacherConfig
+from hone.config.rl import RLConfig
+from hone.config.servers import TeacherConfig
 from hone.environments import Environment
 from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function

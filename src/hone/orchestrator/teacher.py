@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.config.rl import TeacherConfig
+from hone.config.servers import TeacherConfig
 from hone.errors import Halt, UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import HONE, Endpoint, api_key
