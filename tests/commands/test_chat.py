@@ -22,6 +22,7 @@ from hone.model import load_model
 from hone.model.chat import load_renderer
 from hone.model.foreign import TransformersDecoder
 from hone.model.lora import save_adapter, start_adapter
+from hone.runs.progress import thousands
 
 
 def greedy(model: Path, *questions: str, tokens: int = 8, system: str = "") -> list[str]:
@@ -71,7 +72,7 @@ def test_of_a_run_the_initial_model_and_the_last_weights_answer(trained, tiny_mo
     assert printed == "".join(f"before: {one}\nafter: {other}\n" for one, other in turns)
 
 
-def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path):
+def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path, capsys):
     lora = LoraConfig(rank=2, base="4bit", path=str(tmp_path / "adapter"))
     adapted = load_model(tiny_model_dir, lora=LoraConfig(rank=2))
     start_adapter(adapted, 7)
@@ -83,6 +84,9 @@ def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_mod
     flags = f"--model.lora.rank 2 --model.lora.base 4bit --model.lora.path {lora.path} --max-steps 1"
     more = ["--model.implementation", "transformers", "--output-dir", str(tmp_path / "run")]
     assert main([*words.split(), *flags.split(), *more]) == 0
+    size = thousands(sum(parameter.numel() for parameter in adapted.trained.values()))
+    of = f"of {thousands(adapted.num_parameters)} weights are trained, base in 4bit, from the adapter in {lora.path}"
+    assert f"LoRA of rank 2, alpha 32: {size} {of}" in capsys.readouterr().out
     (_, before), (_, after) = chat.load_models(ChatConfig(model=str(tmp_path / "run")))
     assert before.engine.model.lora == lora and after.engine.model.lora is None
     save_adapter(before.engine.model, tmp_path / "again")

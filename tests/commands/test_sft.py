@@ -45,6 +45,24 @@ def test_it_reports_the_losses_where_the_weights_are_and_what_to_do_next(sft, tm
     assert "SFT: " in out and "data set `rows.jsonl`" in out
 
 
+def test_the_last_lines_name_a_target_that_was_not_reached_and_the_best_checkpoint(sft, tmp_path, capsys):
+    target = ["--stop.metric", "val/loss", "--stop.below", "0"]
+    kept = ["--ckpt.interval", "1", "--ckpt.best", "val/loss"]
+    assert sft("--val.interval", "1", "--val.fraction", "0.2", *target, *kept) == 0
+    lines = [json.loads(line) for line in (tmp_path / "out" / "metrics.jsonl").read_text().splitlines()]
+    losses = [line["val/loss"] for line in lines]
+    best = min((1, 2, 3), key=lambda step: losses[step])
+    out = capsys.readouterr().out
+    assert f"The target was not reached: val/loss was {losses[3]:.4g} last (target <= 0)." in out
+    checkpoints = tmp_path / "out" / "checkpoints"
+    assert f"Best: step_{best}, whose val/loss was {losses[best]:.4g}, in {checkpoints}\n" in out
+
+
+def test_a_resume_with_another_rank_names_the_setting(sft, capsys):
+    assert sft("--model.lora.rank", "2", "--ckpt.interval", "1") == 0
+    fails(capsys, sft("--model.lora.rank", "4", "--ckpt.interval", "1", "--resume"), "model.lora.rank (2, now 4)")
+
+
 def test_a_row_without_the_needed_column(sft, data, tmp_path, capsys):
     with data.open("a") as file:
         file.write(json.dumps({"prompt": "x", "answer": "y"}) + "\n")

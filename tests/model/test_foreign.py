@@ -13,7 +13,9 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.cli import main
-from hone.config.shared import LoraConfig, OptimConfig
+from hone.composition.machine import resolved
+from hone.config.rl import RLConfig
+from hone.config.shared import LoraConfig
 from hone.errors import UserError
 from hone.inference import Engine, SamplingParams
 from hone.model.attention import PackedAttention
@@ -23,7 +25,6 @@ from hone.model.packed import PackedWeight
 from hone.model.tokenizer import ENDOFTEXT_ID, IM_END_ID, VOCAB_SIZE, save_tokenizer
 from hone.runs import Run
 from hone.trainer.logprobs import token_logprobs
-from hone.trainer.optim import Optimizer
 from hone.trainer.packing import Sequence, pack
 
 SHAPE = {
@@ -207,12 +208,14 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
 def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> None:
     write(tmp_path, "gemma3_text", **FAMILIES["gemma3_text"])
     model = load_model(tmp_path)
-    assert model.config.max_position_embeddings == 96
+    assert (model.config.max_position_embeddings, model.config.own_context) == (96, 128)
+    assert model.config.context.startswith("context of 96 tokens (of its 128: beyond 96 its layers see a window")
     factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "rope_theta": 1e4, "rope_type": "longrope"}
     write(tmp_path / "long", "phi3", rope_parameters=factors, original_max_position_embeddings=32)
     assert load_model(tmp_path / "long").config.max_position_embeddings == 32
-    with pytest.raises(UserError, match="muon"):
-        Optimizer(model, OptimConfig(type="muon"))
+    muon = RLConfig.model_validate({"trainer": {"optim": {"type": "muon"}}})
+    with pytest.raises(UserError, match="and gemma3_text is computed by transformers' layers: set it to adamw"):
+        resolved(muon, model.config, "cpu")
 
 
 LORA = ["--model.implementation", "transformers", "--model.lora.rank", "4"]

@@ -127,6 +127,20 @@ def test_saved_adapters_come_back_bit_for_bit(case, tmp_path: Path) -> None:
     assert all(torch.equal(loaded[name], parameter) for name, parameter in ours.trained.items())
 
 
+def test_an_adapter_goes_on_with_its_own_base_only_in_whatever_dtype_that_is_kept(case, tmp_path: Path) -> None:
+    theirs, base = case
+    ours = adapted(base)
+    save_model(ours, tmp_path / "merged")
+    save_adapter(ours, tmp_path / "merged" / "adapter")
+    onward = LoraConfig(path=str(tmp_path / "merged" / "adapter"))
+    assert (onward.rank, onward.alpha) == (3, 7), "the adapter's own"
+    theirs.bfloat16().save_pretrained(tmp_path / "rounded")
+    for model in (adapted(base, lora=onward), adapted(tmp_path / "rounded", lora=onward, precision="bf16_linear")):
+        assert all(torch.equal(model.trained[name], parameter) for name, parameter in ours.trained.items())
+    with pytest.raises(UserError, match=r"on other weights than this model's: .*weights beside an adapter hold it"):
+        adapted(tmp_path / "merged", lora=onward)
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -90,6 +90,7 @@ SETTINGS = {
     "--trainer.scheduler.warmup-steps 60": "warmup_steps = 60 is more than half of the run's 100 steps",
     "--trainer.optim.lr 3e-4": "trainer.optim.lr = 0.0003 tends to destroy a model of 1,544M parameters: 1e-6",
     "--trainer.optim.lr 1e-8": "trainer.optim.lr = 1e-08 will hardly move",
+    "--trainer.optim.lr 3e-3 --model.lora.rank 8": "1,544M parameters: 1e-5 with LoRA is usual in RL",
     "--orchestrator.sampling.temperature 0.2": "temperature = 0.2 hardly explores",
     "--orchestrator.eval.interval 200": "eval.interval = 200 is beyond max_steps = 100",
     "--orchestrator.eval.num-examples 900": "num_examples = 900, but only 500 examples are held out",

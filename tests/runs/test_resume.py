@@ -12,7 +12,7 @@ from hone.config.rl import RLConfig
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.runs import Run, writer
-from hone.runs.files import remove_dir
+from hone.runs.files import read_lines, remove_dir
 from hone.runs.writer import RunWriter
 
 SOURCES = {"environment": "e" * 64, "data": "d" * 16, "model": "a" * 16, "tokenizer": "t" * 64}
@@ -88,6 +88,17 @@ def test_resume_equals_a_run_that_never_stopped(run_dir, tmp_path, capsys):
     assert kept["evals"] == ["step_000004.jsonl"] and kept["checkpoints"] == ["step_6"]
     kinds = [(e["kind"], e["step"]) for e in Run(run_dir).events() if e["step"] == 4]
     assert kinds == [("weights", 4), ("checkpoint", 4), ("resume", 4), ("alarm", 4)]
+
+
+def test_a_run_that_was_stopped_has_nothing_to_say_of_what_came_after(run_dir, capsys):
+    with start(run_dir, resume=ResumeConfig()) as run:
+        steps(run, 6, 8)
+        save(run, 8)
+        run.log_step(8, {}, weights="f" * 16)
+    capsys.readouterr()
+    with start(run_dir, resume=ResumeConfig(step=8), max_steps=9) as run:
+        assert run.start_step == 8 and "superseded" not in capsys.readouterr().out
+        assert [line["step"] for line in read_lines(run_dir / "hashes.jsonl")] == list(range(8))
 
 
 @pytest.mark.parametrize("move", range(1, 24, 2))

@@ -36,7 +36,7 @@ def run(config: EvalConfig) -> int:
     evaluation.save(result, sys.argv)
     if config.profile is not None:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
-        words = f"{config.profile}: {between} of {count} {what} examples are solved at times, not always"
+        words = f"{config.profile}: {between} of {count} {what} examples are solved in some of their completions"
         console.print(Text(f"profile     {words}"), soft_wrap=True)
     if evaluation.folder is not None:
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)

@@ -21,6 +21,7 @@ from hone.composition.training import predictions_text
 from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.config.shared import LoraConfig
 from hone.environments import Environment
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
@@ -31,9 +32,11 @@ from hone.runs import hub, predictions
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
 from hone.runs.outputs import CARD
+from hone.runs.progress import thousands
 from hone.runs.provenance import larger_budget, resume_command
-from hone.runs.summary import evaluating, summarize
+from hone.runs.summary import best_checkpoint, evaluating, missed_target, summarize
 from hone.runs.writer import RunWriter, watching
+from hone.trainer.memory import trained
 from hone.trainer.parallel import ALONE, Ranks, joined
 
 if TYPE_CHECKING:
@@ -203,7 +206,7 @@ def introduction(training: Any) -> Iterator[str]:
         work = f"{prompts} prompts x {orch.rollouts_per_example} completions = {completions:,} completions"
         work += ", and more by refill" if orch.refill else ""
         task = f"{config.task_name} {by_algorithm(config)}".rstrip()
-    work = f"{config.max_steps} steps x {work}, into {config.output_dir}"
+    work = f"{config.max_steps} step{'' if config.max_steps == 1 else 's'} x {work}, into {config.output_dir}"
     yield f"{training.kind.upper()}: {policy} on {task}\n    {work}"
     if sft and config.data.run:
         yield f"{len(training.data.source):,} examples have such a completion"
@@ -214,9 +217,13 @@ def introduction(training: Any) -> Iterator[str]:
         yield f"sampled by {names}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."
+    if config.model.lora is not None:
+        yield lora_in_words(config.model.lora, model.config if hello is None else training.decoder)
     if hello is None and model.config.implementation != "hone":
         yield f"A model of type {model.config.family} is computed by transformers' layers: {PACE}."
     decoder, envs = (training.model.config, {}) if sft else (training.decoder, training.envs)
+    if decoder.own_context > decoder.max_position_embeddings:
+        yield f"The model has a {decoder.context}."
     yield from forecast(config, decoder, training.renderer, envs, alone=hello is None and ranks == 1)
 
 
@@ -240,6 +247,17 @@ def forecast(
         yield from short(plan if alone else replace(plan, memory=None))
     except Exception as error:
         yield f"No memory estimate: {type(error).__name__}: {error}"
+
+
+def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
+    """Return what is trained, where it begins, and how the rest is kept."""
+    of = f"{thousands(trained(shape, lora))} of {thousands(shape.parameters)} weights"
+    base = f", base in {lora.base}" if lora.base else ""
+    return (
+        f"LoRA of rank {lora.rank}, alpha {lora.alpha}: {of} are trained"
+        + base
+        + (f", from the adapter in {lora.path}" if lora.path else "")
+    )
 
 
 def headline(config: Any, parameters: int, device: str, threads: int, ranks: int = 1) -> str:
@@ -266,9 +284,10 @@ def report(training: Any) -> str:
         go_on = resume_command(run.folder, run.info, *more)
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
     why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
-    weights = run.weights_path(version)
-    return (
-        f"{text}Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
-        f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\n"
-        f"Next: {evaluating(summarize(run.folder), weights)}"
-    )
+    weights, summary = run.weights_path(version), summarize(run.folder)
+    if missed := missed_target(summary):
+        text += f"The target was not reached: {missed}.\n"
+    text += f"Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
+    if best := best_checkpoint(summary):
+        text += f"Best: {best}, in {run.folder / 'checkpoints'}\n"
+    return f"{text}Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluating(summary, weights)}"

@@ -72,6 +72,11 @@ def resolved(
     did. `threads` are those of a trainer in another process, which has chosen by its device's memory; `turns` the most
     of a conversation.
     """
+    if trainer_of(config).optim.type == "muon" and model.implementation != "hone":
+        raise UserError(
+            f"optim.type = muon is for the matrices of hone's own decoder, and {model.family} is computed by "
+            "transformers' layers: set it to adamw"
+        )
     kind = torch.device(device).type
     begun = config_of_begun(config)
     if begun is not None:

@@ -28,6 +28,7 @@ from hone.evaluation.result import EvalResult
 from hone.inference.types import sampling_params
 from hone.model.card import model_card
 from hone.model.chat import ChatRenderer
+from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
@@ -277,15 +278,15 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 
 
 def check_lengths(
-    config: RLConfig, env: Environment, renderer: ChatRenderer, limit: int, curriculum: Curriculum | None
+    config: RLConfig, env: Environment, renderer: ChatRenderer, model: DecoderConfig, curriculum: Curriculum | None
 ) -> None:
-    """Raise UserError if `seq_len` exceeds the model's context of `limit` tokens, or a prompt that the run will use
-    leaves no room in it. `curriculum` None: the task is only evaluated on.
+    """Raise UserError if `seq_len` exceeds the model's context, or a prompt that the run will use leaves no room in it.
+
+    `curriculum` None: the task is only evaluated on.
     """
+    limit = model.max_position_embeddings
     if config.seq_len > limit:
-        raise UserError(
-            f"seq_len = {config.seq_len} exceeds the model's context of {limit} tokens; set --seq-len {limit}"
-        )
+        raise UserError(f"seq_len = {config.seq_len} exceeds the model's {model.context}; set --seq-len {limit}")
     orch = config.orchestrator
     remedy = "shorten the row or take it out of the data"
     if config.seq_len < limit:

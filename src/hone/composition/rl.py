@@ -238,7 +238,7 @@ class RL(Training):
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template)
         self._load_model()
-        evals, context = self.config.orchestrator.eval, self.decoder.max_position_embeddings
+        evals = self.config.orchestrator.eval
         self.overlaps: dict[str, Overlap | None] = {}
         self.left_out: dict[str, list[int]] = {}
         self.curricula: dict[str, Curriculum] = {}
@@ -249,10 +249,10 @@ class RL(Training):
             train = env.split("train")
             self.curricula[name] = Curriculum.from_config(one, len(train), self.left_out[name])
             check_turns(env, self.renderer, train[0])
-            parts.check_lengths(one, env, self.renderer, context, self.curricula[name])
+            parts.check_lengths(one, env, self.renderer, self.decoder, self.curricula[name])
         for name, one in self.config.eval_tasks().items():
             if self.eval_envs[name] not in self.envs.values():
-                parts.check_lengths(one, self.eval_envs[name], self.renderer, context, None)
+                parts.check_lengths(one, self.eval_envs[name], self.renderer, self.decoder, None)
 
     @property
     def env(self) -> Environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -85,7 +86,19 @@ class LoraConfig(BaseConfig):
     base: Literal["8bit", "4bit"] | None = None
     """Bits that a weight of the frozen matrices is kept in (4 bits: NF4, as QLoRA); by default the products' dtype."""
     path: str | None = None
-    """Begin with the adapter in this folder, in PEFT's layout and of the same rank and alpha; by default B is 0."""
+    """Begin with the adapter in this folder, in PEFT's layout, and take its rank and alpha; by default B is 0."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_the_adapter(cls, data: Any) -> Any:
+        """Take rank and alpha, where they are not set, from the adapter that is named."""
+        if not isinstance(data, dict) or not isinstance(data.get("path"), str):
+            return data
+        try:  # what is wrong with the folder is said when it is loaded
+            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_text())
+            return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
+        except (OSError, ValueError, KeyError, TypeError):
+            return data
 
 
 class ModelConfig(BaseConfig):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hone.config.shared import EnvConfig, SamplingConfig
 from hone.errors import UserError
@@ -19,6 +19,13 @@ class TaskConfig(EnvConfig):
     """Pass rates of training examples, as `hone eval ENV --profile FILE` measures them."""
     pass_rate: tuple[float, float] | None = None
     """With `profile`: train on the examples from this pass rate to that one alone, such as [0.1, 0.9]."""
+
+    @field_validator("pass_rate", mode="before")
+    @classmethod
+    def _two_rates(cls, value: Any) -> Any:
+        if value is not None and not (isinstance(value, list | tuple) and len(value) == 2):
+            raise UserError(f"{value} is not two rates: set, for example, [0.1, 0.9]")
+        return value
 
     @model_validator(mode="after")
     def _check_profile(self) -> TaskConfig:

@@ -261,13 +261,12 @@ class Engine:
         self._check_length(job.prompt, job.max_tokens)
 
     def _check_length(self, prompt: Sequence[int], new: int) -> None:
-        limit = self.model.config.max_position_embeddings
         if not prompt:
             raise UserError("a prompt has no tokens; give at least one")
-        if len(prompt) + new > limit:
+        if len(prompt) + new > self.model.config.max_position_embeddings:
             raise UserError(
-                f"a prompt of {len(prompt)} tokens plus {new} new ones exceeds the model's context of "
-                f"{limit}; lower max_tokens or shorten the prompt"
+                f"a prompt of {len(prompt)} tokens plus {new} new ones exceeds the model's "
+                f"{self.model.config.context}; lower max_tokens or shorten the prompt"
             )
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:

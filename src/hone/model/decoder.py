@@ -297,6 +297,10 @@ class Decoder(nn.Module):
 
     recordable = True
     """Its forward pass can be recorded in a CUDA graph."""
+    base_id: str | None = None
+    """Of an adapter's base: its id on the hub, if it came from there."""
+    base_digest: str | None = None
+    """Of an adapter's base: what tells it from other weights (`hone.model.hf.rows_digest`)."""
 
     def __init__(
         self,

@@ -57,7 +57,9 @@ def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
     if not path.is_file():
         if not needed:
             return {}
-        raise UserError(f"{folder} has no {name}: give the folder of a model in Hugging Face layout")
+        adapter = (folder / "adapter_config.json").exists()
+        what = "it is an adapter: give the merged weights of its run" if adapter else "give a model's folder"
+        raise UserError(f"{folder} has no {name}: {what}{'' if adapter else ' in Hugging Face layout'}")
     try:
         if path.stat().st_size > MAX_JSON:
             raise ValueError(f"it has more than {MAX_JSON // 2**20} MiB")

@@ -13,6 +13,7 @@ attention up to the window's length, which is taken as the model's longest conte
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,6 +64,10 @@ class TransformersConfig(DecoderConfig):
 
     def __post_init__(self) -> None:
         pass
+
+    @property
+    def own_context(self) -> int:
+        return self.hf.get("max_position_embeddings") or self.max_position_embeddings
 
     @property
     def matrices(self) -> int:
@@ -307,21 +312,23 @@ def register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers from writing to the terminal in the block."""
+    """Keep transformers, and torchao where it loads that, from writing to the terminal in the block."""
+    for name in ("torchao", "torch.utils._pytree"):
+        logging.getLogger(name).setLevel(logging.ERROR)
     register()
-    from transformers.utils import logging
+    from transformers.utils import logging as own
 
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    level, bar = own.get_verbosity(), own.is_progress_bar_enabled()
+    own.set_verbosity_error()
+    own.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.set_verbosity(level)
+        own.set_verbosity(level)
         if bar:
-            logging.enable_progress_bar()
+            own.enable_progress_bar()
 
 
 def load(

@@ -7,12 +7,13 @@ weight: a file that does not fit is refused with the names that don't.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -28,7 +29,7 @@ from hone.model import foreign
 from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder, LoraLinear
 from hone.model.device import has_bf16
-from hone.model.files import TINY, read_json, resolve_model, write_json
+from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
 from hone.model.foreign import TransformersConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.files import save_tensors
@@ -66,7 +67,9 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
     try:
         return DecoderConfig.from_hf(config)
     except UserError as error:
-        if implementation == "hone" or config.get("model_type") is None:
+        if implementation == "hone":
+            raise UserError(f"{error}. Leave out model.implementation for transformers' layers") from None
+        if config.get("model_type") is None:
             raise
         try:
             return TransformersConfig.read(folder, config)
@@ -116,7 +119,9 @@ def load_model(
             "use precision = bf16_linear or fp32"
         )
     if str(path_or_preset) == TINY:
-        return random_decoder(tiny_config(init), seed, precision, lora).to(device)
+        model = random_decoder(tiny_config(init), seed, precision, lora).to(device)
+        model.base_digest = hashlib.sha256(f"{TINY} {seed} {init}".encode()).hexdigest()
+        return model
     folder = resolve_model(path_or_preset)
     config = read_config(folder, implementation)
     files = weight_files(folder)
@@ -126,6 +131,9 @@ def load_model(
         with torch.device(device):
             model = Decoder(config, precision, lora=lora)
         _load_weights(model, folder, files, mapped and place.type == "cpu")
+    if lora is not None:
+        name = str(path_or_preset)
+        model.base_id, model.base_digest = name if is_hub_id(name) else None, rows_digest(files)
     model.generation_config = read_json(folder, "generation_config.json") or model.generation_config
     return model
 
@@ -311,6 +319,18 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
         if not known and (count := int((~tensor.isfinite()).sum())):
             return name, count
     return None
+
+
+def rows_digest(files: Iterable[Path]) -> str:
+    """Digest the first row of each tensor in bf16: a copy in another dtype, or in other files, has the same."""
+    rows: dict[str, bytes] = {}
+    for file in files:
+        with safe_open(file, "pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                first = opened.get_slice(name)[:1].to(torch.bfloat16).contiguous()
+                rows[name] = first.view(torch.uint8).numpy().tobytes()
+    rows.pop("lm_head.weight", None)  # files of a tied head have it, or leave it out
+    return hashlib.sha256(repr(sorted(rows.items())).encode()).hexdigest()
 
 
 def weight_files(folder: Path) -> list[Path]:

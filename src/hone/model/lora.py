@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 ADAPTER = "adapter"
 """Folder of the adapter within that of the merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_BASE = "hone_base"
+"""Key of the weights' metadata: `base_digest`. PEFT leaves it alone."""
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -65,10 +67,22 @@ def start_adapter(model: Decoder, seed: int) -> None:
     """
     assert model.lora is not None
     if model.lora.path is not None:
-        tensors = load_adapter(Path(model.lora.path).expanduser(), model.config, model.lora)
+        folder = Path(model.lora.path).expanduser()
+        tensors = load_adapter(folder, model.config, model.lora)
+        with safe_open(folder / WEIGHTS, "pt") as opened:
+            base = (opened.metadata() or {}).get(_BASE)
+        if base not in (None, model.base_digest):
+            merged = " (weights beside an adapter hold it already)" if (folder.parent / "config.json").exists() else ""
+            raise UserError(
+                f"the adapter in {folder} was trained on other weights than this model's: set --model to what its run "
+                f"began with{merged}"
+            )
         for name, parameter in model.trained.items():
             if tensors[name].shape != parameter.shape:
-                raise UserError(f"the adapter in {model.lora.path} is of another model: {name} has another shape")
+                raise UserError(
+                    f"the adapter in {folder} is of another model ({name} has another shape): set --model to what it "
+                    "was trained on"
+                )
             parameter.copy_(tensors[name])
         return
     for name, parameter in model.trained.items():
@@ -93,9 +107,10 @@ def save_adapter(
     folder.mkdir(exist_ok=True)
     slices = peft_slices(model.config, lora.rank)
     tensors = {name: parameters[of][start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
-    save_tensors(tensors, folder / WEIGHTS, METADATA)
+    base = {} if model.base_digest is None else {_BASE: model.base_digest}
+    save_tensors(tensors, folder / WEIGHTS, METADATA | base)
     targets = {"target_modules": sorted({name.split(".")[-3] for name in slices})}
-    facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": None, "inference_mode": True}
+    facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": model.base_id, "inference_mode": True}
     write_json(folder / CONFIG, _PLAIN | facts | targets)
 
 

@@ -6,6 +6,7 @@ fit into memory. `missing` is what a run can't start without.
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,11 +75,12 @@ def surprises(plan: Plan) -> Iterator[str]:
         )
     if shape is not None:
         if longest > (context := shape.max_position_embeddings):
-            yield f"{key} = {longest} exceeds the model's context of {context} tokens: lower it to that"
+            yield f"{key} = {longest} exceeds the model's {shape.context}: lower it to {context}"
         count = shape.parameters
         low, high, usual = CUSTOMARY[kind, "large" if count >= 4e8 else "small" if count >= 2e7 else "tiny"]
         if config.model.lora:
-            low, high, usual = 10 * low, 10 * high, f"with LoRA ten times {usual}"
+            low, high = 10 * low, 10 * high
+            usual = re.sub(r"e-(\d)", lambda power: f"e-{int(power[1]) - 1}", usual) + " with LoRA"
         if not low <= lr <= high:
             what = "will hardly move" if lr < low else "tends to destroy"
             named = f"{count / 1e6:,.{0 if count > 1e7 else 1}f}M"

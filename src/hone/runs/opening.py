@@ -132,6 +132,7 @@ class Opening:
         finish_roll_back(folder)
         self._load_checkpoint()
         changes = self._checked_changes(info)
+        self._check_fits()
         predictions.resumed(info, folder, config)
         if (last := self._last_step()) is not None and not changes:
             why = f"all {last} steps are done" if last == config.max_steps else target_in_words(info)
@@ -176,6 +177,7 @@ class Opening:
         if self.restored is None:
             raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
         step, changes = self.start_step, self._checked_changes(info)
+        self._check_fits()
         self.config = predictions.of_branch(self.config, info, step)
         inherited = {name: info[name] for name in _INHERITED if name in info}
         parent = {"id": info["id"], "dir": str(source), "step": step}
@@ -223,15 +225,19 @@ class Opening:
                 f"checkpoint step_{step} is past max_steps = {self.config.max_steps}: set --max-steps above {step}, or "
                 "--resume.step to an earlier checkpoint"
             )
-        tensors, state = checkpoints.load(step, self.with_tensors)
-        if self.parameters is not None:
-            model = tensors["model"] if tensors else shapes(checkpoints.path(step))
-            if problem := misfit(model, self.parameters):
-                raise UserError(
-                    f"checkpoint step_{step} is of another model ({problem}): resume with the model and precision that "
-                    "it was trained with"
-                )
-        self.start_step, self.restored = step, (tensors, state)
+        self.start_step, self.restored = step, checkpoints.load(step, self.with_tensors)
+
+    def _check_fits(self) -> None:
+        """Raise UserError if the checkpoint is not of the model that was loaded."""
+        if self.restored is None or self.parameters is None:
+            return
+        path = Checkpoints(self.source / "checkpoints").path(self.start_step)
+        tensors = self.restored[0]
+        if problem := misfit(tensors["model"] if tensors else shapes(path), self.parameters):
+            raise UserError(
+                f"checkpoint step_{self.start_step} is of another model ({problem}): resume with the model, LoRA rank "
+                "and precision that it was trained with"
+            )
 
     def _last_step(self) -> int | None:
         """Return the last version of a run that is at its end, with its weights: at its last checkpoint, or with none

@@ -105,6 +105,10 @@ class Progress:
                 parts.append(f"length {length:.1f} tokens" + (f" in {turns:.1f} turns" if turns is not None else ""))
             if (cut := m.get("completion/truncated")) is not None:
                 parts.append(f"truncated {percent(cut)}")
+            if (drawn := m.get("groups/drawn")) is not None:
+                parts.append(f"{m['groups/trained']:.0f} of {drawn:.0f} groups trained")
+            for name, of in (("kl", "initial policy"), ("teacher/kl", "teacher")):
+                parts += [f"KL to {of} {value:.3f}"] if (value := m.get(name)) is not None else []
         if (speed := self.timings.get("tokens/s")) is not None:
             parts.append(f"{thousands(speed)} tokens/s")
         if (seconds := self.timings.get("time/step")) is not None:

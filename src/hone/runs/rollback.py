@@ -55,14 +55,17 @@ def interrupted(folder: Path) -> bool:
 
 
 def roll_back(folder: Path, step: int) -> Path | None:
-    """Leave in `folder` what the run had written before its step `step`. Returns where the rest went, or None."""
-    late_lines = (_goes(name, record, step) for name in LOGS for record in read_lines(folder / name))
-    if not _later(folder, step) and not any(late_lines):
+    """Leave in `folder` what the run had written before its step `step`. Returns where the rest went; None if that is
+    nothing, or the fingerprint of version `step` alone, which a run that was stopped leaves as its last line.
+    """
+    late = [line for name in LOGS for line in read_lines(folder / name) if _goes(name, line, step)]
+    files = _later(folder, step)
+    if not late and not files:
         return None
     place = folder / "superseded" / str(max((int(path.name) for path in _places(folder)), default=0) + 1)
     place.mkdir(parents=True)
     _move(folder, place, step)
-    return place
+    return place if files or any(line.get("metrics", "of another log") for line in late) else None
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:

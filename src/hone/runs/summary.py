@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.dump import non_defaults
+from hone.config.shared import StopConfig
 from hone.errors import UserError
 from hone.runs import provenance
 from hone.runs.alarms import OVER
@@ -280,6 +281,15 @@ def best_checkpoint(run: Summary) -> str:
     lines = read_lines(run.path / "metrics.jsonl") if metric else []
     found = best_step(metric, lines, run.checkpoints) if metric else None
     return f"step_{found[0]}, whose {metric} was {found[1]:.4g}" if found else ""
+
+
+def missed_target(run: Summary) -> str:
+    """Return what the metric of `stop` was last; empty of a run that came to its target, or has none."""
+    if not (stop := run.config.get("stop")) or run.info.get("target"):
+        return ""
+    metric, stop = stop["metric"], StopConfig.model_validate(stop)
+    values = [line[metric] for line in read_lines(run.path / "metrics.jsonl") if line.get(metric) is not None]
+    return f"{metric} was {f'{values[-1]:.4g} last' if values else 'never measured'} (target {stop.target})"
 
 
 @dataclass(frozen=True)

@@ -49,8 +49,6 @@ class Optimizer:
                 param.register_post_accumulate_grad_hook(_sum_in_fp32)
         inner = {n: m for n, m in self.masters.items() if m.ndim == 2 and n.startswith("layers.")}
         self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
-        if config.type == "muon" and not inner:
-            raise UserError('optim.type = "muon" is for the matrices of hone\'s own decoder: set it to "adamw"')
         slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
         self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
         """Of each matrix that Muon updates: the parameter it is in, its rows, a view of the master's."""

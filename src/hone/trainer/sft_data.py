@@ -134,17 +134,21 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         )
     if evaluated := run.info["kind"] == "eval":
         lines = run.eval_rows()
-        best = _first_best(((i, line["example_id"], line["reward"]) for i, line in enumerate(lines)), min_reward)
+        found = [(i, line["example_id"], line["reward"]) for i, line in enumerate(lines)]
+        best = _first_best(found, min_reward)
         rows = [{name: lines[i][name] for name in ("prompt", "completion")} for i in best]
     else:
         tables = ((step, run.rollouts(step, ["example_id", "reward"])) for step in run.rollout_steps())
         records = ((step, i, row) for step, table in tables for i, row in enumerate(table.to_pylist()))
-        best = _first_best((((step, i), row["example_id"], row["reward"]) for step, i, row in records), min_reward)
+        found = [((step, i), row["example_id"], row["reward"]) for step, i, row in records]
+        best = _first_best(found, min_reward)
         columns, rows = ["prompt", "text", "completion", "token_ids", "sampled_mask"], []
         for step, places in groupby(sorted(best), lambda place: place[0]):
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
     if not rows:
-        raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g}: lower data.min_reward")
+        most = max((reward for _, _, reward in found if reward is not None), default=None)
+        remedy = "name another run" if most is None else f"the highest is {most:.4g}; lower data.min_reward"
+        raise UserError(f"no recorded completion of {run.path} has a reward of {min_reward:g} or more: {remedy}")
     if evaluated or run.info.get("sources", {}).get("tokenizer") != tokenizer:
         if any(message["role"] == "tool" for row in rows for message in row["completion"]):
             raise UserError(f"tools answered in {run.path}: only an RL run with this model's tokenizer has all its ids")
