@@ -15,6 +15,7 @@ import families
 import gap_depth
 import grading
 import grading_overlap
+import lora
 import numpy as np
 import parser_drift
 import pytest
@@ -292,6 +293,20 @@ def test_algorithms(tmp_path: Path) -> None:
     assert json.loads(out.read_text()) == found
     assert ids == {name: Run(work / f"{name}-0").info["id"] for name in ids}
     assert Run(work / "grpo-0").config["algorithm"] == "grpo" and "algorithm" not in Run(work / "defaults-0").config
+
+
+@pytest.mark.long
+def test_lora(tmp_path: Path) -> None:
+    flags = ["--seeds", "1", "--sft-steps", "2", "--steps", "2", "--examples", "4", "--work", str(tmp_path / "work")]
+    page = tmp_path / "page.md"
+    page.write_text(f"a\n{lora.BEGIN}old\n{lora.END}b\n{lora.END}")
+    lora.main([*flags, "--out", str(tmp_path / "out.json"), "--docs", str(page)])
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert list(found["ways"]) == list(lora.WAYS) and all(len(of["curves"][0]) == 2 for of in found["ways"].values())
+    assert Run(tmp_path / "work/rank-8,-base-in-4-bits-0").config["model"]["lora"] == {"rank": 8, "base": "4bit"}
+    of_bytes = [of["bytes"] for of in found["ways"].values()]
+    assert of_bytes == sorted(of_bytes, reverse=True)
+    assert page.read_text() == f"a\n{lora.BEGIN}{lora.table(found)}{lora.END}b\n{lora.END}"
 
 
 @pytest.mark.long
