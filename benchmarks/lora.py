@@ -86,10 +86,8 @@ def bytes_of(way: str) -> int:
 
 def table(result: dict[str, Any]) -> str:
     """Markdown: a row for each way."""
-    lines = [
-        "| trained | reward, 95 % interval | by seed | s a step | weights, gradients, state |",
-        "|---|---|---|---|---|",
-    ]
+    heads = ("trained", "reward, 95 % interval", "by seed", "s a step", "weights, gradients, state")
+    lines = [f"| {' | '.join(heads)} |", "|---|---|---|---|---|"]
     for way, of in result["ways"].items():
         cells = [
             way if way == "all weights" else f"LoRA, {way}",

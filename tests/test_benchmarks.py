@@ -303,7 +303,8 @@ def test_lora(tmp_path: Path) -> None:
     lora.main([*flags, "--out", str(tmp_path / "out.json"), "--docs", str(page)])
     found = json.loads((tmp_path / "out.json").read_text())
     assert list(found["ways"]) == list(lora.WAYS) and all(len(of["curves"][0]) == 2 for of in found["ways"].values())
-    assert Run(tmp_path / "work/rank-8,-base-in-4-bits-0").config["model"]["lora"] == {"rank": 8, "base": "4bit"}
+    trained = Run(tmp_path / "work/rank-8,-base-in-4-bits-0").config["model"]["lora"]
+    assert (trained["rank"], trained["base"]) == (8, "4bit")
     of_bytes = [of["bytes"] for of in found["ways"].values()]
     assert of_bytes == sorted(of_bytes, reverse=True)
     assert page.read_text() == f"a\n{lora.BEGIN}{lora.table(found)}{lora.END}b\n{lora.END}"

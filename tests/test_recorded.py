@@ -79,8 +79,8 @@ def test_rl_step_against_trl_on_a_cpu_without_products_in_bf16():
 
 def test_a_train_step_against_transformers_layers_with_the_same_loss():
     """Aimed at: 1.5 x with the tiny preset, 1.1 x with 100M parameters. Held: what was measured in fp32, which misses
-    the first: 0.98 x (1.18 x as a run computes it, a prompt once for its group). Half of hone's time are matrix products.
-    Lengths that differ: 1.55 x (2.2 x).
+    the first: 0.98 x (1.18 x as a run computes it, a prompt once for its group). Half of hone's time is matrix
+    products. Lengths that differ: 1.55 x (2.2 x).
     """
     result = json.loads((RESULTS / "train_step.json").read_text())
     assert (
