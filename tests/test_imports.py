@@ -22,6 +22,7 @@ LEVELS = [
     {"cli"},
     {"commands"},
     {"viewer"},
+    {"studies"},
     {"reproduce", "audit", "planning"},
     {"composition"},
     {"evaluation"},

@@ -12,18 +12,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hone.api import evaluate, rl, sft
+    from hone.api import evaluate, rl, sft, study
     from hone.composition.rl import RL
     from hone.composition.sft import SFT
     from hone.runs import Run
 
 __version__ = "0.2.0"
-__all__ = ["RL", "SFT", "Run", "evaluate", "rl", "sft"]
+__all__ = ["RL", "SFT", "Run", "evaluate", "rl", "sft", "study"]
 
 _HOMES = {
     "rl": "hone.api",
     "sft": "hone.api",
     "evaluate": "hone.api",
+    "study": "hone.api",
     "RL": "hone.composition.rl",
     "SFT": "hone.composition.sft",
     "Run": "hone.runs",

@@ -48,6 +48,7 @@ COMMANDS = {
     "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole", "trainer.run"),
     "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole", "training.orchestrator"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
+    "study": Command("train variants over seeds: which settings matter", "study.StudyConfig", "study.run"),
     "chat": Command("talk to a model, or to a run's before and after", "chat.ChatConfig", "chat.run"),
     "inference": Command("serve a model over the OpenAI protocol", "inference.ServeConfig", "inference.run"),
     "plan": Command("what a run will do, take and cost, before it starts", "plan.PlanConfig", "plan.run"),

@@ -1,0 +1,131 @@
+"""`hone study @ study.toml`: runs that differ in some settings, over seeds, and what the differences are worth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from hone.config.base import BaseConfig
+from hone.config.shared import EnvConfig
+from hone.errors import UserError
+
+
+class StageConfig(BaseConfig):
+    """A stage of every cell: a config file of `hone sft` or `hone rl`, and settings over it."""
+
+    bare = "file"
+
+    file: Path
+    """The stage's config file."""
+    settings: dict[str, Any] = {}
+    """Settings over it, as in the file."""
+
+
+class CellConfig(BaseConfig):
+    """One cell: its settings over those of both stages."""
+
+    name: str
+    """What tables and plots call it."""
+    sft: dict[str, Any] = {}
+    """Settings of SFT; `max_steps = 0` leaves the stage out."""
+    rl: dict[str, Any] = {}
+    """Settings of RL; `max_steps = 0` leaves the stage out."""
+
+
+class GridConfig(BaseConfig):
+    """Lists of values: each combination is a cell."""
+
+    sft: dict[str, Any] = {}
+    """Settings of SFT, a list each."""
+    rl: dict[str, Any] = {}
+    """Settings of RL, a list each."""
+
+
+class StudyEvalConfig(BaseConfig):
+    """The evaluation that is common to all cells: held-out examples, the same for each."""
+
+    env: EnvConfig | None = None
+    """The task; by default RL's, or the one whose demonstrations SFT imitates."""
+    num_examples: int = Field(default=256, ge=2)
+    """Held-out examples."""
+    rollouts_per_example: int = Field(default=1, ge=1)
+    """Completions of each."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Most new tokens of a completion; by default RL's, or 256."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    metric: Literal["reward", "correct"] = "reward"
+    """What cells are compared by."""
+
+
+class StudyBudgetConfig(BaseConfig):
+    """When to begin no further run."""
+
+    bare = "hours"
+
+    hours: float = Field(gt=0)
+    """Hours by the clock, of this command; those at work then are finished."""
+
+
+class StudyConfig(BaseConfig):
+    """Train a grid or list of variants over seeds, evaluate all alike, and say of each difference how sure it is.
+
+    A study that was stopped goes on where it was: what is done is not done again.
+    """
+
+    common = {
+        "Study": "sft rl grid cells baseline seeds model output_dir",
+        "Evaluation": "eval.env eval.num_examples eval.metric",
+        "Machine": "jobs threads budget.hours",
+    }
+
+    sft: StageConfig | None = None
+    """First stage of each cell. Cells with the same settings of it share its runs."""
+    rl: StageConfig | None = None
+    """Second stage of each cell; it begins with the first one's weights, if there is one."""
+    model: str | None = None
+    """What the first stage begins with; by default as its file says."""
+    grid: GridConfig = GridConfig()
+    """Each combination of these values is a cell: `[grid.rl.trainer.optim]`, `lr = [1e-4, 3e-4]`."""
+    cells: list[CellConfig] = []
+    """Cells one by one, in place of a grid."""
+    baseline: str | None = None
+    """Name of the cell that the others are compared with; by default the first."""
+    seeds: int | list[int] = 3
+    """How many (0, 1, …), or which."""
+    x: str | None = None
+    """Setting on the x axis of a curve that is fitted, such as `sft.max_steps`."""
+    eval: StudyEvalConfig = StudyEvalConfig()
+    """How all cells are evaluated."""
+    jobs: int | None = Field(default=None, ge=1)
+    """Runs side by side; by default as many as the cores allow."""
+    threads: int = Field(default=1, ge=1)
+    """CPU threads of each run."""
+    budget: StudyBudgetConfig | None = None
+    """When to begin no further run."""
+    output_dir: Path = Path("outputs/study")
+    """Where the runs lie, and what came out: study.html, study.md, results.csv, figures."""
+
+    @model_validator(mode="after")
+    def _check(self) -> StudyConfig:
+        if self.sft is None and self.rl is None:
+            raise UserError("a study has no stage: set sft.file, rl.file, or both")
+        if bool(self.cells) == bool(self.grid.sft or self.grid.rl):
+            raise UserError("a study has either a grid or a list of cells: set one of them")
+        names = [cell.name for cell in self.cells]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise UserError(f"two cells are called {twice[0]!r}: give each a name of its own")
+        if not self.seed_list or len(set(self.seed_list)) != len(self.seed_list) or min(self.seed_list) < 0:
+            raise UserError(f"seeds = {self.seeds}: give a number of seeds, or different whole numbers from 0 on")
+        for kind in ("sft", "rl"):
+            used = getattr(self.grid, kind) or any(getattr(cell, kind) for cell in self.cells)
+            if used and getattr(self, kind) is None:
+                raise UserError(f"the cells have settings of {kind}, and the study no such stage: set {kind}.file")
+        return self
+
+    @property
+    def seed_list(self) -> list[int]:
+        """The seeds."""
+        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds

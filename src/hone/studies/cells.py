@@ -1,0 +1,150 @@
+"""What a study has to run: cells, each with its stages, and the runs that cells share."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hone.config.dump import plain, to_toml
+from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.config.shared import EnvConfig
+from hone.config.study import CellConfig, StudyConfig
+from hone.errors import UserError
+from hone.runs.provenance import NUMERICS
+
+CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run: of SFT or RL, with its seed. `after` is the run whose last weights it begins with.
+
+    Cells with an equal stage share it: `id` is a digest of all that its bytes depend on, and names its folder.
+    """
+
+    kind: str
+    config: SFTConfig | RLConfig
+    seed: int
+    after: Stage | None
+    id: str
+
+    @classmethod
+    def of(cls, kind: str, config: SFTConfig | RLConfig, seed: int, after: Stage | None) -> Stage:
+        facts = [NUMERICS, kind, to_toml(config), seed, after and after.id]
+        return cls(kind, config, seed, after, f"{kind}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant: its name, the settings in which cells differ, and the last stage of each seed."""
+
+    name: str
+    settings: dict[str, Any]
+    stages: tuple[Stage, ...]
+
+
+def cells_of(study: StudyConfig) -> list[Cell]:
+    """Return the cells, in the study's order. Raises UserError for settings that a stage does not take."""
+    cells = list(study.cells)
+    if not cells:
+        cells = [CellConfig(name=name, sft=sft, rl=rl) for name, sft, rl in _combinations(study)]
+    made = [_cell(study, cell) for cell in cells]
+    if study.baseline is not None and study.baseline not in [cell.name for cell in made]:
+        raise UserError(f"baseline = {study.baseline!r} is no cell: there are {', '.join(repr(c.name) for c in made)}")
+    if study.x is not None and any(not isinstance(cell.settings.get(study.x), (int, float)) for cell in made):
+        raise UserError(f"x = {study.x!r} must be a number that each cell sets: give it in the grid, or in each cell")
+    return made
+
+
+def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
+    settings = {f"{kind}.{key}": value for kind in CONFIGS for key, value in leaves(getattr(cell, kind))}
+    configs = {kind: _config(study, cell, kind) for kind in CONFIGS if getattr(study, kind) is not None}
+    used = {kind: config for kind, config in configs.items() if config is not None}
+    if not used:
+        raise UserError(f"cell {cell.name!r} has max_steps = 0 in each of its stages: leave it out")
+    stages = []
+    for seed in study.seed_list:
+        stage: Stage | None = None
+        for kind, config in used.items():
+            config = config.model_copy(update={"seed": seed, "threads": study.threads})
+            if stage is None and study.model is not None:
+                config = config.model_copy(update={"model": config.model.model_copy(update={"name": study.model})})
+            stage = Stage.of(kind, config, seed, stage)
+        assert stage is not None
+        stages.append(stage)
+    return Cell(cell.name, settings, tuple(stages))
+
+
+def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:
+    """Return a stage's config in a cell; None if the cell leaves the stage out."""
+    stage, own = getattr(study, kind), dict(leaves(getattr(cell, kind)))
+    settings = dict(leaves(stage.settings)) | own
+    if settings.get("max_steps") == 0:
+        return None
+    try:
+        return from_settings(CONFIGS[kind], stage.file, settings)
+    except UserError as error:
+        raise UserError(f"cell {cell.name!r}, {kind}: {error}") from None
+
+
+def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
+    """Return the task that all cells are evaluated on. Raises UserError if the study has to say which."""
+    if study.eval.env is not None:
+        return study.eval.env
+    found: dict[str, EnvConfig] = {}
+    for stage in itertools.chain.from_iterable(runs_of(one) for cell in cells for one in cell.stages):
+        config = stage.config
+        env = config.orchestrator.env if isinstance(config, RLConfig) else config.data.env
+        if env is not None:
+            task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
+            task = task.model_copy(update={"args": {k: v for k, v in task.args.items() if k != "demo_noise"}})
+            found[json.dumps(plain(task), sort_keys=True)] = task
+    if len(found) != 1:
+        raise UserError("cells have no task, or several: set eval.env to what all are evaluated on")
+    return next(iter(found.values()))
+
+
+def runs_of(stage: Stage | None) -> Iterator[Stage]:
+    """Yield a stage and those before it, the first first."""
+    if stage is not None:
+        yield from runs_of(stage.after)
+        yield stage
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of the leaves of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _combinations(study: StudyConfig) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield (name, settings of SFT, of RL) of each combination of the grid."""
+    axes = [(kind, key, values) for kind in CONFIGS for key, values in leaves(getattr(study.grid, kind))]
+    for kind, key, values in axes:
+        if not isinstance(values, list) or not values:
+            raise UserError(f"grid.{kind}.{key} is {values!r}, but should be a list of values")
+    for chosen in itertools.product(*(values for _, _, values in axes)):
+        settings: dict[str, dict[str, Any]] = {"sft": {}, "rl": {}}
+        for (kind, key, _), value in zip(axes, chosen, strict=True):
+            settings[kind][key] = value
+        words = [f"{label(f'{kind}.{key}', axes)} {value}" for (kind, key, _), value in zip(axes, chosen, strict=True)]
+        yield ", ".join(words), settings["sft"], settings["rl"]
+
+
+def label(name: str, axes: list[tuple[str, str, Any]]) -> str:
+    """Return the shortest end of a dotted name that no other axis has: `lr` of `rl.trainer.optim.lr`."""
+    names = [f"{kind}.{key}".split(".") for kind, key, _ in axes]
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        if [one[-count:] for one in names].count(parts[-count:]) == 1:
+            return ".".join(parts[-count:])
+    return name
