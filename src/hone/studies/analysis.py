@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from hone import rng
 from hone.errors import UserError
@@ -128,9 +129,10 @@ class Curve:
         return self.limit - self.drop * x**-self.rate
 
 
-def fit_curve(x: Sequence[float], y: Sequence[float]) -> Curve | None:
+def fit_curve(x: ArrayLike, y: ArrayLike) -> Curve | None:
     """Fit the curve to points; None for fewer than four different x > 0, or if no curve of that form fits."""
-    points = np.array([(a, b) for a, b in zip(x, y, strict=True) if a > 0], dtype=np.float64).reshape(-1, 2)
+    points = np.stack([np.asarray(x, np.float64), np.asarray(y, np.float64)], axis=1)
+    points = points[points[:, 0] > 0]
     if len(np.unique(points[:, 0])) < 4 or (whole := _fitted(points)) is None:
         return None
     left = []
@@ -139,7 +141,8 @@ def fit_curve(x: Sequence[float], y: Sequence[float]) -> Curve | None:
             left.append(points[i, 1] - _law(points[i, 0], *part))
     error = math.sqrt(float(np.mean((points[:, 1] - _law(points[:, 0], *whole)) ** 2)))
     unseen = math.sqrt(float(np.mean(np.square(left)))) if left else math.inf
-    return Curve(*map(float, whole), error, unseen, float(points[:, 0].min()), float(points[:, 0].max()))
+    limit, drop, rate = map(float, whole)
+    return Curve(limit, drop, rate, error, unseen, float(points[:, 0].min()), float(points[:, 0].max()))
 
 
 def _law(x: np.ndarray, limit: float, drop: float, rate: float) -> np.ndarray:

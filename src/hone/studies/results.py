@@ -18,7 +18,7 @@ from hone.studies.analysis import Curve, Effect, at_equal_cost, effects, fit_cur
 from hone.studies.cells import Cell, Stage, runs_of
 from hone.studies.running import SECONDS, evaluation_of, rewards, tasks_of
 
-COSTS = ("examples", "tokens", "seconds")
+COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
 """What stages cost: demonstrations and prompts, tokens that were trained or sampled, seconds of the processor."""
 
 

@@ -24,6 +24,7 @@ PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
     "/chat/": chat.chat,
+    "/study/{name}/": runs.study,
     "/run/{slug}/": overview.run,
     "/run/{slug}/card/": card.card,
     "/run/{slug}/step/{step}/": samples.step,

@@ -13,7 +13,7 @@ from starlette.datastructures import QueryParams
 from hone.runs.progress import duration, percent, reward_interval, thousands
 from hone.runs.settings import differing
 from hone.runs.summary import environments, exactness, latest, local_time, shortened
-from hone.viewer.catalog import Entry, RunState
+from hone.viewer.catalog import Entry, NotFound, RunState
 from hone.viewer.charts import sparkline
 from hone.viewer.site import Site, names_in
 
@@ -95,6 +95,7 @@ def runs(site: Site, query: QueryParams) -> str:
         tables={id: _table(id, part, settings, group) for id, part in parts.items()},
         shown=len(shown),
         total=len(rows),
+        studies=list(site.catalog.studies()),
         unreadable=[entry for entry in entries if entry.damage],
         around=None if entries else site.catalog.around,
         quoted=quote,
@@ -104,6 +105,14 @@ def runs(site: Site, query: QueryParams) -> str:
         unknown=[name for name in asked if not any(name in entry.state.settings for entry in readable)],
         live=any(row.entry.state.pid is not None for row in rows),
     )
+
+
+def study(site: Site, query: QueryParams, name: str) -> str:
+    """Return the page that a study wrote. Raises NotFound if there is none of that name."""
+    page = site.catalog.studies().get(name)
+    if page is None:
+        raise NotFound(f"there is no study {name!r} under {site.catalog.root}")
+    return page.read_text(encoding="utf-8")
 
 
 def differing_settings(states: Iterable[RunState]) -> list[str]:
