@@ -85,7 +85,7 @@ def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_mod
     more = ["--model.implementation", "transformers", "--output-dir", str(tmp_path / "run")]
     assert main([*words.split(), *flags.split(), *more]) == 0
     size = thousands(sum(parameter.numel() for parameter in adapted.trained.values()))
-    of = f"of {thousands(adapted.num_parameters)} weights are trained, base in 4bit, from the adapter in {lora.path}"
+    of = f"of {thousands(adapted.num_parameters)} weights are trained, base in 4 bits, from the adapter in {lora.path}"
     assert f"LoRA of rank 2, alpha 32: {size} {of}" in capsys.readouterr().out
     (_, before), (_, after) = chat.load_models(ChatConfig(model=str(tmp_path / "run")))
     assert before.engine.model.lora == lora and after.engine.model.lora is None

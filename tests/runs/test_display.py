@@ -86,7 +86,7 @@ def test_words():
 def test_a_step_says_what_else_teaches():
     progress = Progress("rl", 10)
     progress.update(0, {"kl": 0.01, "teacher/kl": 0.5, "groups/drawn": 12, "groups/trained": 8}, {})
-    assert progress.summary() == ["8 of 12 groups trained", "KL to initial policy 0.010", "KL to teacher 0.500"]
+    assert progress.summary() == ["8 of 12 groups trained", "KL to reference 0.010", "KL to teacher 0.500"]
 
 
 def lines_of(progress: Progress, width: int, notice: str = "") -> list[str]:

@@ -7,26 +7,34 @@ import pytest
 from scipy import stats
 
 from hone.errors import UserError
-from hone.studies.analysis import at_equal_cost, bootstrap, effects, fit_curve, holm, paired_test
+from hone.studies.analysis import at_equal_cost, bootstrap, detectable, effects, fit_curve, holm, paired_test
 
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
 
 
 def test_p_is_that_of_students_paired_test():
-    p, visible = paired_test(SEEDS)
-    assert p == pytest.approx(stats.ttest_rel(SEEDS, np.zeros(4))[1])
-    error = SEEDS.std(ddof=1) / 2
-    assert visible == pytest.approx((stats.t.ppf(0.975, 3) + stats.t.ppf(0.8, 3)) * error)
-    assert paired_test(SEEDS[:1]) == (None, None)
-    assert paired_test(np.zeros(3)) == (1.0, 0.0) and paired_test(np.full(3, 0.1)) == (0.0, 0.0)
+    assert paired_test(SEEDS[:, None]) == pytest.approx(stats.ttest_rel(SEEDS, np.zeros(4))[1])
+    assert paired_test(SEEDS[:1, None]) is None and detectable(SEEDS[:1, None]) is None
+    assert paired_test(np.zeros((3, 5))) == 1.0 and paired_test(np.full((3, 5), 0.1)) == 0.0
 
 
-def test_an_effect_of_the_visible_size_is_seen_in_four_of_five_studies():
-    noise = np.random.default_rng(0).normal(0, 0.02, (4000, 5))
-    error = 0.02 / 5**0.5
-    size = float((stats.t.ppf(0.975, 4) + stats.t.ppf(0.8, 4)) * error)
-    seen = np.mean([(paired_test(row + size)[0] or 0.0) < 0.05 for row in noise])
-    assert 0.75 < seen < 0.9
+def test_seeds_that_agree_by_chance_are_no_surer_than_their_examples():
+    d_SE = np.array([[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
+    assert d_SE.mean(axis=1).tolist() == [0.5, 0.5, 0.5]
+    error = np.sqrt(d_SE[0].var(ddof=1) / 12)
+    assert paired_test(d_SE) == pytest.approx(2 * stats.t.sf(0.5 / error, 2))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+def test_a_detectable_effect_is_found_in_four_of_five_studies(seeds: int):
+    noise_RS = np.random.default_rng(0).normal(0, 0.02, (3000, seeds))
+    unit = detectable(np.array([[-1.0], [1.0], *[[0.0]] * (seeds - 2)]))
+    assert unit is not None
+    scale = np.array([-1.0, 1.0, *[0.0] * (seeds - 2)]).std(ddof=1)
+    effect = 0.02 * unit / scale
+    found = np.mean([(paired_test(row[:, None] + effect) or 0.0) < 0.05 for row in noise_RS])
+    assert found == pytest.approx(0.8, abs=0.03)
+    assert (detectable(np.eye(seeds)[:, :1], comparisons=5) or 0) > 1.3 * (detectable(np.eye(seeds)[:, :1]) or 0)
 
 
 def test_holm_is_that_of_the_book():
@@ -43,7 +51,8 @@ def test_verdicts():
     assert helps.mean == pytest.approx(0.1) and helps.interval is not None
     assert 0.098 < helps.interval.low < 0.1 < helps.interval.high < 0.102
     (alone,) = effects([(base[:1], up[:1])])
-    assert alone.verdict == "one seed: no verdict" and alone.p is alone.holm is alone.visible is None
+    assert alone.verdict == "one seed: no test" and alone.seeds == 1
+    assert alone.p is alone.p_corrected is alone.detectable is alone.interval is None
 
 
 def test_the_bootstrap_draws_seeds_and_examples():
@@ -51,10 +60,17 @@ def test_the_bootstrap_draws_seeds_and_examples():
     interval = bootstrap(of_examples)
     assert interval is not None
     assert interval.high - interval.low == pytest.approx(2 * 1.96 * of_examples[0].std() / 50**0.5, rel=0.1)
-    of_seeds = np.tile(np.linspace(-1, 1, 4)[:, None], (1, 50))
-    interval = bootstrap(of_seeds)
-    assert interval is not None and interval.high > 0.6 and interval == bootstrap(of_seeds)
-    assert bootstrap(of_seeds[:, :1]) is None
+    assert interval == bootstrap(of_examples) and bootstrap(of_examples[:, :1]) is None
+
+
+def test_of_three_seeds_the_interval_holds_the_truth_about_as_often_as_it_says():
+    stream = np.random.default_rng(0)
+    held = []
+    for _ in range(300):
+        interval = bootstrap(stream.normal(0, 1, (3, 1)) + stream.normal(0, 0.1, (3, 30)), draws=300)
+        assert interval is not None
+        held.append(interval.low <= 0 <= interval.high)
+    assert 0.88 <= np.mean(held) <= 0.99
 
 
 def test_a_curve_is_found_again_and_not_read_too_far():
@@ -66,9 +82,10 @@ def test_a_curve_is_found_again_and_not_read_too_far():
     assert curve.error < 1e-6 and curve.unseen < 1e-4
     assert curve.at(3200) == pytest.approx(0.9 - 3.0 * 3200**-0.5, abs=1e-5)
     for beyond in (49, 3201):
-        with pytest.raises(UserError, match=r"is beyond what was measured \(50 to 1600\)"):
+        with pytest.raises(UserError, match="is too far from what was measured, 50 to 1600"):
             curve.at(beyond)
     assert fit_curve(x[:3], y[:3]) is None and fit_curve([0, *x[:3]], [0, *y[:3]]) is None
+    assert fit_curve(x, np.log(x)) is None, "it does not level off"
 
 
 def test_equal_cost_is_read_between_points_only():

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
 from pathlib import Path
 
 import pytest
@@ -14,13 +16,15 @@ from hone.config.study import StudyConfig
 from hone.errors import UserError
 from hone.runs import Run
 from hone.studies.cells import cells_of, runs_of, task_of
-from hone.studies.running import tasks_of
+from hone.studies.report import write_report
+from hone.studies.results import COSTS, SeedResult, compared
+from hone.studies.running import Tasks
+from hone.studies.study import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {name: str(ROOT / "examples/reverse_text" / file) for name, file in
          (("sft", "tiny_sft.toml"), ("rl", "tiny.toml"))}  # fmt: skip
 SMALL = {"sft.settings": {"max_steps": 2, "data": {"batch_size": 4}}, "eval.num_examples": 6, "seeds": 1}
-RL = {"orchestrator": {"batch_size": 16, "rollouts_per_example": 4, "eval": "None"}}
 
 
 def study(tmp_path: Path, **settings: object) -> StudyConfig:
@@ -38,7 +42,7 @@ def test_a_grid_has_each_combination_and_cells_share_equal_stages(tmp_path: Path
     assert cells[-1].settings == {"sft.max_steps": 4, "rl.max_steps": 3, "rl.trainer.optim.lr": 2e-4}
     chain = list(runs_of(cells[-1].stages[1]))
     assert [(one.kind, one.seed, one.config.max_steps) for one in chain] == [("sft", 1, 4), ("rl", 1, 3)]
-    kinds = [task.kind for task in tasks_of(config, cells).values()]
+    kinds = [task.kind for task in Tasks(config, cells).values()]
     assert {kind: kinds.count(kind) for kind in ("sft", "rl", "eval")} == {"sft": 4, "rl": 8, "eval": 12}
     task = task_of(config, cells)
     assert task.id == "reverse-text" and "demo_noise" not in task.args
@@ -59,6 +63,10 @@ BAD = {
     "a study has no stage": {"sft": None, "rl": None, "cells": [{"name": "a"}]},
     "either a grid or a list of cells": {},
     "two cells are called 'a'": {"cells": [{"name": "a"}, {"name": "a"}]},
+    "two cells are called 'max_steps 2'": {"grid.rl": {"max_steps": [2, 2]}},
+    "rl.seed is the study's to decide": {"cells": [{"name": "a", "rl": {"seed": 1}}]},
+    "sft.budget.hours is the study's to decide": {"cells": [{"name": "a"}], "sft.settings": {"budget": {"hours": 1}}},
+    "RL begins with what SFT made, so leave out rl.model.name": {"cells": [{"name": "a", "rl": {"model": "m"}}]},
     "did you mean trainer.optim.lr": {"cells": [{"name": "a", "rl": {"trainer": {"optim": {"lrr": 1}}}}]},
     "should be a list of values": {"grid.rl": {"max_steps": 3}},
     "baseline = 'b' is no cell: there are 'a'": {"cells": [{"name": "a"}], "baseline": "b"},
@@ -66,7 +74,10 @@ BAD = {
         "cells": [{"name": "a", "sft": {"max_steps": 0}, "rl": {"max_steps": 0}}]
     },
     "x = 'rl.max_steps' must be a number that each cell sets": {"cells": [{"name": "a"}], "x": "rl.max_steps"},
-    "give a number of seeds": {"cells": [{"name": "a"}], "seeds": [1, 1]},
+    "cells[0].name is missing": {"cells": [{"rl": {"max_steps": 1}}]},
+    "set eval.env to what all are evaluated on": {
+        "cells": [{"name": "a"}, {"name": "b", "rl": {"orchestrator": {"env": {"id": "countdown"}}}}]
+    },
 }
 
 
@@ -74,7 +85,8 @@ BAD = {
 def test_what_is_wrong_is_said_before_anything_runs(tmp_path: Path, words: str) -> None:
     given = {key: value for key, value in (FILES | BAD[words]).items() if value is not None}
     with pytest.raises(UserError) as error:
-        cells_of(from_settings(StudyConfig, None, {"output_dir": str(tmp_path / "study"), **given}))
+        config = from_settings(StudyConfig, None, {"output_dir": str(tmp_path / "study"), **given})
+        Tasks(config, cells_of(config))
     assert words in str(error.value)
     assert not (tmp_path / "study").exists()
 
@@ -101,7 +113,7 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
 ) -> None:
     out, printed = ran
     assert "STUDY: 3 cells x 1 seed: 1 of sft, 2 of rl, 3 of eval" in printed
-    assert "rl of no room, seed 0: FAILED, exit code 2: error: " in printed
+    assert "rl of no room, seed 0: FAILED, it exited with code 2 (seq_len = 20" in printed
     assert "eval of no room, seed 0 (it needs rl of no room, seed 0, which failed)" in printed
     table = (out / "results.csv").read_bytes()
     rows = list(csv.DictReader(table.decode().splitlines()))
@@ -122,7 +134,73 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
 
 
 def test_a_budget_leaves_runs_out_and_says_so(tmp_path: Path) -> None:
-    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "budget.hours": 1e-9}
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "budget.hours": 1e-12}
     found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
-    assert len(found.outcome.left) == 2 and found.results.missing
+    assert len(found.outcome.left) == 2 and set(found.results.missing.values()) == {"not run yet"}
     assert (tmp_path / "study" / "study.html").exists()
+
+
+def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(tmp_path: Path) -> None:
+    broken = tmp_path / "broken.py"
+    broken.write_text(
+        "from reverse_text import load_environment as original\n\n\ndef load_environment():\n"
+        "    env = original()\n    def raises(completion):\n        raise ValueError('no')\n"
+        "    env.rubric.funcs = {name: raises for name in env.rubric.funcs}\n    return env\n"
+    )
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": str(broken)}
+    for _ in range(2):
+        found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
+        assert list(found.results.missing) == ["eval of a, seed 0"] and found.results.rows[0].seeds == []
+
+
+def test_ctrl_c_ends_what_is_at_work_and_the_report_is_written(tmp_path: Path) -> None:
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "sft.settings": {"max_steps": 5000}}
+    study = Study(from_settings(StudyConfig, None, {**FILES, "output_dir": str(tmp_path / "study"), **settings}))
+    begun: list[int] = []
+
+    def status(words: str) -> None:
+        for file in (tmp_path / "study" / "runs").glob("*/run.json"):
+            begun.append(json.loads(file.read_text())["pid"])
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        study.run(status=status)
+    with pytest.raises(ProcessLookupError):
+        os.kill(begun[0], 0)
+    assert study.page.exists() and study.outcome.left and "not run yet" in str(study.results.missing)
+
+
+NAMES = ("SFT 100", "SFT 400", "a | $b$ and $c", "_late")
+
+
+def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
+    """Of results as they would be read; names hold what markdown, HTML and matplotlib would take for markup."""
+    steps = {"SFT 100": (100, 0), "SFT 400": (400, 0), "a | $b$ and $c": (100, 50), "_late": (200, 50)}
+    cells = [{"name": name, "sft": {"max_steps": a}, "rl": {"max_steps": b}} for name, (a, b) in steps.items()]
+    config = study(tmp_path, cells=cells, x="sft.max_steps")
+    level = dict(zip(NAMES, (0.2, 0.4, 0.5, 0.0), strict=True))
+    tokens = dict(zip(NAMES, (1000, 4000, 2000, 9000), strict=True))
+
+    def result(name: str, seed: int) -> SeedResult:
+        values = {example: level[name] + 0.01 * example + 0.001 * seed for example in range(5)}
+        costs = dict.fromkeys(COSTS, float(tokens[name]))
+        return SeedResult(seed, values, 0.0, costs, [0.1, 0.2, 0.3], "rl" if steps[name][1] else "sft")
+
+    measured = {name: [result(name, seed) for seed in range(3)] for name in NAMES}
+    measured["_late"] = [result("_late", 7)]  # a seed that the baseline does not have
+    found = compared(config, cells_of(config), measured, {"rl of _late, seed 0": "it exited with code 1"})
+    assert [row.effect and row.effect.verdict for row in found.rows] == [None, "helps", "helps", None]
+    assert found.rows[2].effect is not None and found.rows[2].effect.mean == pytest.approx(0.3)
+    (equal, *_) = [one for one in found.equal if one.cost == "tokens"]
+    assert (equal.cell, equal.sft_alone) == (NAMES[2], pytest.approx(0.3 + 0.021)), "half way from 1000 to 4000"
+    assert [one.sft_alone for one in found.equal if one.cell == "_late"] == [None] * 3
+    assert [(fit.others, fit.curve) for fit in found.fits] == [("rl.max_steps 0", None), ("rl.max_steps 50", None)]
+    (tmp_path / "study").mkdir()
+    page, text, table = write_report(found)
+    rows = {row["cell"]: row for row in csv.DictReader(table.read_text().splitlines())}
+    assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
+    lines = text.read_text().splitlines()
+    assert any(line.startswith(r"| a \| $b$ and $c | 3 | 0.521 |") for line in lines)
+    assert "| _late | 1 | 0.027 | 0.027 | 0.027 |  |  |  |  | no seed shared with the baseline |" in lines
+    assert "- 1 runs are missing: rl of _late, seed 0 (it exited with code 1)." in lines
+    assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()

@@ -1,19 +1,21 @@
-"""`hone study @ study.toml`: trains a grid of variants over seeds, and says of each difference how sure it is."""
+"""`hone study @ study.toml`: trains variants of a recipe over seeds, and tests each difference."""
 
 from __future__ import annotations
 
+import signal
 import sys
 
 from hone.commands.status import Status, print_table
 from hone.config.study import StudyConfig
 from hone.studies.report import sentences, tables_of
-from hone.studies.study import Study, planned
+from hone.studies.study import Study
 
 
 def run(config: StudyConfig) -> int:
-    """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out."""
+    """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out; 130 for Ctrl-C and SIGTERM."""
     study, status = Study(config), Status(sys.stderr)
-    print(f"STUDY: {planned(study)}", flush=True)
+    print(f"STUDY: {study}", flush=True)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def say(line: str) -> None:
         status.clear()
@@ -21,11 +23,10 @@ def run(config: StudyConfig) -> int:
 
     study.run(say, status)
     status.clear()
-    results = study.results
-    cells = next(tables_of(results))
-    shown = ("cell", "seeds", cells.heads[2], "difference", "95 % interval", "p", "verdict")
+    cells = next(tables_of(study.results))
+    shown = ("cell", "seeds", config.eval.metric, "difference", "95 % interval", "p", "verdict")
     print_table([{head: row[cells.heads.index(head)] for head in shown} for row in cells.rows])
-    print("\n".join(["", *sentences(results), "", f"Look: {study.page}"]))
+    print("\n".join(["", *sentences(study.results), "", f"Look: {study.page}"]))
     if study.outcome.left:
         print(f"The budget is used up with {len(study.outcome.left)} runs left: the same command goes on with them.")
-    return 1 if results.missing else 0
+    return 1 if study.results.missing else 0

@@ -251,13 +251,10 @@ def forecast(
 
 def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
     """Return what is trained, where it begins, and how the rest is kept."""
-    of = f"{thousands(trained(shape, lora))} of {thousands(shape.parameters)} weights"
-    base = f", base in {lora.base}" if lora.base else ""
-    return (
-        f"LoRA of rank {lora.rank}, alpha {lora.alpha}: {of} are trained"
-        + base
-        + (f", from the adapter in {lora.path}" if lora.path else "")
-    )
+    weights = f"{thousands(trained(shape, lora))} of {thousands(shape.parameters)} weights"
+    base = f", base in {lora.base.removesuffix('bit')} bits" if lora.base else ""
+    begin = f", from the adapter in {lora.path}" if lora.path else ""
+    return f"LoRA of rank {lora.rank}, alpha {lora.alpha}: {weights} are trained{base}{begin}"
 
 
 def headline(config: Any, parameters: int, device: str, threads: int, ranks: int = 1) -> str:

@@ -100,7 +100,7 @@ def _validated(cls: type[Config], settings: Settings, prog: str) -> Config:
     if kind == "missing":
         words = cls.positional.split()
         usage = f": say `{prog} {' '.join(words).upper()}`" if name in words else ""
-        usage = usage or f": set --{name.replace('_', '-')}"
+        usage = usage or ("" if "[" in name else f": set --{name.replace('_', '-')}")
         raise UserError(f"{name.upper() if name in words else name} is missing{where}{usage}")
     problem = f"{name} is {str(value).lower() if isinstance(value, bool) else repr(value)}{where}"
     expected = first["msg"].removeprefix("Input should be ").partition(", unable to parse")[0]

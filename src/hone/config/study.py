@@ -1,4 +1,4 @@
-"""`hone study @ study.toml`: runs that differ in some settings, over seeds, and what the differences are worth."""
+"""`hone study @ study.toml`: variants of a recipe over seeds, and a test of each difference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import EnvConfig
+from hone.config.shared import EnvConfig, GradingConfig, Precision
 from hone.errors import UserError
 
 
@@ -47,17 +47,21 @@ class StudyEvalConfig(BaseConfig):
     """The evaluation that is common to all cells: held-out examples, the same for each."""
 
     env: EnvConfig | None = None
-    """The task; by default RL's, or the one whose demonstrations SFT imitates."""
+    """The task; by default RL's, or without RL the one whose demonstrations SFT imitates."""
     num_examples: int = Field(default=256, ge=2)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions of each."""
     max_tokens: int | None = Field(default=None, ge=1)
-    """Most new tokens of a completion; by default RL's, or 256."""
+    """Most new tokens of a completion; by default the most that a cell's RL samples, or 256."""
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
     metric: Literal["reward", "correct"] = "reward"
     """What cells are compared by."""
+    precision: Precision = "bf16_linear"
+    """As in training; the same for all cells, whatever they were trained in."""
+    grading: GradingConfig = GradingConfig()
+    """How reward functions are run."""
 
 
 class StudyBudgetConfig(BaseConfig):
@@ -66,13 +70,13 @@ class StudyBudgetConfig(BaseConfig):
     bare = "hours"
 
     hours: float = Field(gt=0)
-    """Hours by the clock, of this command; those at work then are finished."""
+    """Hours by the clock, of this command. Runs that have begun are finished."""
 
 
 class StudyConfig(BaseConfig):
-    """Train a grid or list of variants over seeds, evaluate all alike, and say of each difference how sure it is.
+    """Train a grid or list of variants over seeds, evaluate all alike, and test each difference from a baseline.
 
-    A study that was stopped goes on where it was: what is done is not done again.
+    The same command goes on with a study that was stopped: what is done is not done again.
     """
 
     common = {
@@ -93,14 +97,16 @@ class StudyConfig(BaseConfig):
     """Cells one by one, in place of a grid."""
     baseline: str | None = None
     """Name of the cell that the others are compared with; by default the first."""
-    seeds: int | list[int] = 3
-    """How many (0, 1, …), or which."""
+    seeds: int = Field(default=3, ge=1)
+    """How many seeds: each cell is trained once with each."""
+    first_seed: int = Field(default=0, ge=0)
+    """The lowest of them; the others follow it."""
     x: str | None = None
-    """Setting on the x axis of a curve that is fitted, such as `sft.max_steps`."""
+    """Setting over which a curve is fitted, such as `sft.max_steps`: one for each choice of the other settings."""
     eval: StudyEvalConfig = StudyEvalConfig()
     """How all cells are evaluated."""
     jobs: int | None = Field(default=None, ge=1)
-    """Runs side by side; by default as many as the cores allow."""
+    """Runs side by side; by default as many as the cores allow, and 1 on a GPU."""
     threads: int = Field(default=1, ge=1)
     """CPU threads of each run."""
     budget: StudyBudgetConfig | None = None
@@ -114,18 +120,13 @@ class StudyConfig(BaseConfig):
             raise UserError("a study has no stage: set sft.file, rl.file, or both")
         if bool(self.cells) == bool(self.grid.sft or self.grid.rl):
             raise UserError("a study has either a grid or a list of cells: set one of them")
-        names = [cell.name for cell in self.cells]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise UserError(f"two cells are called {twice[0]!r}: give each a name of its own")
-        if not self.seed_list or len(set(self.seed_list)) != len(self.seed_list) or min(self.seed_list) < 0:
-            raise UserError(f"seeds = {self.seeds}: give a number of seeds, or different whole numbers from 0 on")
         for kind in ("sft", "rl"):
             used = getattr(self.grid, kind) or any(getattr(cell, kind) for cell in self.cells)
             if used and getattr(self, kind) is None:
-                raise UserError(f"the cells have settings of {kind}, and the study no such stage: set {kind}.file")
+                raise UserError(f"cells set keys of {kind}, but the study has no such stage: set {kind}.file")
         return self
 
     @property
     def seed_list(self) -> list[int]:
         """The seeds."""
-        return list(range(self.seeds)) if isinstance(self.seeds, int) else self.seeds
+        return [self.first_seed + number for number in range(self.seeds)]

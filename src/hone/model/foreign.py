@@ -312,7 +312,7 @@ def register() -> None:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers, and torchao where it loads that, from writing to the terminal in the block."""
+    """Keep transformers from writing to the terminal in the block, and torchao, where it loads that, for good."""
     for name in ("torchao", "torch.utils._pytree"):
         logging.getLogger(name).setLevel(logging.ERROR)
     register()

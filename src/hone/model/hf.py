@@ -322,11 +322,13 @@ def non_finite(model: Decoder) -> tuple[str, int] | None:
 
 
 def rows_digest(files: Iterable[Path]) -> str:
-    """Digest the first row of each tensor in bf16: a copy in another dtype, or in other files, has the same."""
+    """Digest the first row of each tensor in bf16: a copy in fp32 or bf16, or in other files, has the same."""
     rows: dict[str, bytes] = {}
     for file in files:
         with safe_open(file, "pt") as opened:
             for name in opened.keys():  # noqa: SIM118 (it is no mapping)
+                if not opened.get_slice(name).get_shape():
+                    continue
                 first = opened.get_slice(name)[:1].to(torch.bfloat16).contiguous()
                 rows[name] = first.view(torch.uint8).numpy().tobytes()
     rows.pop("lm_head.weight", None)  # files of a tied head have it, or leave it out

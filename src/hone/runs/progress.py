@@ -107,7 +107,7 @@ class Progress:
                 parts.append(f"truncated {percent(cut)}")
             if (drawn := m.get("groups/drawn")) is not None:
                 parts.append(f"{m['groups/trained']:.0f} of {drawn:.0f} groups trained")
-            for name, of in (("kl", "initial policy"), ("teacher/kl", "teacher")):
+            for name, of in (("kl", "reference"), ("teacher/kl", "teacher")):
                 parts += [f"KL to {of} {value:.3f}"] if (value := m.get(name)) is not None else []
         if (speed := self.timings.get("tokens/s")) is not None:
             parts.append(f"{thousands(speed)} tokens/s")

@@ -65,7 +65,8 @@ def roll_back(folder: Path, step: int) -> Path | None:
     place = folder / "superseded" / str(max((int(path.name) for path in _places(folder)), default=0) + 1)
     place.mkdir(parents=True)
     _move(folder, place, step)
-    return place if files or any(line.get("metrics", "of another log") for line in late) else None
+    only_fingerprint = not files and all("weights" in line and not line["metrics"] for line in late)
+    return None if only_fingerprint else place
 
 
 def copy_history(source: Path, target: Path, step: int) -> None:

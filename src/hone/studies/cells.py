@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hone.config.dump import plain, to_toml
@@ -19,13 +20,21 @@ from hone.errors import UserError
 from hone.runs.provenance import NUMERICS
 
 CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
+OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget", "push_to_hub")
+"""Settings of a stage that are the study's to decide."""
+NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
+NEUTRAL |= {"push_to_hub": None, "detach": False}
+"""What they are, whatever a stage's file says; each run's folder is set when it starts."""
+MODEL = {"model", "model.name"}
+"""Keys that say which model a stage begins with."""
 
 
 @dataclass(frozen=True)
 class Stage:
     """One run: of SFT or RL, with its seed. `after` is the run whose last weights it begins with.
 
-    Cells with an equal stage share it: `id` is a digest of all that its bytes depend on, and names its folder.
+    Cells with an equal stage share it: `id` is a digest of its config, its seed and the stage before it, and names its
+    folder. What lies behind names in the config (a task's code, data, a model's folder) is not in it.
     """
 
     kind: str
@@ -54,6 +63,9 @@ def cells_of(study: StudyConfig) -> list[Cell]:
     cells = list(study.cells)
     if not cells:
         cells = [CellConfig(name=name, sft=sft, rl=rl) for name, sft, rl in _combinations(study)]
+    names = [cell.name for cell in cells]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"two cells are called {twice[0]!r}: give each a name, or each value of the grid, of its own")
     made = [_cell(study, cell) for cell in cells]
     if study.baseline is not None and study.baseline not in [cell.name for cell in made]:
         raise UserError(f"baseline = {study.baseline!r} is no cell: there are {', '.join(repr(c.name) for c in made)}")
@@ -72,8 +84,8 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
     for seed in study.seed_list:
         stage: Stage | None = None
         for kind, config in used.items():
-            config = config.model_copy(update={"seed": seed, "threads": study.threads})
-            if stage is None and study.model is not None:
+            config = config.model_copy(update=NEUTRAL | {"seed": seed, "threads": study.threads})
+            if stage is None and study.model is not None and not settings.keys() & {f"{kind}.{key}" for key in MODEL}:
                 config = config.model_copy(update={"model": config.model.model_copy(update={"name": study.model})})
             stage = Stage.of(kind, config, seed, stage)
         assert stage is not None
@@ -87,27 +99,40 @@ def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLCo
     settings = dict(leaves(stage.settings)) | own
     if settings.get("max_steps") == 0:
         return None
+    for key in settings:
+        if key.split(".")[0] in OWN:
+            raise UserError(f"cell {cell.name!r}: {kind}.{key} is the study's to decide: leave it out")
+    if kind == "rl" and settings.keys() & MODEL and study.sft is not None and _steps(study, cell, "sft") != 0:
+        raise UserError(f"cell {cell.name!r}: RL begins with what SFT made, so leave out rl.model.name")
     try:
         return from_settings(CONFIGS[kind], stage.file, settings)
     except UserError as error:
         raise UserError(f"cell {cell.name!r}, {kind}: {error}") from None
 
 
+def _steps(study: StudyConfig, cell: CellConfig, kind: str) -> int | None:
+    """Return `max_steps` of a stage, as the study or the cell sets it; None if neither does."""
+    settings = dict(leaves(getattr(study, kind).settings)) | dict(leaves(getattr(cell, kind)))
+    return settings.get("max_steps")
+
+
 def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
     """Return the task that all cells are evaluated on. Raises UserError if the study has to say which."""
     if study.eval.env is not None:
         return study.eval.env
-    found: dict[str, EnvConfig] = {}
-    for stage in itertools.chain.from_iterable(runs_of(one) for cell in cells for one in cell.stages):
-        config = stage.config
-        env = config.orchestrator.env if isinstance(config, RLConfig) else config.data.env
-        if env is not None:
-            task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
-            task = task.model_copy(update={"args": {k: v for k, v in task.args.items() if k != "demo_noise"}})
-            found[json.dumps(plain(task), sort_keys=True)] = task
-    if len(found) != 1:
-        raise UserError("cells have no task, or several: set eval.env to what all are evaluated on")
+    configs = [one.config for cell in cells for stage in cell.stages for one in runs_of(stage)]
+    of_rl = [config.orchestrator for config in configs if isinstance(config, RLConfig)]
+    tasks = [one.env for one in of_rl] or [config.data.env for config in configs if isinstance(config, SFTConfig)]
+    found = {json.dumps(plain(_held_out(task)), sort_keys=True): _held_out(task) for task in tasks if task is not None}
+    if len(found) != 1 or any(len(one.envs) > 1 for one in of_rl):
+        raise UserError("the cells have no task, or several: set eval.env to what all are evaluated on")
     return next(iter(found.values()))
+
+
+def _held_out(env: EnvConfig) -> EnvConfig:
+    """Return a task without what concerns its demonstrations alone."""
+    task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
+    return task.model_copy(update={"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
 
 
 def runs_of(stage: Stage | None) -> Iterator[Stage]:

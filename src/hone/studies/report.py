@@ -18,9 +18,11 @@ from hone.errors import UserError
 from hone.evaluation.intervals import Interval
 from hone.pages import environment
 from hone.runs.files import write_file
-from hone.studies.results import Results, Row, to_csv
+from hone.studies.analysis import FARTHEST
+from hone.studies.results import COSTS, Results, Row, to_csv
 
 PAGE, TEXT, TABLE = "study.html", "study.md", "results.csv"
+COLOURS = {"helps": "#2a7f3f", "hurts": "#b3261e"}
 _TEMPLATES = environment(FileSystemLoader(Path(__file__).parent / "templates"))
 
 
@@ -35,56 +37,57 @@ class Table:
 
 
 def write_report(results: Results) -> list[Path]:
-    """Write all of it into the study's folder; return the paths. Without matplotlib the figures are left out."""
+    """Write the report's files into the study's folder; return the paths of page, text and table."""
     folder, title = results.study.output_dir, results.study.output_dir.name
     tables, drawn = list(tables_of(results)), figures(results)
     files = {TABLE: to_csv(results).encode(), TEXT: markdown(title, results, tables, list(drawn)).encode()}
     for name, (svg, png) in drawn.items():
         files |= {f"{name}.svg": svg, f"{name}.png": png}
-    images = [Markup(svg.decode().partition("?>")[2].partition(">")[2]) for svg, _ in drawn.values()]
-    page = _TEMPLATES.get_template("study.html")
+    images = [Markup(svg.decode()[svg.decode().index("<svg") :]) for svg, _ in drawn.values()]
     values = {"title": title, "sentences": sentences(results), "tables": tables, "version": __version__}
-    files[PAGE] = page.render(figures=images, **values).encode()
+    files[PAGE] = _TEMPLATES.get_template("study.html").render(figures=images, **values).encode()
     for name, content in files.items():
         write_file(folder / name, content)
     return [folder / name for name in (PAGE, TEXT, TABLE)]
 
 
 def sentences(results: Results) -> list[str]:
-    """Return what was found, in words: a sentence for each cell but the baseline, the curve, and what is missing."""
+    """Return what was found, in words: of each cell but the baseline, of the curves, and what is missing."""
     metric, found = results.study.eval.metric, []
     for row in results.rows:
         if (effect := row.effect) is None:
             continue
-        change = f"{effect.mean:+.3f} {metric}{_between(effect.interval, signed=True)}"
-        text = f"{row.cell.name}: {effect.verdict} beside {results.baseline} ({change}, {len(row.seeds)} seeds)."
-        if effect.verdict == "no difference seen" and effect.visible:
-            text += f" An effect below {effect.visible:.3f} could hardly have been seen."
+        interval = "" if effect.interval is None else f", 95 % interval {_span(effect.interval, '+.3f')}"
+        seeds = f"{effect.seeds} seed{'' if effect.seeds == 1 else 's'}"
+        text = f"{row.cell.name}: {effect.verdict} compared with {results.baseline} "
+        text += f"({effect.mean:+.3f} {metric}{interval}, {seeds})."
+        if effect.verdict == "no difference seen" and effect.detectable:
+            text += f" An effect below {effect.detectable:.3f} would probably not have been found."
         found.append(text)
-    if (curve := results.curve) is not None:
-        law = f"{metric} = {curve.limit:.3f} - {curve.drop:.3g} · x^-{curve.rate:.3f}, x = {results.study.x}"
-        found.append(f"Fitted: {law}. It misses its points by {curve.error:.3f}, points that it has not seen by "
-                     f"{curve.unseen:.3f}; it is read up to {2 * curve.highest:g}.")  # fmt: skip
-    elif results.study.x is not None:
-        found.append(
-            f"No curve was fitted over {results.study.x}: that takes four values, and a curve that levels off."
-        )
+    for fit in results.fits:
+        where = f" with {fit.others}" if fit.others else ""
+        if (curve := fit.curve) is None:
+            found.append(f"No curve over {results.study.x}{where}: it takes four values, of a curve that levels off.")
+            continue
+        law = f"{metric} = {curve.limit:.3f} - {curve.drop:.3g} · x^-{curve.rate:.3f}"
+        errors = f"root mean square error {curve.error:.3f}, on points left out of the fit {curve.unseen:.3f}"
+        reach = f"to be read up to x = {FARTHEST * curve.highest:g}"
+        found.append(f"Fitted over x = {results.study.x}{where}: {law}; {errors}; {reach}.")
     if results.missing:
-        found.append(
-            f"{len(results.missing)} runs are missing: {'; '.join(f'{k} ({v})' for k, v in results.missing.items())}."
-        )
+        listed = "; ".join(f"{title} ({why})" for title, why in results.missing.items())
+        found.append(f"{len(results.missing)} runs are missing: {listed}.")
     return found
 
 
 def tables_of(results: Results) -> Iterator[Table]:
-    """Yield the table of cells and, where there is SFT alone and RL, the one at equal cost."""
+    """Yield the table of cells, the one at equal cost where there are SFT alone and RL, and that of costs."""
     metric = results.study.eval.metric
     about = (
         f"Held-out {metric}, mean over seeds and examples. Differences are from the baseline, {results.baseline}: "
         "their 95 % interval by a bootstrap of seeds and examples; p by Student's paired t test over seeds, corrected "
-        "for the number of cells (Holm); visible: the smallest effect that so many seeds show in four of five studies."
+        "for the number of cells (Holm); detectable: the effect that four of five such studies would find."
     )
-    heads = ["cell", "seeds", metric, "least", "most", "difference", "95 % interval", "p", "visible", "verdict"]
+    heads = ["cell", "seeds", metric, "min", "max", "difference", "95 % interval", "p", "detectable", "verdict"]
     yield Table("Cells", about, heads, [_cells(row, results.baseline) for row in results.rows])
     if results.equal:
         about = (
@@ -92,130 +95,41 @@ def tables_of(results: Results) -> Iterator[Table]:
             "a dash where SFT was not tried at that cost."
         )
         rows = [
-            [e.cell, e.cost, f"{e.value:.3f}", _num(e.sft_alone), _num(e.sft_alone and e.value - e.sft_alone, "+.3f")]
-            for e in results.equal
+            [one.cell, one.cost, f"{one.value:.3f}", _num(one.sft_alone), _num(_less(one.value, one.sft_alone), "+.3f")]
+            for one in results.equal
         ]
         yield Table("RL and SFT alone at equal cost", about, ["cell", "equal", metric, "SFT alone", "difference"], rows)
-    costs = ["examples", "tokens", "seconds"]
     spent = [
-        [row.cell.name, *(f"{mean(one.costs[cost] for one in row.seeds):,.0f}" for cost in costs)]
+        [row.cell.name, *(f"{mean(one.costs[cost] for one in row.seeds):,.0f}" for cost in COSTS)]
         for row in results.rows
         if row.seeds
     ]
-    yield Table(
-        "What the cells cost", "Mean of the seeds, all stages; seconds of the processor.", ["cell", *costs], spent
-    )
+    yield Table("Costs", "Mean over seeds, of all stages; seconds of the processor.", ["cell", *COSTS], spent)
 
 
 def _cells(row: Row, baseline: str) -> list[str]:
-    means = [mean(one.values.values()) for one in row.seeds]
-    cells = [
-        row.cell.name,
-        str(len(means)),
-        _num(row.mean),
-        _num(min(means, default=None)),
-        _num(max(means, default=None)),
-    ]
+    means = [one.mean for one in row.seeds]
+    lowest, highest = (_num(end(means, default=None)) for end in (min, max))
+    cells = [row.cell.name, str(len(means)), _num(row.mean), lowest, highest]
     if (effect := row.effect) is None:
-        return [*cells, "", "", "", "", "baseline" if row.cell.name == baseline else "not run yet"]
-    p = "–" if effect.holm is None else "< 0.001" if effect.holm < 0.001 else f"{effect.holm:.3f}"
-    interval = _between(effect.interval).strip(" ()")
-    return [*cells, f"{effect.mean:+.3f}", interval, p, _num(effect.visible), effect.verdict]
+        why = "no seed shared with the baseline" if row.seeds else "not run yet"
+        return [*cells, "", "", "", "", "baseline" if row.cell.name == baseline else why]
+    p = "–" if (p := effect.p_corrected) is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+    interval = "–" if effect.interval is None else _span(effect.interval)
+    return [*cells, f"{effect.mean:+.3f}", interval, p, _num(effect.detectable), effect.verdict]
 
 
 def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]) -> str:
     """Return study.md."""
+
+    def line(cells: list[str]) -> str:
+        return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
     lines = [f"# {title}", "", *(f"- {sentence}" for sentence in sentences(results)), ""]
     for table in tables:
-        lines += [f"## {table.title}", "", table.about, "", f"| {' | '.join(table.heads)} |"]
-        lines += [f"|{'---|' * len(table.heads)}", *(f"| {' | '.join(row)} |" for row in table.rows), ""]
-    lines += [f"![{name}]({name}.svg)" for name in drawn]
-    return "\n".join(lines) + "\n"
-
-
-def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
-    """Draw (SVG, PNG) by name: effects with their intervals, training curves with the span of the seeds, the fit."""
-    if not any(row.seeds for row in results.rows):
-        return {}
-    try:
-        import matplotlib
-    except ImportError:
-        return {}
-    matplotlib.use("agg")
-    from matplotlib.figure import Figure
-
-    found: dict[str, Any] = {}
-    if compared := [row for row in results.rows if row.effect is not None]:
-        found["effects"] = _effects(
-            Figure(figsize=(7, 1 + 0.35 * len(compared)), layout="constrained"), compared, results
-        )
-    found["curves"] = _curves(Figure(figsize=(7, 4), layout="constrained"), results)
-    if results.curve is not None:
-        found["fit"] = _fit(Figure(figsize=(7, 4), layout="constrained"), results)
-    with matplotlib.rc_context({"svg.hashsalt": "hone", "svg.fonttype": "none"}):
-        return {name: (_saved(one, "svg"), _saved(one, "png")) for name, one in found.items()}
-
-
-def _saved(figure: Any, kind: str) -> bytes:
-    out = BytesIO()
-    figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
-    return out.getvalue()
-
-
-def _effects(figure: Any, rows: list[Row], results: Results) -> Any:
-    axes = figure.subplots()
-    for place, row in enumerate(reversed(rows)):
-        effect = row.effect
-        assert effect is not None
-        ends = effect.interval or Interval(effect.mean, effect.mean)
-        colour = {"helps": "#2a7f3f", "hurts": "#b3261e"}.get(effect.verdict, "#666666")
-        axes.plot([ends.low, ends.high], [place, place], color=colour)
-        axes.plot([effect.mean], [place], "o", color=colour)
-    axes.axvline(0, color="#999999", linewidth=1)
-    axes.set_yticks(range(len(rows)), [row.cell.name for row in reversed(rows)])
-    axes.set_xlabel(f"difference in held-out {results.study.eval.metric} from {results.baseline}, 95 % interval")
-    return figure
-
-
-def _curves(figure: Any, results: Results) -> Any:
-    """One panel each for cells that end with SFT and with RL: the mean of the seeds, and the span between them."""
-    kinds = sorted({one.last for row in results.rows for one in row.seeds})
-    for axes, kind in zip(np.ravel(figure.subplots(1, len(kinds))), kinds, strict=True):
-        for row in results.rows:
-            curves = [one.curve for one in row.seeds if one.last == kind and one.curve]
-            if not curves:
-                continue
-            steps = min(map(len, curves))
-            seeds_SN = np.array([_smooth(curve[:steps]) for curve in curves])
-            (line,) = axes.plot(seeds_SN.mean(axis=0), label=row.cell.name, linewidth=1.2)
-            axes.fill_between(
-                range(steps), seeds_SN.min(axis=0), seeds_SN.max(axis=0), color=line.get_color(), alpha=0.2
-            )
-        axes.set_xlabel(f"step of {kind.upper()}")
-        axes.set_ylabel("loss, nats a token" if kind == "sft" else "training reward")
-        axes.legend(fontsize="x-small")
-    return figure
-
-
-def _smooth(curve: list[float], width: int = 10) -> np.ndarray:
-    """Return the mean of the last `width` steps at each step."""
-    sums = np.cumsum([0.0, *curve])
-    begins = np.maximum(np.arange(1, len(sums)) - width, 0)
-    return (sums[1:] - sums[begins]) / (np.arange(1, len(sums)) - begins)
-
-
-def _fit(figure: Any, results: Results) -> Any:
-    axes, curve, key = figure.subplots(), results.curve, results.study.x
-    assert curve is not None and key is not None
-    for row in results.rows:
-        for one in row.seeds:
-            axes.plot([row.cell.settings[key]], [mean(one.values.values())], "o", color="#666666", markersize=4)
-    x = np.geomspace(curve.lowest, 2 * curve.highest, 100)
-    axes.plot(x, [curve.at(min(value, 2 * curve.highest)) for value in x], color="#1f5fa8")
-    axes.set_xscale("log")
-    axes.set_xlabel(key)
-    axes.set_ylabel(f"held-out {results.study.eval.metric}")
-    return figure
+        rows = [line(table.heads), f"|{'---|' * len(table.heads)}", *map(line, table.rows)]
+        lines += [f"## {table.title}", "", table.about, "", *rows, ""]
+    return "\n".join([*lines, *(f"![{name}]({name}.svg)" for name in drawn)]) + "\n"
 
 
 def needs_matplotlib() -> None:
@@ -226,10 +140,98 @@ def needs_matplotlib() -> None:
         raise UserError("the figures of a study need matplotlib: pip install 'hone[study]'") from error
 
 
-def _between(interval: Interval | None, signed: bool = False) -> str:
-    form = "+.3f" if signed else ".3f"
-    return "" if interval is None else f" ({interval.low:{form}} to {interval.high:{form}})"
+def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
+    """Draw (SVG, PNG) by name: effects with their intervals, training curves with the span of the seeds, the fits."""
+    if not any(row.seeds for row in results.rows):
+        return {}
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    found: dict[str, Any] = {}
+    # Names are text, also with a `$`, and not the same bytes each time without a salt.
+    with matplotlib.rc_context({"svg.hashsalt": "hone", "svg.fonttype": "none", "text.parse_math": False}):
+        if rows := [row for row in results.rows if row.effect is not None]:
+            found["effects"] = Figure(figsize=(7, 1 + 0.35 * len(rows)), layout="constrained")
+            _draw_effects(found["effects"].subplots(), rows, results)
+        found["curves"] = Figure(figsize=(7, 4), layout="constrained")
+        _draw_curves(found["curves"], results)
+        if any(fit.curve for fit in results.fits):
+            found["fit"] = Figure(figsize=(7, 4), layout="constrained")
+            _draw_fits(found["fit"].subplots(), results)
+        return {name: (_saved(one, "svg"), _saved(one, "png")) for name, one in found.items()}
+
+
+def _saved(figure: Any, kind: str) -> bytes:
+    out = BytesIO()
+    figure.savefig(out, format=kind, dpi=150, metadata={"Date": None} if kind == "svg" else {"Software": None})
+    return out.getvalue()
+
+
+def _draw_effects(axes: Any, rows: list[Row], results: Results) -> None:
+    for place, row in enumerate(reversed(rows)):
+        effect = row.effect
+        assert effect is not None
+        ends = effect.interval or Interval(effect.mean, effect.mean)
+        colour = COLOURS.get(effect.verdict, "#666666")
+        axes.plot([ends.low, ends.high], [place, place], color=colour)
+        axes.plot([effect.mean], [place], "o", color=colour)
+    axes.axvline(0, color="#999999", linewidth=1)
+    axes.set_yticks(range(len(rows)), [row.cell.name for row in reversed(rows)])
+    axes.set_xlabel(f"difference in held-out {results.study.eval.metric} from {results.baseline}, 95 % interval")
+
+
+def _draw_curves(figure: Any, results: Results) -> None:
+    """Draw one panel each for cells that end with SFT and with RL: the mean of the seeds, and the span between them."""
+    kinds = sorted({one.last for row in results.rows for one in row.seeds})
+    for axes, kind in zip(np.ravel(figure.subplots(1, len(kinds))), kinds, strict=True):
+        lines, names = [], []
+        for row in results.rows:
+            curves = [one.curve for one in row.seeds if one.last == kind and one.curve]
+            if not curves:
+                continue
+            steps = min(map(len, curves))
+            seeds_SN = np.array([_smooth(curve[:steps]) for curve in curves])
+            lines += axes.plot(seeds_SN.mean(axis=0), linewidth=1.2)
+            names.append(row.cell.name)
+            low, high, colour = seeds_SN.min(axis=0), seeds_SN.max(axis=0), lines[-1].get_color()
+            axes.fill_between(range(steps), low, high, color=colour, alpha=0.2)
+        axes.set_xlabel(f"step of {kind.upper()}")
+        axes.set_ylabel("loss, nats a token" if kind == "sft" else "training reward")
+        axes.legend(lines, names, fontsize="x-small")
+
+
+def _smooth(curve: list[float], width: int = 10) -> np.ndarray:
+    """Return the mean of the last `width` steps at each step."""
+    sums = np.cumsum([0.0, *curve])
+    begins = np.maximum(np.arange(1, len(sums)) - width, 0)
+    return (sums[1:] - sums[begins]) / (np.arange(1, len(sums)) - begins)
+
+
+def _draw_fits(axes: Any, results: Results) -> None:
+    key = results.study.x
+    assert key is not None
+    lines, names = [], []
+    for fit in results.fits:
+        points = [(row.cell.settings[key], one.mean) for row in fit.rows for one in row.seeds]
+        if fit.curve is None or not points:
+            continue
+        (dots,) = axes.plot(*zip(*points, strict=True), "o", markersize=4)
+        x = np.geomspace(fit.curve.lowest, fit.curve.highest, 100).clip(fit.curve.lowest, fit.curve.highest)
+        lines += axes.plot(x, [fit.curve.at(value) for value in x], color=dots.get_color())
+        names.append(fit.others or "all cells")
+    axes.set_xscale("log")
+    axes.set_xlabel(key)
+    axes.set_ylabel(f"held-out {results.study.eval.metric}")
+    axes.legend(lines, names, fontsize="x-small")
+
+
+def _span(interval: Interval, form: str = ".3f") -> str:
+    return f"{interval.low:{form}} to {interval.high:{form}}"
 
 
 def _num(value: float | None, form: str = ".3f") -> str:
     return "–" if value is None else f"{value:{form}}"
+
+
+def _less(value: float, other: float | None) -> float | None:
+    return None if other is None else value - other

@@ -8,51 +8,59 @@ from hone.config.dump import to_toml
 from hone.config.study import StudyConfig
 from hone.errors import UserError
 from hone.runs.files import write_file
+from hone.runs.outputs import Lock
 from hone.studies.cells import cells_of
 from hone.studies.report import PAGE, needs_matplotlib, write_report
 from hone.studies.results import Results, results_of
-from hone.studies.running import Outcome, Runner, Say, tasks_of
+from hone.studies.running import Outcome, Runner, Say, Tasks
 
 CONFIG = "study.toml"
 """The resolved config in a study's folder, by which it is known."""
 
 
 class Study:
-    """A grid of runs, what is done of it, and what came out. `hone.study(...)` returns one."""
+    """Variants over seeds, what is done of them, and what came out. `hone.study(...)` returns one."""
 
     def __init__(self, config: StudyConfig) -> None:
         self.config, self.folder = config, config.output_dir
         self.cells = cells_of(config)
-        self.tasks = tasks_of(config, self.cells)
+        self.tasks = Tasks(config, self.cells)
         self.outcome = Outcome()
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is a file: choose another --output-dir")
         if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / CONFIG).exists():
             raise UserError(f"{self.folder} holds other files than a study's: choose another --output-dir")
 
     def run(self, say: Say = print, status: Say = lambda words: None) -> Study:
-        """Run what is left, and write the report. Ctrl-C ends what is at work; the report is written then, too."""
+        """Run what is left, and write the report. What ends it early, Ctrl-C too, ends what is at work; the report is
+        written then, too. Raises UserError if another process is at work in the folder, or matplotlib is missing.
+        """
         needs_matplotlib()
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_file(self.folder / CONFIG, to_toml(self.config))
+        lock = Lock(self.folder)
         try:
-            self.outcome = Runner(self.config, self.tasks, say, status).run()
+            write_file(self.folder / CONFIG, to_toml(self.config))
+            runner = Runner(self.config, self.tasks, say, status)
+            self.outcome = runner.outcome
+            try:
+                runner.run()
+            finally:
+                self.results = results_of(self.config, self.cells, self.tasks, self.outcome.failed)
+                write_report(self.results)
         finally:
-            write_report(self.results)
+            lock.release()
         return self
 
-    @property
-    def results(self) -> Results:
-        """What is done so far."""
-        return results_of(self.config, self.cells, self.outcome.failed)
+    results: Results
+    """What is done, compared; once it has run."""
 
     @property
     def page(self) -> Path:
         """The page to look at."""
         return self.folder / PAGE
 
-
-def planned(study: Study) -> str:
-    """Return in a line what a study is to do."""
-    kinds = [task.kind for task in study.tasks.values()]
-    runs = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in ("sft", "rl", "eval") if kind in kinds)
-    seeds = len(study.config.seed_list)
-    return f"{len(study.cells)} cells x {seeds} seed{'' if seeds == 1 else 's'}: {runs}, into {study.folder}"
+    def __str__(self) -> str:
+        kinds = [task.kind for task in self.tasks.values()]
+        runs = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in ("sft", "rl", "eval") if kind in kinds)
+        seeds = f"{self.config.seeds} seed{'' if self.config.seeds == 1 else 's'}"
+        return f"{len(self.cells)} cells x {seeds}: {runs}, into {self.folder}"
