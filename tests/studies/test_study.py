@@ -113,7 +113,7 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
 ) -> None:
     out, printed = ran
     assert "STUDY: 3 cells x 1 seed: 1 of sft, 2 of rl, 3 of eval" in printed
-    assert "rl of no room, seed 0: FAILED, it exited with code 2 (seq_len = 20" in printed
+    assert "rl of no room, seed 0: FAILED, it exited with code 2 (reverse-text (train), row " in printed
     assert "eval of no room, seed 0 (it needs rl of no room, seed 0, which failed)" in printed
     table = (out / "results.csv").read_bytes()
     rows = list(csv.DictReader(table.decode().splitlines()))

@@ -57,10 +57,12 @@ def sentences(results: Results) -> list[str]:
     for row in results.rows:
         if (effect := row.effect) is None:
             continue
+        if effect.p is None:
+            found.append(f"{row.cell.name}: {effect.mean:+.3f} {metric} compared with {results.baseline}, of one seed.")
+            continue
         interval = "" if effect.interval is None else f", 95 % interval {_span(effect.interval, '+.3f')}"
-        seeds = f"{effect.seeds} seed{'' if effect.seeds == 1 else 's'}"
         text = f"{row.cell.name}: {effect.verdict} compared with {results.baseline} "
-        text += f"({effect.mean:+.3f} {metric}{interval}, {seeds})."
+        text += f"({effect.mean:+.3f} {metric}{interval}, {effect.seeds} seeds)."
         if effect.verdict == "no difference seen" and effect.detectable:
             text += f" An effect below {effect.detectable:.3f} would probably not have been found."
         found.append(text)
