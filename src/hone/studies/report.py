@@ -139,7 +139,7 @@ def needs_matplotlib() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:
-        raise UserError("the figures of a study need matplotlib: pip install 'hone[study]'") from error
+        raise UserError("the figures of a study need matplotlib: pip install matplotlib") from error
 
 
 def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
