@@ -15,14 +15,17 @@ def run(config: StudyConfig) -> int:
     """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out; 130 for Ctrl-C and SIGTERM."""
     study, status = Study(config), Status(sys.stderr)
     print(f"STUDY: {study}", flush=True)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
     def say(line: str) -> None:
         status.clear()
         print(line, flush=True)
 
-    study.run(say, status)
-    status.clear()
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        study.run(say, status)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        status.clear()
     cells = next(tables_of(study.results))
     shown = ("cell", "seeds", config.eval.metric, "difference", "95 % interval", "p", "verdict")
     print_table([{head: row[cells.heads.index(head)] for head in shown} for row in cells.rows])
