@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 ADAPTER = "adapter"
 """Folder of the adapter within that of the merged weights."""
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-_BASE = "hone_base"
-"""Key of the weights' metadata: `base_digest`. PEFT leaves it alone."""
+BASE = "hone_base.json"
+"""File with `base_digest`; not in the other two, for PEFT warns of keys, and safetensors writes them in any order."""
 _PLAIN = {
     "peft_type": "LORA",
     "task_type": "CAUSAL_LM",
@@ -69,8 +69,7 @@ def start_adapter(model: Decoder, seed: int) -> None:
     if model.lora.path is not None:
         folder = Path(model.lora.path).expanduser()
         tensors = load_adapter(folder, model.config, model.lora)
-        with safe_open(folder / WEIGHTS, "pt") as opened:
-            base = (opened.metadata() or {}).get(_BASE)
+        base = read_json(folder, BASE).get("digest")
         if base not in (None, model.base_digest):
             merged = " (weights beside an adapter hold it already)" if (folder.parent / "config.json").exists() else ""
             raise UserError(
@@ -107,8 +106,8 @@ def save_adapter(
     folder.mkdir(exist_ok=True)
     slices = peft_slices(model.config, lora.rank)
     tensors = {name: parameters[of][start:end].cpu().contiguous() for name, (of, start, end) in slices.items()}
-    base = {} if model.base_digest is None else {_BASE: model.base_digest}
-    save_tensors(tensors, folder / WEIGHTS, METADATA | base)
+    save_tensors(tensors, folder / WEIGHTS, METADATA)
+    write_json(folder / BASE, {"digest": model.base_digest})
     targets = {"target_modules": sorted({name.split(".")[-3] for name in slices})}
     facts = {"r": lora.rank, "lora_alpha": lora.alpha, "base_model_name_or_path": model.base_id, "inference_mode": True}
     write_json(folder / CONFIG, _PLAIN | facts | targets)
