@@ -34,6 +34,7 @@ WAYS: dict[str, list[str]] = {
 
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     parser.add_argument("--seeds", type=int, default=3, help="seeds 0, 1, …")
     parser.add_argument("--examples", type=int, default=512, help="held-out examples")
     parser.add_argument("--sft-steps", type=int, default=900)
@@ -47,7 +48,7 @@ def main(argv: list[str] | None = None) -> None:
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
         baselines = [pool.submit(cell, BASELINE, seed, *common) for seed in range(args.seeds)]
         begun = [one.result() for one in baselines]
-        runs = {way: [pool.submit(learned, way, seed, *common) for seed in range(args.seeds)] for way in WAYS}
+        runs = {way: [pool.submit(learned, way, seed, *common) for seed in range(args.seeds)] for way in args.ways}
         found = {way: summary([one.result() for one in futures]) for way, futures in runs.items()}
     result = {
         "workload": {"sft_steps": args.sft_steps, "steps": args.steps, "examples": args.examples, "jobs": args.jobs},

@@ -79,7 +79,7 @@ class Hello:
     """One trainer, from its start to its end: what it has before any session.
 
     `fingerprint` and `parameters` are those of the initial model; `pid` is that of rank 0 on `host`; `settings` is the
-    section `trainer` of its config.
+    section `trainer` of its config; `digests` are of what it reads besides: an adapter, a loss of the user's own.
     """
 
     id: str
@@ -91,6 +91,7 @@ class Hello:
     host: str
     pid: int
     settings: dict[str, Any] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -115,6 +115,7 @@ def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture
     lora = (INVARIANT, "--model.lora.rank", "2", "--trainer.optim.lr", "1e-2")
     begin(bench, "lora", *lora, steps=4)
     run = begin(bench, "lora", *lora, "--resume")
+    assert len(Run(run).info["sources"]["adapter"]) == 16
     saved = load_file(run / "weights" / f"step_{STEPS}" / "adapter" / "adapter_model.safetensors")
     assert any(name.endswith("lora_B.weight") and tensor.any() for name, tensor in saved.items())
     gaps = [line["logprob_gap/max"] for line in records(run / "metrics.jsonl") if "logprob_gap/max" in line]

@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -75,16 +76,31 @@ def make_versions(family: str, folder: Path) -> None:
 
 @pytest.fixture(scope="module", params=list(FAMILIES))
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder, port = tmp_path_factory.mktemp("vllm"), free_port("127.0.0.1")
+    folder = tmp_path_factory.mktemp("vllm")
     make_versions(request.param, folder)
+    with serving(folder, folder / "v0", ENDINGS[request.param]) as one:
+        yield one
+
+
+@pytest.fixture
+def serve() -> Callable[..., AbstractContextManager[Served]]:
+    return serving
+
+
+@contextmanager
+def serving(
+    root: Path, model: Path, ending: signal.Signals = signal.SIGTERM, kv_gib: float = 0.0625
+) -> Iterator[Served]:
+    """vLLM with a model in fp32, which takes weights from `root`."""
+    port = free_port("127.0.0.1")
     flags = (
-        f"--backend vllm --dtype float32 --kv-gib 0.0625 --max-model-len 2048 --port {port} --api-key-var KEY".split()
+        f"--backend vllm --dtype float32 --kv-gib {kv_gib} --max-model-len 2048 --port {port} --api-key-var KEY".split()
     )
-    argv = [*flags, "--model.name", str(folder / "v0"), "--weights-root", str(folder)]
+    argv = [*flags, "--model.name", str(model), "--weights-root", str(root)]
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     process = subprocess.Popen(
         [sys.executable, "-m", "hone.cli", "inference", *argv],
-        cwd=folder,
+        cwd=root,
         env={**os.environ, "PYTHONPATH": path, "KEY": "sesame"},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -96,7 +112,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         while not shown or not shown[-1].startswith("stop "):
             shown.append(process.stdout.readline())
             assert shown[-1], shown
-        yield Served(process, shown, f"http://127.0.0.1:{port}/v1", folder, ENDINGS[request.param])
+        yield Served(process, shown, f"http://127.0.0.1:{port}/v1", root, ending)
     finally:
         process.terminate()
         process.wait(300)

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from hone.commands.training import headline
 from hone.composition.machine import configure, device_of, resolved
+from hone.composition.own_functions import OwnFunctions
 from hone.composition.parts import load_policy, make_trainer
 from hone.config.rl import TrainerRole
 from hone.errors import UserError
@@ -83,6 +84,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         compiled=config.model.compile,
         device=device,
     )
+    adapter = {} if model.lora is None else {"adapter": fingerprint(model.trained, ranks)}
     hello = Hello(
         id=uuid4().hex[:16],
         fingerprint=fingerprint(model.base, ranks),
@@ -93,6 +95,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         host=socket.gethostname(),
         pid=os.getpid(),
         settings=config.trainer.model_dump(mode="json", exclude=set()),
+        digests=adapter | OwnFunctions.of(config).digests,
     )
     loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
     del model

@@ -89,6 +89,7 @@ class SplitRL(RL):
             config.refuse_cuts()
         is_initial = self.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": self.renderer.digest()} if is_initial else {}
+        digests |= hello.digests
         run = self._open_run(stack, digests, with_tensors=False, ranks=hello.ranks)
         if run.nothing_left:
             return
