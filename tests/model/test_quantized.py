@@ -97,6 +97,9 @@ def test_the_merged_export_is_the_quantized_model_with_its_adapter(family: str, 
             parameter.mul_(0 if name.endswith("lora_B") else 1)
     save_model(model, tmp_path / "base")
     path = str(tmp_path / "adapter")
+    with pytest.raises(UserError, match="delete hone_base.json there if these are the same weights in another form"):
+        adapted(tmp_path / "base", lora=LoraConfig(rank=3, alpha=7, path=path))
+    (tmp_path / "adapter" / "hone_base.json").unlink()
     again = adapted(tmp_path / "base", lora=LoraConfig(rank=3, alpha=7, path=path))
     torch.testing.assert_close(packed_logits(again, ids), logits, atol=1e-4, rtol=1e-4)
     assert all(torch.equal(one, other) for one, other in zip(before, again.trained.values(), strict=True))

@@ -74,7 +74,7 @@ def start_adapter(model: Decoder, seed: int) -> None:
             merged = " (weights beside an adapter hold it already)" if (folder.parent / "config.json").exists() else ""
             raise UserError(
                 f"the adapter in {folder} was trained on other weights than this model's: set --model to what its run "
-                f"began with{merged}"
+                f"began with{merged}, or delete {BASE} there if these are the same weights in another form"
             )
         for name, parameter in model.trained.items():
             if tensors[name].shape != parameter.shape:
