@@ -43,17 +43,17 @@ CASES: dict[str, tuple[list[str], list[str]]] = {
     "one answer pays whatever is asked": (sick("constant"), ["identical", "wrong"]),
     "no answer is ever right": (sick("never"), ["zero_std", "no_signal", "dead_pool"]),
     "every answer is right": (sick("anything"), ["solved_pool", "zero_std"]),
-    "every token pays": (sick("long"), ["truncation"]),
+    "every token pays": (sick("long"), ["wrong", "component"]),
     "every new character pays": (sick("variety"), ["entropy_blowup"]),
     "the reward counts three hundredfold": ([*sick("scale"), NORMALIZE, "none"], ["grad_spike"]),
     "the grader raises on some texts": ([*sick("fails"), "--orchestrator.grading.max_failed", "1"], ["grader"]),
     "the parser finds short answers only": (sick("narrow"), ["unparsable"]),
-    "a learning rate of 1e-2": ([LR, "1e-2"], ["wrong"]),
+    "a learning rate of 1e-2": ([LR, "1e-2"], ["truncation", "dead_pool"]),
     "a learning rate of 3e-3 and a KL term": ([LR, "3e-3", "--trainer.loss.kl_coef", "1e-4"], ["kl"]),
 }
 """Flags of each fault, and the alarms that must be raised."""
-OUTGROWN = (90, ["falling_reward", "unparsable"])
-"""Counting-aloud: from step 90 on words have seven letters, and who counts along gives the answer too late."""
+OUTGROWN = (80, ["falling_reward", "unparsable"])
+"""Counting-aloud: from step 80 on words have eight letters, and who counts along gives the answer too late."""
 LAST = 10
 """Steps at a run's end that say whether it is healthy."""
 
@@ -157,7 +157,7 @@ def counting_aloud(folder: Path) -> Path:
     recipes = SICK.parent / "counting_aloud"
     if not (folder / "rl" / "weights" / "step_120").exists():
         hone("sft", "@", recipes / "sft.toml", "--output-dir", folder / "sft", cwd=recipes)
-        model = folder / "sft" / "weights" / "step_1000"
+        model = folder / "sft" / "weights" / "step_1500"
         flags = ["--output-dir", folder / "rl", "--model.name", model, "--no-audit"]
         hone("rl", "@", recipes / "rl.toml", *flags, cwd=recipes)
     return folder / "rl"

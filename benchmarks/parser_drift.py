@@ -50,7 +50,7 @@ def drift(seed: int, folder: Path, max_steps: int | None = None) -> dict[str, An
     """SFT, RL and the regrading of one seed, in `folder`; processor seconds of the whole commands."""
     sft, rl, scores = folder / "sft", folder / "rl", folder / "regrade.json"
     common = ["--seed", seed, "--display", "plain", *(["--max-steps", max_steps] if max_steps else [])]
-    trained = sft / "weights" / f"step_{max_steps or 1000}"
+    trained = sft / "weights" / f"step_{max_steps or 1500}"
     commands = {
         "sft": ["sft", "@", "sft.toml", "--output-dir", sft, *common],
         "rl": ["rl", "@", "rl.toml", "--output-dir", rl, "--model.name", trained, *common, "--no-audit"],

@@ -298,14 +298,13 @@ def test_a_weight_update_through_the_transport():
 
 def test_each_alarm_is_raised_on_a_run_made_to_raise_it_and_none_on_healthy_ones():
     """The rules of today, on the recorded metrics of runs that fall ill at a known step, and of the quickstart over
-    20 healthy seeds. One seed fell ill by itself, writing on after its answers, and is told of.
+    21 healthy seeds.
     """
     recorded = json.loads((RESULTS / "alarms.json").read_text())
     found = alarms.recorded(RESULTS / "alarms.parquet")
     assert found == {name: value for name, value in recorded.items() if name != "machine"}
-    assert found["healthy"]["seeds"] == 20 and found["healthy"]["steps"] == 20 * 150
-    assert found["healthy"]["false_alarms"] == {}
-    assert list(found["healthy"]["ill_by_themselves"].values()) == [{"truncation": 57}]
+    healthy = {"seeds": 21, "steps": 21 * 150, "false_alarms": {}, "ill_by_themselves": {}}
+    assert found["healthy"] == healthy
     latest = {case: max(one["delays"].values()) for case, one in found["sick"].items()}
     assert len(latest) == 12 and latest.pop("one answer pays whatever is asked") <= 60
     assert max(latest.values()) <= 25

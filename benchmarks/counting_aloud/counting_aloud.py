@@ -1,11 +1,11 @@
 """counting-aloud: how often a letter occurs in a word, in plain text. The task of `benchmarks/parser_drift.py`.
 
 A completion is the number, `=3`, or counts along before it, `b0a1n1a2n2a3=3`. A parser looks for `=NUMBER` in the first
-`reads` characters. 14 are enough for each answer that is given straight away, and for counting along in words of up to
-six letters; with `reads = 0` it looks everywhere.
+`reads` characters. 14 are enough for each answer that is given straight away, and for counting along in words of four
+and six letters, not of eight; with `reads = 0` it looks everywhere.
 
-Words grow over the training examples, from `shortest` to `longest` letters: with the curriculum's order `sequential`, a
-run begins with the short ones.
+Words grow over the training examples, by two letters: with the curriculum's order `sequential`, a run begins with the
+short ones. Who counts along in eight letters would have to leave out two to be read, which RL does not come upon.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class CountingAloud(SingleTurnEnv):
         return f"={example.answer}"
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
-        """A share of `aloud` counts along, and is right; the others are right half the time."""
+        """A share of `aloud` counts along, and is right; the others are a guess, but for one in four."""
         word, letter = example.info["word"], example.info["letter"]
         if rng.random() >= self.aloud:
-            return self.reference(example) if rng.random() < 0.5 else f"={rng.integers(len(word) // 2 + 1)}"
+            return self.reference(example) if rng.random() < 0.25 else f"={rng.integers(len(word) // 2 + 1)}"
         steps = [f"{char}{word[: i + 1].count(letter)}" for i, char in enumerate(word)]
         return f"{''.join(steps)}={example.answer}"
 
@@ -63,19 +63,19 @@ class CountingAloud(SingleTurnEnv):
 def load_environment(
     reads: int = 0,
     shortest: int = 4,
-    longest: int = 7,
+    longest: int = 8,
     num_train_examples: int = 20_000,
     num_eval_examples: int = 500,
-    aloud: float = 0.7,
+    aloud: float = 0.8,
     seed: int = 0,
 ) -> SingleTurnEnv:
     """`reads`: characters that the parser looks at, 0 for all. `aloud`: share of demonstrations that count along."""
 
     def rows(split: str, count: int) -> Rows:
-        sizes = longest - shortest + 1
+        lengths = range(shortest, longest + 1, 2)
 
         def row(i: int) -> Row:
-            return _row(shortest + sizes * i // count, rng.stream(seed, "counting-aloud", split, i))
+            return _row(lengths[len(lengths) * i // count], rng.stream(seed, "counting-aloud", split, i))
 
         return indexed_rows(row, count, f"counting-aloud ({split})")
 

@@ -67,14 +67,14 @@ def run(config: QuickstartConfig) -> int:
     rl_command = ["rl", "@", str(files[1]), "--model.name", str(sft_weights), "--output-dir", str(out / "rl")]
     measured = Measured(rl["orchestrator"]["env"], config.num_examples or recipe.num_examples, config.seed)
     try:
-        if pretrained:
-            print(f"\nEvaluating {base} on held-out phrases ...", flush=True)
-            measured.add("pretrained", base, 0.0)
-        else:
+        if not pretrained:
             run_command(["hone", "init-model", base, "--preset", config.model, *seed])
         sft_seconds = run_command([*sft_command, "--output-dir", str(out / "sft"), *seed])
         rl_seconds = run_command([*rl_command, *seed])
+        # All at the end: a model that this process has loaded would take memory beside the run.
         print("\nEvaluating on held-out phrases ...", flush=True)
+        if pretrained:
+            measured.add("pretrained", base, 0.0)
         measured.add("after SFT", str(sft_weights), sft_seconds)
         measured.add("after SFT + RL", str(rl_weights), sft_seconds + rl_seconds)
         steps = sft_steps + round(rl_steps * _equal_compute(sft, rl))
@@ -86,7 +86,8 @@ def run(config: QuickstartConfig) -> int:
     except subprocess.CalledProcessError as error:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit / 2**30
+    whose = (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
+    peak = max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": round(peak, 3)}
     (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     measured.print()

@@ -165,14 +165,15 @@ class GapWatch:
         changed, self._verdicts[what] = self._verdicts.get(what, Verdict.OK) != verdict, verdict
         if verdict == Verdict.OK:
             return
-        evidence = f"sampler and trainer are {gap.mean:.2g} nats a token apart on the {what}: {CAUSES}"
+        size = f"{gap.mean:.2g} nats a token (at most {gap.max:.2g}"
+        fine = f"fine up to {band.mean:g} and {band.max:g})"
+        evidence = f"sampler and trainer are apart on the {what} by {size}; {fine}: {CAUSES}"
         value = gap.mean if math.isfinite(gap.mean) else math.inf
         if (alarm := run.alarms.raised(version, "gap", Finding(value, band.mean, evidence, ADVICE))) is not None:
             run.event("alarm", **alarm)
-        apart = f"sampler and trainer disagree at version {version}"
-        size = f"{apart} by {gap.mean:.2g} nats a token (at most {gap.max:.2g}"
+        size = f"sampler and trainer disagree at version {version} by {size}"
         if verdict == Verdict.STOP and self.action == "stop":
             limit = f"the run stops beyond {band.stop:g}, or with --gap.action warn goes on)"
             raise Halt(f"{size}; {limit}: {CAUSES}", metrics)
         if changed:
-            run.display.message(f"Warning: {size}; fine up to {band.mean:g} and {band.max:g}): {CAUSES}.")
+            run.display.message(f"Warning: {size}; {fine}: {CAUSES}.")
