@@ -149,7 +149,7 @@ class Trajectory:
             assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"
 
     @property
-    def all(self) -> tuple[Trajectory, ...]:
+    def trajectories(self) -> tuple[Trajectory, ...]:
         """The trajectories of the sample: this one, and its branches."""
         return (self, *self.branches)
 

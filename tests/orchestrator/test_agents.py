@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 import threading
 from collections.abc import Callable
@@ -19,11 +20,11 @@ from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
 from hone.errors import Halt
 from hone.inference.engine import Engine
-from hone.inference.types import SamplingParams
+from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator import agent_host
 from hone.orchestrator.agents import run_agents
-from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.types import Outcome, Trajectory
 
@@ -107,9 +108,9 @@ async def parallel(client: openai.AsyncOpenAI, example: Any) -> float:
 
 def test_of_calls_side_by_side_one_goes_on_and_the_others_begin_anew() -> None:
     for sample in played(task_of(parallel)):
-        turns = sorted(one.turns for one in sample.all)
+        turns = sorted(one.turns for one in sample.trajectories)
         assert turns == [1, 1, 2]
-        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.all}
+        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.trajectories}
         assert len(texts) == 3, "each call has randomness of its own"
 
 
@@ -177,6 +178,19 @@ async def cancels(client: Any, example: Any) -> float:
 @failing(Outcome.GRADER_ERROR, "SystemExit")
 async def exits(client: Any, example: Any) -> float:
     raise SystemExit(3)
+
+
+@failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
+async def heeds_nothing(client: Any, example: Any) -> float:
+    for _ in range(3):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    return 1.0
+
+
+@failing(Outcome.GRADER_ERROR, "half of a pair: ?")
+async def half_a_pair(client: Any, example: Any) -> float:
+    raise ValueError("half of a pair: \ud800")
 
 
 @failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
@@ -266,8 +280,55 @@ def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
         (sample,) = played(task, rollouts=1, seq_len=seq_len, examples=1)
         (score,) = task.grade_many([(task.split("train")[0], sample)])
         assert score.outcome is Outcome.TRUNCATED and score.reward == 0 and words in score.detail
-        assert sum(one.num_sampled for one in sample.all) <= limits.get("max_tokens", 10**6)
+        assert sum(one.num_sampled for one in sample.trajectories) <= limits.get("max_tokens", 10**6)
         assert len(sample.token_ids) <= seq_len
+
+
+class Scripted:
+    """A policy that writes these texts, one after another."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = [[*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id] for text in texts]
+
+    def sample(self, requests: Any, sampling: Any, finished: Any = None) -> list[Trajectory]:
+        made = [Completion(ids, [-1.0] * len(ids), "stop") for ids in (self.texts.pop(0) for _ in requests)]
+        pairs = zip(requests, made, strict=True)
+        return [trajectory(request, one, [0] * len(one.token_ids), RENDERER) for request, one in pairs]
+
+
+def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
+    call = 'Let me see.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    results: list[Any] = []
+
+    async def uses_tools(client: openai.AsyncOpenAI, example: Any) -> float:
+        first = await ask(client, example.prompt, tools=TOOLS)
+        results.append(first)
+        (called,) = first.tool_calls
+        answer = {"role": "tool", "tool_call_id": called.id, "content": "2"}
+        second = await ask(client, [*example.prompt, first.model_dump(exclude_none=True), answer], tools=TOOLS)
+        results.append(second)
+        return 1.0
+
+    task = task_of(uses_tools)
+    maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
+    (sample,) = run_agents(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    assert sample.failure is None and sample.turns == 2 and sample.branches == ()
+    assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
+    assert results[1].content == "It is 2."
+    sampled = RENDERER.tokenizer.decode(sample.token_ids[sample.sampled_mask].tolist(), skip_special_tokens=False)
+    assert call in sampled and "It is 2." in sampled and "tool_call_id" not in sampled
+
+
+def test_an_error_after_a_limit_that_has_another_cause_is_no_reward_of_zero() -> None:
+    async def asks_a_judge(client: openai.AsyncOpenAI, example: Any) -> float:
+        await once(client, example)
+        with pytest.raises(openai.BadRequestError):
+            await once(client, example)
+        raise ConnectionError("the judge is down")
+
+    (sample,) = played(task_of(asks_a_judge, max_calls=1), rollouts=1, examples=1)
+    assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_ERROR
+    assert "the judge is down" in sample.failure[1]
 
 
 def test_a_stream_is_the_same_answer_in_parts() -> None:
@@ -312,7 +373,7 @@ ENDS: list[tuple[str, str]] = [
     ("print('not JSON')", "is not JSON: 'not JSON'"),
     ("pass", "is not JSON: ''"),
     ("sys.exit('I give up')", "ended with code 1: I give up"),
-    ("print('x' * 8 * 2**20); print(1)", "printed more than 4 MiB"),
+    ("while True: print('x' * 2**20)", "printed more than 4 MiB"),
     ("print('NaN')", "gave nan as reward"),
     ("os.kill(os.getpid(), 9)", "ended with code -9"),
 ]

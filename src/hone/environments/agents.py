@@ -17,7 +17,7 @@ from typing import Any
 
 from hone.environments.environment import Completion
 from hone.environments.functions import FunctionTask, Source
-from hone.environments.rubric import inline
+from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
 from hone.types import Example, Outcome, Reply, Score, Trajectory
 
@@ -58,6 +58,8 @@ class AgentTask(FunctionTask):
         *args: Any,
         **kwargs: Any,
     ) -> None:
+        if run is not None and not is_async(run):
+            raise UserError(f"{component_name(run)} is no agent: define it with `async def`")
         found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
         super().__init__(found, *args, **kwargs)
         self.run, self.command, self.agent_limits = run, command, limits

@@ -79,8 +79,6 @@ def _agent_task(
     from hone.environments.agents import AgentLimits, AgentTask, check_agent
 
     check_agent(source, command, rewards)
-    if source is not None and not is_async(source.func):
-        raise UserError(f"{component_name(source.func)} is no agent: define it with `async def`")
     try:
         bounds = AgentLimits(**(limits or {}))
     except TypeError:

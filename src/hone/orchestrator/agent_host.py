@@ -73,7 +73,7 @@ class Host:
     def __exit__(self, *_: Any) -> None:
         """End what still runs: programs, their processes, the endpoint."""
         with contextlib.suppress(RuntimeError):  # the loop is closed already
-            self._loop.call_soon_threadsafe(self._main.cancel)
+            self._loop.call_soon_threadsafe(lambda: self._main.cancel())  # once the thread has made it
         self._thread.join(SPARE)
 
     def waiting_calls(self) -> list[Call]:
@@ -114,8 +114,9 @@ class Host:
 
         try:
             self._loop.call_soon_threadsafe(give)
-        except RuntimeError:
-            raise self._halt() from self._error
+        except RuntimeError:  # the thread has ended: maybe because no program was left to wait for these calls
+            if self._error is not None:
+                raise self._halt() from self._error
 
     def _halt(self) -> Halt:
         if self._error is not None:
@@ -154,27 +155,31 @@ class Host:
         async with places:
             self._news.put("begun")
             result, failure = None, None
+            program = asyncio.create_task(self._program(rollout))
             try:
-                async with asyncio.timeout(self.task.agent_limits.timeout):
-                    run = self._function if self.task.command is None else self._process
-                    result = await run(rollout)
-            except TimeoutError:
-                failure = Outcome.GRADER_TIMEOUT, f"the program took more than {self.task.agent_limits.timeout:g} s"
-            except asyncio.CancelledError:
-                if (task := asyncio.current_task()) is not None and task.cancelling():
-                    raise
-                failure = Outcome.GRADER_ERROR, "the program cancelled itself"
-            except (Exception, SystemExit) as error:  # a program may fail in any way
-                lines = traceback.format_exception(error)
-                failure = (
-                    Outcome.GRADER_ERROR,
-                    str(error) if isinstance(error, ProgramFailed) else "".join(lines)[-TAIL:],
-                )
+                done, _ = await asyncio.wait({program}, timeout=self.task.agent_limits.timeout)
+                if not done:
+                    failure = Outcome.GRADER_TIMEOUT, f"the program took more than {self.task.agent_limits.timeout:g} s"
+                elif program.cancelled():
+                    failure = Outcome.GRADER_ERROR, "the program cancelled itself"
+                elif (error := program.exception()) is None:
+                    result = program.result()
+                else:
+                    text = "".join(traceback.format_exception(error))
+                    words = str(error) if isinstance(error, ProgramFailed) else text[-TAIL:]
+                    failure = Outcome.GRADER_ERROR, words
+                    if rollout.limit and rollout.limit in text:
+                        result, failure = GAVE_UP, None
             finally:
-                if failure is not None and failure[0] is Outcome.GRADER_ERROR and rollout.limit:
-                    result, failure = GAVE_UP, None
+                program.cancel()  # one that does not heed it is left behind, and its key refused
                 rollout.close(result, failure)
                 self._news.put("ended")
+
+    async def _program(self, rollout: Rollout) -> Any:
+        try:
+            return await (self._function if self.task.command is None else self._process)(rollout)
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+            raise ProgramFailed(f"the program raised {type(error).__name__}({error})") from None
 
     async def _function(self, rollout: Rollout) -> Any:
         import httpx
@@ -202,19 +207,19 @@ class Host:
                 *shlex.split(self.task.command), stdin=given, stdout=pipe, stderr=pipe, env=env, start_new_session=True
             )
         assert process.stdout is not None and process.stderr is not None
+        readers = [asyncio.create_task(_last_line(process)), asyncio.create_task(_tail(process.stderr))]
         try:
-            errors = asyncio.create_task(_tail(process.stderr))
-            lines = asyncio.create_task(_last_line(process.stdout))
-            while (code := process.returncode) is None:  # `wait` would also wait for children that hold the pipes
+            while process.returncode is None:  # `wait` would also wait for children that hold the pipes
                 await asyncio.sleep(MOMENT)
-            _kill_group(process.pid)  # children that hold the pipes open
-            (line, flooded), said = await asyncio.gather(lines, errors)
         finally:
-            _kill_group(process.pid)
+            _kill_group(process.pid)  # itself, if it still runs, and its children
+        (line, flooded), said = await asyncio.gather(*readers)
+        code = process.returncode
         if flooded:
             raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")
         if code:
-            raise ProgramFailed(f"the program ended with code {code}: {last_line(said) or 'it said nothing'}")
+            words = f"the program ended with code {code}: {last_line(said) or 'it said nothing'}"
+            raise ProgramFailed(words) from (RuntimeError(said) if said else None)
         try:
             return json.loads(line)
         except (ValueError, RecursionError):
@@ -290,12 +295,15 @@ async def _tail(stream: asyncio.StreamReader) -> str:
     return kept.decode(errors="replace")
 
 
-async def _last_line(stream: asyncio.StreamReader) -> tuple[str, bool]:
-    """Return the last line that is not blank, and whether more than MAX_OUTPUT was printed."""
+async def _last_line(process: asyncio.subprocess.Process) -> tuple[str, bool]:
+    """Return the last line that is not blank, and whether the process was killed for printing too much."""
+    assert process.stdout is not None
     kept, count = b"", 0
-    while chunk := await stream.read(2**16):
+    while chunk := await process.stdout.read(2**16):
         count += len(chunk)
         kept = (kept + chunk)[-(2**16) :]
+        if count > MAX_OUTPUT and process.returncode is None:
+            _kill_group(process.pid)
     lines = [line for line in kept.decode(errors="replace").splitlines() if line.strip()]
     return lines[-1] if lines else "", count > MAX_OUTPUT
 

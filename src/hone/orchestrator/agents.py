@@ -148,7 +148,9 @@ class Rollout:
 
     def close(self, result: Any = None, failure: tuple[Outcome, str] | None = None) -> None:
         """End the rollout; calls that nobody waits for any more are dropped."""
-        self.closed, self.result, self.failure = True, result, failure
+        self.closed, self.result = True, result
+        if failure is not None:  # a program's words may hold half a surrogate pair, which no file takes
+            self.failure = failure[0], failure[1].encode("utf-8", "replace").decode()
         for call in [call for call in self.calls if call.turn is None]:
             if not call.future.done():
                 call.future.cancel()
@@ -158,7 +160,7 @@ class Rollout:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
         prompt, failure, rewards = self.example.prompt, self.failure, {}
         parents = {call.parent for call in self.calls}
-        lines = [line_of(call, prompt) for call in self.calls if call not in parents]
+        lines = [line_of(call) for call in self.calls if call not in parents]
         if failure is None and not lines:
             failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
         if failure is None:
@@ -169,7 +171,10 @@ class Rollout:
         state = {"rewards": rewards, "limit": self.limit, "gave_up": self.result is GAVE_UP, "calls": len(self.calls)}
         if not lines:
             lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
-        return replace(lines[0], state=state, failure=failure, branches=tuple(lines[1:]))
+        first, *branches = lines
+        begins = same(first.messages[: len(prompt)], prompt)  # a recorded sample begins with its example's messages
+        messages = first.messages if begins else [*prompt, *first.messages]
+        return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
 
     def _prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], Call | None]:
         """Return the ids to sample from, and the call whose ids they begin with, if any."""
@@ -195,7 +200,7 @@ class Rollout:
 
 
 GAVE_UP = object()
-"""The result of a program that ended with an error after a call was refused for a limit: the model used it up."""
+"""The result of a program that ended with the error of a call that was refused for a limit: the model used it up."""
 OWN = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -220,8 +225,8 @@ def _plain(message: Message) -> tuple[Any, ...]:
     return message["role"], message.get("content") or "", calls
 
 
-def line_of(last: Call, prompt: Sequence[Message]) -> Trajectory:
-    """Return the trajectory of a call and of those that it goes on from. Its messages begin with the example's."""
+def line_of(last: Call) -> Trajectory:
+    """Return the trajectory of a call and of those that it goes on from."""
     turn = last.turn
     assert turn is not None
     columns = {name: getattr(turn, name).copy() for name in ("sampled_mask", "logprobs", "versions")}
@@ -238,9 +243,7 @@ def line_of(last: Call, prompt: Sequence[Message]) -> Trajectory:
         start = len(mask) - own.num_sampled
         parts += [start - done, own.num_sampled if own.kept is None else own.kept.where(mask)]
         done = len(mask)
-    messages = [*last.messages, last.full]
-    begins = same(messages[: len(prompt)], prompt)
-    return replace(turn, **columns, messages=messages if begins else [*prompt, *messages], kept=Kept.joined(parts))
+    return replace(turn, **columns, messages=[*last.messages, last.full], kept=Kept.joined(parts))
 
 
 def nothing_sampled(ids: list[int], prompt: list[Message], sample_id: str) -> Trajectory:

@@ -352,7 +352,7 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
         kept = [
             (index + branch * len(group.scores), trajectory)
             for index, (sample, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
-            for branch, trajectory in enumerate(sample.all)
+            for branch, trajectory in enumerate(sample.trajectories)
             if not score.outcome.is_failure and not (orch.truncated == "mask" and trajectory.truncated)
         ]
         state = group_state(group)
@@ -388,7 +388,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
             entries.append(Entry(number, step, curriculum.ids[draw.index], "retired", 0, env=env))
             continue
         group = next(waiting)
-        tokens = sum(len(one.token_ids) for trajectory in group.trajectories for one in trajectory.all)
+        tokens = sum(len(one.token_ids) for trajectory in group.trajectories for one in trajectory.trajectories)
         entry = Entry(number, step, group.example.id, group_state(group), tokens, env=env)
         if curriculum.config.measures:
             outcomes = [] if group.left_out == "cut" else [score.outcome for score in group.scores]
@@ -435,10 +435,11 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
     if any(t.branches for t in trajectories):
-        metrics["trajectories/mean"] = float(np.mean([len(t.all) for t in trajectories]))
+        metrics["trajectories/mean"] = float(np.mean([len(t.trajectories) for t in trajectories]))
     staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
-    metrics["staleness/mean"] = float(staleness.mean())
-    if lag:
+    if len(staleness):
+        metrics["staleness/mean"] = float(staleness.mean())
+    if lag and len(staleness):
         metrics["staleness/max"] = float(staleness.max())
     metrics |= {f"groups/{state}": states.count(state) for state in ("trained", "filtered", "failed")}
     return metrics | drawn if refilled else metrics

@@ -60,7 +60,7 @@ class RunRecorder:
                     self.run.token_stats(step, _token_rows(groups, token_stats))
             scores = [score for group in groups for score in group.scores]
             self.run.note_weights(next((score.weights for score in scores if score.weights), {}))
-        tokens = sum(one.num_sampled for trajectory in trajectories for one in trajectory.all)
+        tokens = sum(one.num_sampled for trajectory in trajectories for one in trajectory.trajectories)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
         self._check_tools(step, trajectories)
