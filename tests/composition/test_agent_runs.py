@@ -103,9 +103,26 @@ def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
         ({"agent": agent, "mode": "split"}, "split"),
         ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
         ({"agent": "my_agent:agend"}, "did you mean agent"),
+        ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),
     ):
         with pytest.raises(UserError, match=words):
             hone.rl(dataset=ROWS, model="hone/tiny", output_dir="no", display="none", **given)
+
+
+def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_dir: Path) -> None:
+    result = hone.evaluate(
+        "functions",
+        model=str(tiny_model_dir),
+        env_args={"agent": "my_agent:agent", "eval_data": "rows.jsonl"},
+        num_examples=3,
+        max_tokens=6,
+    )
+    outcomes = [sample.score.outcome for sample in result.samples]
+    assert len(outcomes) == 3 * 3 and str(outcomes[0]) == "grader_error"
+    assert all(sample.trajectory.branches for sample in result.samples)
+    with pytest.raises(UserError, match="leave out base_url"):
+        args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+        hone.evaluate("functions", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
 
 
 def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:

@@ -87,8 +87,11 @@ class Evaluation:
         return evaluate_weights(policy, self.env, sampling, **limits, **counts)
 
     def _there(self, counts: dict[str, Any]) -> EvalResult:
+        from hone.environments.agents import AgentTask
         from hone.evaluation.remote import check_body, evaluate_url
 
+        if isinstance(self.env, AgentTask):
+            raise UserError("a program's rollouts are evaluated on weights that are here so far: leave out base_url")
         config, body, seed = self.config, self.config.sampling(), self.config.seed
         if isinstance(body["seed"], int):
             seed = body.pop("seed")

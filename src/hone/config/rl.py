@@ -282,8 +282,7 @@ class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
     common = {
-        "Model and task": """model.name model.chat_template orchestrator.env.id orchestrator.env.args reward agent
-            agent_command data""",
+        "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward data",
         "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.above budget.hours
             budget.usd mode""",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples

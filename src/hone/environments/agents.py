@@ -11,6 +11,8 @@ The program runs in `hone.orchestrator.agents`; this module has what the task is
 from __future__ import annotations
 
 import math
+import shlex
+import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +69,16 @@ class AgentTask(FunctionTask):
     @property
     def late_grading_reason(self) -> str | None:
         return REWARDED_BY_PROGRAM
+
+    def check_rollouts(self) -> None:
+        if self.command is None:
+            return
+        try:
+            program = shlex.split(self.command)[:1]
+        except ValueError as error:
+            raise UserError(f"agent_command {self.command!r} is no command line: {error}") from None
+        if not program or shutil.which(program[0]) is None:
+            raise UserError(f"agent_command {self.command!r}: there is no program {' '.join(program)!r} here")
 
     def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
         """Return the scores that the program gave. Raises UserError for completions that it did not make."""

@@ -41,6 +41,8 @@ MOMENT = 0.02
 """Seconds without a new call after which those that wait are sampled, though other programs still run."""
 SPARE = 60.0
 """Seconds beyond a rollout's own after which a thread that reports nothing counts as blocked."""
+LEAVING = 5.0
+"""Seconds that what programs left behind gets to end, once it is cancelled."""
 MAX_OUTPUT = 4 * 2**20
 """Bytes that a command may print."""
 TAIL = 4096
@@ -80,9 +82,12 @@ class Host:
         """Wait for calls, and return those to sample now; none once all programs have ended. Raises Halt."""
         last = time.monotonic()
         while self._left:
-            asking = {call.rollout for call in self._waiting}
+            self._waiting = [call for call in self._waiting if not call.future.done()]  # without those that were left
+            missing = self._live - len({call.rollout for call in self._waiting})
+            if self._waiting and missing <= 0 and self._news.empty():
+                break
             try:
-                news = self._news.get(timeout=MOMENT if self._waiting and len(asking) < self._live else 1.0)
+                news = self._news.get(timeout=MOMENT if self._waiting else 1.0)
             except queue.Empty:
                 if self._waiting:
                     break
@@ -96,13 +101,8 @@ class Host:
             else:
                 self._live += 1 if news == "begun" else -1
                 self._left -= news == "ended"
-            if self._waiting and len({call.rollout for call in self._waiting}) >= self._live and self._news.empty():
-                break
-        if self._left and not self._thread.is_alive() and not self._waiting:
-            raise self._halt() from self._error
         waiting, self._waiting = self._waiting, []
-        wanted = [call for call in waiting if not call.future.done()]
-        return wanted if wanted or not self._left else self.waiting_calls()
+        return waiting if self._left else []
 
     def answer(self, calls: Sequence[Call], turns: Sequence[Trajectory]) -> None:
         """Give the calls what was sampled for them."""
@@ -131,6 +131,8 @@ class Host:
             self._main = self._loop.create_task(self._all())
             with contextlib.suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._main)
+        except BaseExceptionGroup as errors:
+            self._error = errors.exceptions[0]
         except BaseException as error:
             self._error = error
         finally:
@@ -138,7 +140,8 @@ class Host:
                 left = asyncio.all_tasks(self._loop)  # what programs began and forgot
                 for task in left:
                     task.cancel()
-                self._loop.run_until_complete(asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 5.0))
+                if left:
+                    self._loop.run_until_complete(asyncio.wait(left, timeout=LEAVING))
             self._loop.close()
 
     async def _all(self) -> None:
