@@ -434,7 +434,7 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
-    if any(t.branches for t in trajectories):
+    if any(t.branches is not None for t in trajectories):
         metrics["trajectories/mean"] = float(np.mean([len(t.trajectories) for t in trajectories]))
     staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
     if len(staleness):

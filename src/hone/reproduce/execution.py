@@ -443,7 +443,7 @@ def _left_out(rows: Sequence[Row]) -> Literal["surplus", "cut"] | None:
 def _trajectory(row: Row) -> Trajectory:
     kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
     columns = [row.get(name) for name in ("kept_ids", "kept_counts")]
-    branches = json.loads(row.get("branches") or "[]")
+    branches = None if row.get("branches") is None else json.loads(row["branches"])
     teacher = row.get("teacher_logprobs")
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
@@ -456,5 +456,7 @@ def _trajectory(row: Row) -> Trajectory:
         state=kept,
         kept=None if None in columns else Kept(*(np.array(column, dtype=np.int32) for column in columns)),
         teacher_logprobs=None if teacher is None else np.array(teacher, dtype=np.float32),
-        branches=tuple(_trajectory(branch | {"sample_id": row["sample_id"]}) for branch in branches),
+        branches=None
+        if branches is None
+        else tuple(_trajectory(branch | {"sample_id": row["sample_id"]}) for branch in branches),
     )

@@ -77,7 +77,7 @@ def schema(
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
     `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks;
-    `has_teacher`: of one with a teacher; `branched`: with samples of several trajectories.
+    `has_teacher`: of one with a teacher; `branched`: of an agent.
     """
     import pyarrow as pa
 
@@ -114,7 +114,7 @@ def schema(
             *(ids if kept else []),
             *([("env", text)] if mixed else []),  # the name of the task, of several
             *([("teacher_logprobs", pa.list_(pa.float32()))] if has_teacher else []),  # 0 where not sampled
-            *([("branches", text)] if branched else []),  # further trajectories of the sample, as JSON
+            *([("branches", text)] if branched else []),  # of an agent's sample: its further trajectories, as JSON
         ]
     )
 
@@ -163,7 +163,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
             rows[-1] |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
         if trajectory.teacher_logprobs is not None:
             rows[-1]["teacher_logprobs"] = trajectory.teacher_logprobs
-        if trajectory.branches:
+        if trajectory.branches is not None:
             rows[-1]["branches"] = json.dumps([_branch(one) for one in trajectory.branches], ensure_ascii=False)
     return rows
 
