@@ -15,6 +15,7 @@ import openai
 import pytest
 from real_server import talking_model, until
 
+from hone.config.rl import RLConfig
 from hone.environments.agents import AgentLimits, AgentTask
 from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
@@ -26,7 +27,8 @@ from hone.orchestrator import agent_host
 from hone.orchestrator.agents import run_agents
 from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import RequestMaker, roll_out
-from hone.types import Outcome, Trajectory
+from hone.orchestrator.groups import trainable
+from hone.types import Group, Outcome, Score, Trajectory
 
 RENDERER = load_renderer("hone/tiny")
 ROWS = [{"prompt": "Say a", "answer": "a"}, {"prompt": "Say b", "answer": "b"}]
@@ -400,13 +402,36 @@ def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
     (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
     assert sample.failure is None
 
-    def gone() -> bool:
-        try:
-            return Path(f"/proc/{int(note.read_text())}/stat").read_text().split(")")[1].split()[0] == "Z"
-        except OSError:
-            return True
+    until(lambda: gone(note), "the child has ended")
 
-    until(gone, "the child has ended")
+
+def gone(note: Path) -> bool:
+    """True if the process whose number a program has noted has ended."""
+    try:
+        return Path(f"/proc/{int(note.read_text())}/stat").read_text().split(")")[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_command_that_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    command = f"sh -c 'sleep 1000 & echo $! > {note}; wait'"
+    (sample,) = played(task_of(None, command, timeout=1.0), rollouts=1, examples=1)
+    assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_TIMEOUT
+    until(lambda: gone(note), "the child has ended")
+
+
+def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:
+    task, config = task_of(goes_on), RLConfig()
+    samples = played(task, rollouts=2, examples=1)
+    example = task.split("train")[0]
+    scores = [Score(reward, {}, {}, Outcome.WRONG) for reward in (0.0, 1.0)]
+    group = Group(example, 5, samples, scores, np.array([-0.5, 0.5], np.float32))
+    batch = trainable([group], config)
+    assert [(one.sample, one.advantage) for one in batch.sequences] == [(0, -0.5), (2, -0.5), (1, 0.5), (3, 0.5)]
+    lines = [line for sample in samples for line in sample.trajectories]
+    for sequence, line in zip(batch.sequences, lines, strict=True):
+        assert sequence.token_ids is line.token_ids and sequence.loss_mask.sum() == line.num_sampled
 
 
 def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

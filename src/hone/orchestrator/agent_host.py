@@ -177,6 +177,8 @@ class Host:
                 program.cancel()  # one that does not heed it is left behind, and its key refused
                 rollout.close(result, failure)
                 self._news.put("ended")
+                if self.task.command is not None:
+                    await asyncio.wait({program}, timeout=LEAVING)  # until its processes are gone
 
     async def _program(self, rollout: Rollout) -> Any:
         try:
@@ -201,6 +203,8 @@ class Host:
         """Run the command; return the JSON of the last line that it prints."""
         assert self.task.command is not None
         env = os.environ | {"OPENAI_BASE_URL": self._url, "OPENAI_API_KEY": rollout.api_key}
+        for name in ("no_proxy", "NO_PROXY"):
+            env[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
         example = {name: getattr(rollout.example, name) for name in ("id", "prompt", "answer", "info")}
         with tempfile.TemporaryFile() as given:
             given.write(json.dumps(example, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
@@ -216,6 +220,7 @@ class Host:
                 await asyncio.sleep(MOMENT)
         finally:
             _kill_group(process.pid)  # itself, if it still runs, and its children
+            await asyncio.wait(readers, timeout=LEAVING)
         (line, flooded), said = await asyncio.gather(*readers)
         code = process.returncode
         if flooded:
