@@ -9,7 +9,7 @@ Every key of a command's config is a keyword, by its name or dotted name: `max_s
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ def rl(
     reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
+    agent: Callable[..., Any] | str | None = None,
     loss: TokenLoss | str | None = None,
     advantages: Advantages | str | None = None,
     **settings: Any,
@@ -46,7 +47,8 @@ def rl(
 
     `config` is a TOML file, an `RLConfig` or nothing, `settings` are keys of it. The task is the config's, or
     `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; an audit that fails only
-    warns. `loss` and `advantages` are functions in place of the algorithm's (docs/algorithms.md).
+    warns. `agent` is an async function that calls the model and returns the reward (docs/agents.md). `loss` and
+    `advantages` are functions in place of the algorithm's (docs/algorithms.md).
     Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
@@ -55,7 +57,8 @@ def rl(
 
     found = from_settings(RLConfig, config, settings)
     task = {"dataset": dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
-    task |= {"reward_weights": reward_weights, "correct": correct, "loss": loss, "advantages": advantages}
+    task |= {"reward_weights": reward_weights, "correct": correct, "agent": agent}
+    task |= {"loss": loss, "advantages": advantages}
     return _ended(train_rl(found, refuses=False, **task))
 
 

@@ -109,6 +109,7 @@ class Trajectory:
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
     `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
     version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
+    `branches` are further trajectories of the same sample, where a program makes them: all have its advantage.
     `kept` are the tokens that each was sampled among, of whose probabilities the logprobs are; None: the vocabulary.
     `teacher_logprobs` `[T]` float32 are those of a teacher, None without one.
 
@@ -131,9 +132,11 @@ class Trajectory:
     killed: bool = False
     kept: Kept | None = None
     teacher_logprobs: np.ndarray | None = None
+    branches: tuple[Trajectory, ...] | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
+        assert not any(branch.branches for branch in self.branches or ())
         assert len(self.sampled_mask) == len(self.logprobs) == len(self.versions) == length
         assert self.token_ids.dtype == np.int64 and self.sampled_mask.dtype == np.bool_
         assert self.logprobs.dtype == np.float32 and self.versions.dtype == np.int32
@@ -144,6 +147,11 @@ class Trajectory:
         if self.kept is not None:
             assert len(self.kept.counts) == length
             assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"
+
+    @property
+    def trajectories(self) -> tuple[Trajectory, ...]:
+        """The trajectories of the sample: this one, and its branches."""
+        return (self, *(self.branches or ()))
 
     @property
     def truncated(self) -> bool:

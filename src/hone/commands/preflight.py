@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.commands.status import Status, command
 from hone.config.rl import RLConfig
+from hone.environments.agents import REWARDED_BY_PROGRAM
 from hone.errors import UserError
 from hone.grading import printable
 from hone.runs.files import write_json
@@ -42,6 +43,10 @@ class Audit(Observer):
         if _had_before(config, training.envs):
             return
         self._record = {"verdict": "skipped", "why": "--no-audit"}
+        if any(env.late_grading_reason == REWARDED_BY_PROGRAM for env in training.envs.values()):
+            self._record = {"verdict": "skipped", "why": REWARDED_BY_PROGRAM}
+            self._lines = [f"The task was not audited: {REWARDED_BY_PROGRAM}."]
+            return
         if not config.audit:
             return
         self._lines = []

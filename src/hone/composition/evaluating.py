@@ -43,6 +43,8 @@ class Evaluation:
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
+        if config.base_url is not None and {"agent", "agent_command"} & config.env_args.keys():
+            raise UserError("a program's rollouts are evaluated on weights that are here so far: leave out base_url")
         self.config, self._exact_keys = _with_model(config)
         self.folder = results_folder(self.config) if config.save else None
         self.env = env or configured(config.env, config.env_args, config.template, "template")

@@ -164,9 +164,10 @@ def with_given_task(
     reward_funcs: Any,
     reward_weights: Sequence[float] | None,
     correct: Any,
+    agent: Any = None,
 ) -> tuple[RLConfig, Given | None]:
     """Return the config with the task that a program gives, and that task; None if it gives none."""
-    if dataset is None and eval_dataset is None and not reward_funcs and reward_weights is None and correct is None:
+    if all(x is None for x in (dataset, eval_dataset, reward_weights, correct, agent)) and not reward_funcs:
         return config, None
     from hone.environments.functions import given_task
 
@@ -176,7 +177,8 @@ def with_given_task(
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
     args, template = ({}, None) if replaces else (env.args, env.template)
-    given = given_task(config.output_dir, args, dataset, eval_dataset, reward_funcs, reward_weights, correct)
+    task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent
+    given = given_task(config.output_dir, args, *task)
     named = env.model_copy(update={"id": FUNCTIONS, "args": given.args, "template": template})
     orchestrator = config.orchestrator.model_copy(update={"env": named})
     return config.model_copy(update={"orchestrator": orchestrator}), given

@@ -16,7 +16,7 @@ counter and the schedule go on. No value network, no KL by default, one update p
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,6 +32,7 @@ from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import TAUGHT_BY, OnlineEvalConfig, RLConfig
 from hone.environments import Environment, MultiTurnEnv
+from hone.environments.agents import AgentTask
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
@@ -196,10 +197,10 @@ class RL(Training):
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
     task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
-    and `given_task` there. `loss` and `advantages` are functions in place of the algorithm's, see
-    `docs/algorithms.md`. Raises UserError if a setting, the task, its data or the model is bad. Used as a
-    context, it opens the run directory, sets threads and deterministic kernels, and on leaving saves the final version
-    and sets them back.
+    and `given_task` there; or `agent`, a program that calls the model: see `hone.environments.agents`. `loss` and
+    `advantages` are functions in place of the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the
+    task, its data or the model is bad. Used as a context, it opens the run directory, sets threads and deterministic
+    kernels, and on leaving saves the final version and sets them back.
     """
 
     kind = "rl"
@@ -215,6 +216,7 @@ class RL(Training):
         reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
         reward_weights: Sequence[float] | None = None,
         correct: RewardFunc | str | None = None,
+        agent: Callable[..., Any] | str | None = None,
         loss: TokenLoss | str | None = None,
         advantages: Advantages | str | None = None,
         observers: Sequence[Observer] = (),
@@ -223,7 +225,7 @@ class RL(Training):
         parsed = from_settings(RLConfig, config, settings)
         parsed, self.own = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
         parsed = parsed.model_copy(update={"mode": parsed.mode or "colocated"})
-        task = dataset, eval_dataset, reward_funcs, reward_weights, correct
+        task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent
         self.config, self.given = parts.with_given_task(parsed, *task)
         self.observers = checked_observers(observers)
         self._drawn: list[int] = []
@@ -232,6 +234,7 @@ class RL(Training):
         self.eval_envs = parts.eval_envs(self.config, self.envs)
         for env in self.all_envs:
             env.check_rollouts()
+        self._check_agents()
         check_predictions(self.config, self.env.id)
         check_metrics(self.config, self.env.id)
         self._settle_overlap()
@@ -307,6 +310,21 @@ class RL(Training):
         if len(self.config.server_urls) > 1:
             raise UserError("several servers need mode split: use the command `hone rl`, or name one server")
         check_state(self.config.trainer.optim)
+
+    def _check_agents(self) -> None:
+        """Raise UserError for what a run can't have whose rollouts a program makes."""
+        if not any(isinstance(env, AgentTask) for env in self.all_envs):
+            return
+        orch = self.config.orchestrator
+        problems = {
+            "mode = split": self.config.mode == "split",
+            "a teacher": self.config.teacher is not None,
+            'orchestrator.advantage.components = "normalize"': orch.advantage.components == "normalize",
+            'orchestrator.truncated = "penalize"': orch.truncated == "penalize",
+            "orchestrator.refill.cut": orch.refill is not None and orch.refill.cut > 0,
+        }
+        if (problem := next((name for name, is_there in problems.items() if is_there), None)) is not None:
+            raise UserError(f"a run with an agent does not work with {problem}: leave it out")
 
     def _settle_overlap(self) -> None:
         """Refuse `refill.cut` where it cuts nothing; refuse `grading.overlap` = true where it has no effect for the
@@ -440,6 +458,8 @@ class RL(Training):
         run.note(reward_ranges=self.env.rubric.ranges_as_lists(), **facts)
         if given is not None:
             parts.note_given(given, run)
+        if any(isinstance(env, AgentTask) for env in self.all_envs):
+            run.mark_inexact(run.start_step, "a program makes the rollouts, and nothing shows that it repeats itself")
         parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
         return run
 

@@ -95,12 +95,16 @@ def name_task(settings: Settings) -> None:
 
     A flag that names another task goes before files that describe one. Raises UserError if flags do both.
     """
-    given = {name: setting for name in ("reward", "data") if (setting := settings.pop((name,), None))}
+    given = {
+        name: setting
+        for name in ("reward", "agent", "agent_command", "data")
+        if (setting := settings.pop((name,), None))
+    }
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
             raise UserError(
-                "--reward and --data say what the task is, and so does --orchestrator.env.id: leave out one"
+                "--reward, --agent and --data say what the task is, and so does --orchestrator.env.id: leave out one"
             )
         return
     given = {name: setting for name, setting in given.items() if not setting.is_off}

@@ -298,6 +298,10 @@ class RLConfig(RunConfig):
 
     reward: list[str] | None = None
     """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
+    agent: str | None = None
+    """A program in place of reward functions, `MODULE:ASYNC_FUNCTION`: it calls the model and gives the reward."""
+    agent_command: str | None = None
+    """The same as a command line, such as "python my_agent.py" (docs/agents.md)."""
     algorithm: Algorithm | None = None
     """Sets the keys of a published algorithm, which `--help algorithm` lists; any of them can be set beside it."""
     data: str | None = None

@@ -363,6 +363,11 @@ class EnvConfig(BaseConfig):
     template: dict[str, Any] | None = None
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
 
+    @property
+    def is_agent(self) -> bool:
+        """Return True if a program makes the rollouts (`hone.environments.agents`)."""
+        return bool({"agent", "agent_command"} & self.args.keys())
+
     def same_task(self, other: EnvConfig) -> bool:
         """Return True if both are one task, however it is sampled."""
         return all(getattr(self, key) == getattr(other, key) for key in EnvConfig.model_fields)

@@ -52,19 +52,41 @@ def load_environment(
     system_prompt: str | None = None,
     split: str = "train",
     eval_split: str = "test",
+    agent: str | None = None,
+    agent_command: str | None = None,
+    agent_limits: dict[str, Any] | None = None,
 ) -> Environment:
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
     Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
-    `correct` names the function that decides which answers are right, by default the first.
+    `correct` names the function that decides which answers are right, by default the first. A program makes rollouts
+    and rewards: the async function `agent`, or `agent_command`, within `agent_limits`: see `hone.environments.agents`.
     """
-    places = _as_list(rewards)
+    places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
+    if agent is not None or agent_command is not None:
+        return _agent_task(None if agent is None else _source(agent), agent_command, agent_limits, places, *where)
     if not places or not all(isinstance(place, str) for place in places):
         raise UserError("nothing is rewarded: add --reward MODULE:FUNCTION")
     if data is None and eval_data is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
     found = [_source(place) for place in places]
     return FunctionTask(found, data, eval_data, weights, correct, system_prompt, split, eval_split)
+
+
+def _agent_task(
+    source: Source | None, command: str | None, limits: Mapping[str, Any] | None, rewards: Sequence[Any], *where: Any
+) -> Environment:
+    from hone.environments.agents import AgentLimits, AgentTask, check_agent
+
+    check_agent(source, command, rewards)
+    try:
+        bounds = AgentLimits(**(limits or {}))
+    except TypeError:
+        names = ", ".join(AgentLimits.__dataclass_fields__)
+        raise UserError(f"agent_limits is {limits!r}; its keys are {names}") from None
+    if where[0] is None and where[1] is None:
+        raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
+    return AgentTask(source.func if source else None, command, source, bounds, *where)
 
 
 class Source(NamedTuple):
@@ -238,19 +260,29 @@ def given_task(
     reward_funcs: Sequence[RewardFunc | str] | RewardFunc | str = (),
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
+    agent: Callable[..., Any] | str | None = None,
 ) -> Given:
     """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
 
-    A data set is a path, a hub id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
+    `agent` is a program in place of reward functions, see `hone.environments.agents`. A data set is a path, a hub
+    id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
     """
+    from hone.environments.agents import AgentLimits, AgentTask, check_agent
+
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
-    objects = [checked_function(func) for func in funcs if not isinstance(func, str)]
+    agent, command = agent or args.get("agent"), args.get("agent_command")
+    if has_agent := agent is not None or command is not None:
+        check_agent(agent, command, [*funcs, *_as_list(args.get("rewards", []))])
+        funcs = [] if agent is None else [agent]
+    objects = [
+        checked_function(func, "agent" if has_agent else "reward_funcs") for func in funcs if not isinstance(func, str)
+    ]
     placed = [(func if isinstance(func, str) else place_of(func), func) for func in funcs]
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
     text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
     found = [(p, Source(checked_function(func), None, digest) if p is None else _source(p)) for p, func in placed]
-    if not found:
+    if not found and not has_agent:
         raise UserError("there is no reward function: give reward_funcs=[…], the first of which decides what is right")
     here = [component_name(source.func) for place, source in found if place is None]
     rows = {"data": given_rows(dataset, "dataset"), "eval_data": given_rows(eval_dataset, "eval_dataset")}
@@ -258,7 +290,8 @@ def given_task(
     files |= {REWARDS: text} if text else {}
     named: dict[str, Any] = dict(args)
     named |= {name: str(folder / f"{name}.jsonl") if isinstance(r, Rows) else r for name, r in rows.items() if r}
-    named["rewards"] = [place or f"{folder / REWARDS}:{component_name(source.func)}" for place, source in found]
+    names = [place or f"{folder / REWARDS}:{component_name(source.func)}" for place, source in found]
+    named |= ({"agent": names[0]} if names else {}) if has_agent else {"rewards": names}
     named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
     named |= {} if correct is None else {"correct": correct if isinstance(correct, str) else component_name(correct)}
     data = [rows[name] or named.get(name) for name in rows]
@@ -266,7 +299,12 @@ def given_task(
         raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
 
     def load() -> Environment:
-        more: dict[str, Any] = {name: value for name, value in named.items() if name not in ("rewards", *rows)}
+        not_more = ("rewards", "agent", "agent_command", "agent_limits", *rows)
+        more: dict[str, Any] = {name: value for name, value in named.items() if name not in not_more}
+        if has_agent:
+            bounds = AgentLimits(**(named.get("agent_limits") or {}))
+            source = found[0][1] if found else None
+            return AgentTask(source.func if source else None, command, source, bounds, data[0], data[1], **more)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:
             task.loaded_by(Origin(FUNCTIONS, named, os.getcwd(), list(sys.path), sources()))

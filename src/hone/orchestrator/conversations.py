@@ -18,6 +18,7 @@ import numpy as np
 
 from hone import rng
 from hone.environments import Environment, MultiTurnEnv
+from hone.environments.agents import AgentTask
 from hone.environments.multi_turn import Answer, settled
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
@@ -91,6 +92,10 @@ def roll_out(
 
     `finished` gets a rollout of one turn, without tools, as soon as it has ended.
     """
+    if isinstance(env, AgentTask):
+        from hone.orchestrator.agents import run_agents
+
+        return run_agents(env, policy, maker, examples, draws, step, sampling)
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
         if not maker.tools:

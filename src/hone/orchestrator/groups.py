@@ -343,14 +343,16 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     `refill`, which replaces them).
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
-    completions that were stopped by length. Every token that the policy sampled carries loss, the stop token included.
+    completions that were stopped by length. The branches of a sample are sequences with numbers behind those of the
+    group's samples. Every token that the policy sampled carries loss, the stop token included.
     """
     orch = config.orchestrator
     sequences, filtered = list[Packed](), Counts()
     for group in groups:
         kept = [
-            (index, trajectory)
-            for index, (trajectory, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
+            (index + branch * len(group.scores), trajectory)
+            for index, (sample, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
+            for branch, trajectory in enumerate(sample.trajectories)
             if not score.outcome.is_failure and not (orch.truncated == "mask" and trajectory.truncated)
         ]
         state = group_state(group)
@@ -364,7 +366,7 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
 
 
 def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherConfig | None) -> Packed:
-    advantage: float | np.ndarray = float(group.advantages[index])
+    advantage: float | np.ndarray = float(group.advantages[index % len(group.scores)])
     if teacher is not None and (scored := trajectory.teacher_logprobs) is not None:
         advantage = distilled(advantage, trajectory.logprobs, scored, teacher.coef, teacher.reward_coef)
     return Packed(
@@ -386,7 +388,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
             entries.append(Entry(number, step, curriculum.ids[draw.index], "retired", 0, env=env))
             continue
         group = next(waiting)
-        tokens = sum(len(trajectory.token_ids) for trajectory in group.trajectories)
+        tokens = sum(len(one.token_ids) for trajectory in group.trajectories for one in trajectory.trajectories)
         entry = Entry(number, step, group.example.id, group_state(group), tokens, env=env)
         if curriculum.config.measures:
             outcomes = [] if group.left_out == "cut" else [score.outcome for score in group.scores]
@@ -432,9 +434,12 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     if any(t.state is not None for t in trajectories):
         metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
         metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
+    if any(t.branches is not None for t in trajectories):
+        metrics["trajectories/mean"] = float(np.mean([len(t.trajectories) for t in trajectories]))
     staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
-    metrics["staleness/mean"] = float(staleness.mean())
-    if lag:
+    if len(staleness):
+        metrics["staleness/mean"] = float(staleness.mean())
+    if lag and len(staleness):
         metrics["staleness/max"] = float(staleness.max())
     metrics |= {f"groups/{state}": states.count(state) for state in ("trained", "filtered", "failed")}
     return metrics | drawn if refilled else metrics

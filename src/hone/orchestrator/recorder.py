@@ -58,8 +58,9 @@ class RunRecorder:
                 self.run.rollouts(step, rows)
                 if token_stats is not None:
                     self.run.token_stats(step, _token_rows(groups, token_stats))
-            self.run.note_weights(groups[0].scores[0].weights)
-        tokens = sum(trajectory.num_sampled for trajectory in trajectories)
+            scores = [score for group in groups for score in group.scores]
+            self.run.note_weights(next((score.weights for score in scores if score.weights), {}))
+        tokens = sum(one.num_sampled for trajectory in trajectories for one in trajectory.trajectories)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
         self._check_tools(step, trajectories)

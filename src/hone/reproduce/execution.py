@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -58,9 +59,10 @@ from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
-from hone.types import Example, Group, Kept, Trajectory
+from hone.types import Example, Group, Kept, Outcome, Trajectory
 
 OnStep = Callable[[int], None]
+FAILED = [outcome for outcome in Outcome if outcome.is_failure]
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 """Largest distance of the loss of several ranks from that of one process on the same batches, relative to its terms."""
 
@@ -206,6 +208,11 @@ class RebuiltRL(Rebuilt):
         self.samplers: dict[str, GroupSampler] = {}
         self.evaluate: Evaluate | None = None
         self.publish: Publish | None = None
+        if not replay_only and any(one.orchestrator.env.is_agent for one in config.tasks().values()):
+            raise UserError(
+                "a program made the rollouts of this run, and is not run again: `hone replay` retrains from what was "
+                "recorded"
+            )
         info, envs, evals = records.run.info, dict[str, Environment](), dict[str, Environment]()
         if not replay_only:
             with needed_here("task"):
@@ -404,7 +411,7 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         ids = np.concatenate([ids, *(row["kept_ids"] for row in rows if row.get("kept_ids"))])
         if ids.min() < 0 or ids.max() >= vocab_size:
             raise ValueError("a token id is not in the vocabulary")
-        if not all(np.any(row["sampled_mask"]) for row in rows):
+        if not all(np.any(row["sampled_mask"]) or row["outcome"] in FAILED for row in rows):
             raise ValueError("a sample has no token that was sampled")
         members = {draw: list(mine) for draw, mine in groupby(rows, key=lambda row: row["draw"])}
         scores = [[score_of(row) for row in mine] for mine in members.values()]
@@ -436,16 +443,20 @@ def _left_out(rows: Sequence[Row]) -> Literal["surplus", "cut"] | None:
 def _trajectory(row: Row) -> Trajectory:
     kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
     columns = [row.get(name) for name in ("kept_ids", "kept_counts")]
+    branches = None if row.get("branches") is None else json.loads(row["branches"])
     teacher = row.get("teacher_logprobs")
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
         logprobs=np.array(row["logprobs"], dtype=np.float32),
         versions=np.array(row["versions"], dtype=np.int32),
-        messages=messages_of(row),
+        messages=row["messages"] if "messages" in row else messages_of(row),
         stop_reason=row["stop_reason"],
         sample_id=row["sample_id"],
         state=kept,
         kept=None if None in columns else Kept(*(np.array(column, dtype=np.int32) for column in columns)),
         teacher_logprobs=None if teacher is None else np.array(teacher, dtype=np.float32),
+        branches=None
+        if branches is None
+        else tuple(_trajectory(branch | {"sample_id": row["sample_id"]}) for branch in branches),
     )

@@ -56,11 +56,14 @@ def drawn(run: Run, step: int) -> list[dict[str, Any]]:
 
     failures = {outcome.value for outcome in Outcome if outcome.is_failure}
     draws: dict[int, dict[str, Any]] = {}
-    for row in run.rollouts(step, ["draw", "example_id", "state", "token_ids", "outcome", "env"]).to_pylist():
+    for row in run.rollouts(
+        step, ["draw", "example_id", "state", "token_ids", "outcome", "env", "branches"]
+    ).to_pylist():
         new = {"draw": row["draw"], "step": step, "example_id": row["example_id"], "state": row["state"], "tokens": 0}
         new |= {"solved": 0, "graded": 0} | ({"env": row["env"]} if "env" in row else {})
         entry = draws.setdefault(row["draw"], new)
-        entry["tokens"] += len(row["token_ids"])
+        branches = json.loads(row.get("branches") or "[]")
+        entry["tokens"] += len(row["token_ids"]) + sum(len(branch["token_ids"]) for branch in branches)
         if row["state"] != "cut":
             entry["solved"] += row["outcome"] == Outcome.CORRECT
             entry["graded"] += row["outcome"] not in failures

@@ -63,6 +63,7 @@ METRICS = (
     Metric("completion/identical", "rl", SHARE, "identical to another prompt's", better="lower"),
     Metric("completion/kept_ids/mean", "rl", "ids per token", "ids that top_k, top_p and min_p keep, mean"),
     Metric("turns/mean", "rl eval", "turns per completion", "turns of a conversation, mean"),
+    Metric("trajectories/mean", "rl", "trajectories per completion", "trajectories of an agent's rollout, mean"),
     Metric("tokens/environment", "rl", "tokens", "tokens of the environment's messages"),
     Metric("staleness/mean", "rl", "versions", "versions behind, mean"),
     Metric("groups/trained", "rl", "groups"),

@@ -11,7 +11,13 @@ from itertools import accumulate
 from typing import Any
 
 from hone.inference.batch import NOT_FINITE
-from hone.inference.server.protocol import ChatRequest, CompletionRequest, GenerationRequest, SampleFailed
+from hone.inference.server.protocol import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    SampleFailed,
+    TokensRequest,
+)
 from hone.inference.server.service import Delta, Service
 from hone.inference.text import StopStrings, token_text
 from hone.inference.types import Job, ScoredToken, Token
@@ -186,6 +192,33 @@ class ChatAnswer(Answer):
             whole = bool(text) and "\ufffd" not in text
             written = {"token": text if whole else self._text(ident), "logprob": finite(logprob)}
             return written | {"bytes": list(text.encode()) if whole else None}
+
+        return {**one(token.id, token.logprob), "top_logprobs": [one(*pair) for pair in token.top]}
+
+
+class TokensAnswer(Answer):
+    """In vLLM's form: ids and their logprobs, no text. hone adds the version of the policy that sampled each."""
+
+    prefix, whole, part = "generate-tokens", "generate", "generate.chunk"
+
+    def __init__(self, body: TokensRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
+        super().__init__(GenerationRequest(return_kept_ids=body.sampling_params.return_kept_ids), model, renderer, jobs)
+        self._logprobs = body.sampling_params.logprobs
+        self._head["request_id"] = body.request_id or self._head["id"]
+
+    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+        return {
+            "index": delta.index,
+            "token_ids": [token.id for token in delta.tokens],
+            "policy_versions": [token.version for token in delta.tokens],
+            "logprobs": None if self._logprobs is None else {"content": list(map(self._entry, delta.tokens))},
+            "finish_reason": delta.finish_reason,
+            **self._ids(delta),
+        }
+
+    def _entry(self, token: Token) -> dict[str, Any]:
+        def one(ident: int, logprob: float) -> dict[str, Any]:
+            return {"token": f"token_id:{ident}", "logprob": finite(logprob), "bytes": None}
 
         return {**one(token.id, token.logprob), "top_logprobs": [one(*pair) for pair in token.top]}
 

@@ -24,13 +24,15 @@ from starlette.types import Receive, Scope, Send
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer
+from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, TokensAnswer
 from hone.inference.server.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
+    Sampling,
     Strict,
+    TokensRequest,
     UpdateRequest,
     as_api_error,
     parse,
@@ -94,6 +96,7 @@ def create_app(
     app.get("/v1/models/{name:path}", dependencies=key)(api.model)
     app.post("/v1/completions", dependencies=key)(api.completions)
     app.post("/v1/chat/completions", dependencies=key)(api.chat)
+    app.post("/inference/v1/generate", dependencies=key)(api.generate)
     app.post("/update_weights", dependencies=key)(api.update_weights)
     return app
 
@@ -167,7 +170,8 @@ class Api:
         self._check_ids(body.stop_token_ids, "stop_token_ids")
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
         jobs = body.jobs(ids, max_tokens, self._fresh_seed(), body.logprobs or 0)
-        return await self._answer(request, body, jobs, CompletionAnswer(body, self.name, self.renderer, jobs))
+        answer = CompletionAnswer(body, self.name, self.renderer, jobs)
+        return await self._answer(request, body, body, jobs, answer)
 
     async def chat(self, request: Request) -> Response:
         body, size = await self._read(ChatRequest, request)
@@ -181,11 +185,31 @@ class Api:
         max_tokens = body.max_completion_tokens or body.max_tokens or room
         stop_ids = () if body.ignore_eos else self.renderer.stop_ids
         jobs = body.jobs([prompt], max_tokens, self._fresh_seed(), body.top_logprobs or 0, stop_ids)
-        return await self._answer(request, body, jobs, ChatAnswer(body, self.name, self.renderer, jobs))
+        return await self._answer(request, body, body, jobs, ChatAnswer(body, self.name, self.renderer, jobs))
 
-    async def _answer(self, request: Request, body: GenerationRequest, jobs: list[Job], answer: Answer) -> Response:
-        generation = Generation(self.service, jobs, self.renderer.tokenizer, body.stop or [], body.stream)
-        prompt_tokens = sum(len(job.prompt) for job in jobs) // body.n
+    async def generate(self, request: Request) -> Response:
+        """Continue token ids, and return ids. Only the model's own ends and those of the request end a sample."""
+        body, size = await self._read(TokensRequest, request)
+        self._check_model(body.model)
+        params, room = body.sampling_params, self.context - len(body.token_ids)
+        if room < 1:
+            words = f"the prompt has {len(body.token_ids)} tokens, the model's context {self.context}: shorten it"
+            raise ApiError(400, words, "token_ids")
+        await self._apart(size, lambda: self._check_ids(body.token_ids, "token_ids"))
+        self._check_ids(params.stop_token_ids, "sampling_params.stop_token_ids")
+        jobs = params.jobs([body.token_ids], params.max_tokens or room, self._fresh_seed(), params.logprobs or 0)
+        return await self._answer(request, body, params, jobs, TokensAnswer(body, self.name, self.renderer, jobs))
+
+    async def _answer(
+        self,
+        request: Request,
+        body: GenerationRequest | TokensRequest,
+        params: Sampling,
+        jobs: list[Job],
+        answer: Answer,
+    ) -> Response:
+        generation = Generation(self.service, jobs, self.renderer.tokenizer, params.stop or [], body.stream)
+        prompt_tokens = sum(len(job.prompt) for job in jobs) // params.n
         if not body.stream:
             return await while_connected(request, self._whole(generation, answer, prompt_tokens))
         try:

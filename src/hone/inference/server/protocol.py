@@ -44,6 +44,15 @@ OFF = (
     "best_of",
     "response_format",
     "tool_choice",
+    "sampling_params.frequency_penalty",
+    "sampling_params.presence_penalty",
+    "sampling_params.logit_bias",
+    "sampling_params.min_tokens",
+    "sampling_params.prompt_logprobs",
+    "sampling_params.repetition_penalty",
+    "features",
+    "kv_transfer_params",
+    "priority",
 )
 """Fields that are accepted at values only that change nothing."""
 _HALF_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -89,29 +98,21 @@ class TextFormat(Strict):
     type: Literal["text"]
 
 
-class GenerationRequest(Strict):
-    """What both kinds of request share."""
+class Sampling(Strict):
+    """How the samples of a request are drawn."""
 
-    model: Name | None = None
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     seed: Seed | None = None
     stop: list[Stop] | None = Field(default=None, max_length=32)
-    stream: bool = False
-    stream_options: StreamOptions | None = None
     temperature: float | None = Field(default=None, ge=0, le=1000)
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1, lt=2**31)
     min_p: float | None = Field(default=None, ge=0, le=1)
     stop_token_ids: list[Count] = Field(default=[], max_length=256)
     ignore_eos: bool = False
-    return_token_ids: bool = False
     return_kept_ids: bool = False
     key: list[Key] | None = Field(default=None, max_length=MAX_SAMPLES)
     # Of no effect here.
-    user: Name | None = None
-    metadata: dict[str, Any] | None = None
-    store: bool | None = None
-    service_tier: Name | None = None
     frequency_penalty: Zero | None = None
     presence_penalty: Zero | None = None
     logit_bias: dict[str, float] | None = Field(default=None, max_length=0)
@@ -155,6 +156,20 @@ class GenerationRequest(Strict):
             for p, prompt in enumerate(map(tuple, prompts))
             for i in range(self.n)
         ]
+
+
+class GenerationRequest(Sampling):
+    """What requests of OpenAI's form share."""
+
+    model: Name | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool = False
+    # Of no effect here.
+    user: Name | None = None
+    metadata: dict[str, Any] | None = None
+    store: bool | None = None
+    service_tier: Name | None = None
 
 
 class CompletionRequest(GenerationRequest):
@@ -273,6 +288,38 @@ class ChatRequest(GenerationRequest):
         return self
 
 
+class TokensSampling(Sampling):
+    """vLLM's `SamplingParams`, as far as hone samples so; what concerns text only has no effect."""
+
+    max_tokens: Count | None = Field(default=None, ge=1)
+    logprobs: Top | None = None
+    prompt_logprobs: None = None
+    min_tokens: Literal[0] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1, le=1)] | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    detokenize: bool | None = None
+
+
+class TokensRequest(Strict):
+    """`POST /inference/v1/generate`, vLLM's way to continue token ids.
+
+    `cache_salt` has no effect: what is kept of prompts changes no sample, and is dropped with the weights.
+    """
+
+    token_ids: list[Count] = Field(min_length=1)
+    sampling_params: TokensSampling
+    request_id: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    model: Name | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    cache_salt: Name | None = None
+    priority: Literal[0] | None = None
+    features: None = None
+    kv_transfer_params: None = None
+
+
 class UpdateRequest(Strict):
     """`POST /update_weights`."""
 
@@ -291,11 +338,12 @@ def parse(cls: type[Strict], body: bytes) -> Any:
     name = ".".join(str(part)[:80] for part in error["loc"])
     reason = f"{name}: {error['msg'].removeprefix('Value error, ')}"
     if error["type"] == "extra_forbidden":
-        close = get_close_matches(name, cls.model_fields, n=1)
+        known = cls.model_fields if len(error["loc"]) == 1 else TokensSampling.model_fields
+        close = get_close_matches(str(error["loc"][-1]), known, n=1)
         reason = f"{name} is not a field of this request: {f'did you mean {close[0]}?' if close else 'leave it out'}"
     elif error["type"] == "missing":
         reason = f"{name} is missing"
-    elif error["loc"][0] in OFF:
+    elif error["loc"][0] in OFF or name in OFF:
         reason = f"{name} is not supported here with this value: leave it out"
     raise ApiError(400, reason, name)
 

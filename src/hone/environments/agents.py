@@ -1,0 +1,138 @@
+"""A task whose rollouts a program makes: it calls the model as often as it likes, and gives the reward itself.
+
+    async def agent(client: AsyncOpenAI, example: Example) -> float | dict[str, float]: ...
+
+    rl --agent my_agent:agent --data problems.jsonl
+    rl --agent-command "python my_agent.py" --data problems.jsonl
+
+The program runs in `hone.orchestrator.agents`; this module has what the task is, and what a reward may be.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hone.environments.environment import Completion
+from hone.environments.functions import FunctionTask, Source
+from hone.environments.rubric import component_name, inline, is_async
+from hone.errors import UserError
+from hone.types import Example, Outcome, Reply, Score, Trajectory
+
+MOST_REWARDS = 64
+"""Rewards that a program may give a rollout."""
+REWARDED_BY_PROGRAM = "a program rewards its own rollouts"
+NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
+
+
+@dataclass(frozen=True)
+class AgentLimits:
+    """The bounds of one rollout, and how many run at the same time.
+
+    `max_calls` of the model, `max_tokens` sampled in all of them (None: any number), `timeout` in seconds.
+    """
+
+    max_calls: int = 64
+    max_tokens: int | None = None
+    timeout: float = 600.0
+    concurrency: int = 64
+
+    def __post_init__(self) -> None:
+        for name in ("max_calls", "max_tokens", "timeout", "concurrency"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise UserError(f"{name} of an agent is {value!r}; it must be more than 0")
+
+
+class AgentTask(FunctionTask):
+    """Examples for the program `run` (an async function) or `command` (a command line)."""
+
+    def __init__(
+        self,
+        run: Callable[..., Any] | None,
+        command: str | None,
+        source: Source | None,
+        limits: AgentLimits,
+        *args: Any,
+        **kwargs: Any,
+    ) -> None:
+        if run is not None and not is_async(run):
+            raise UserError(f"{component_name(run)} is no agent: define it with `async def`")
+        found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
+        super().__init__(found, *args, **kwargs)
+        self.run, self.command, self.agent_limits = run, command, limits
+
+    @property
+    def late_grading_reason(self) -> str | None:
+        return REWARDED_BY_PROGRAM
+
+    def check_rollouts(self) -> None:
+        if self.command is None:
+            return
+        try:
+            program = shlex.split(self.command)[:1]
+        except ValueError as error:
+            raise UserError(f"agent_command {self.command!r} is no command line: {error}") from None
+        if not program or shutil.which(program[0]) is None:
+            raise UserError(f"agent_command {self.command!r}: there is no program {' '.join(program)!r} here")
+
+    def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
+        """Return the scores that the program gave. Raises UserError for completions that it did not make."""
+        return [self._score(completion) for _, completion in pairs]
+
+    def _score(self, completion: Completion) -> Score:
+        if not isinstance(completion, Trajectory | Reply):
+            raise UserError(NOT_REGRADED)
+        if completion.failure is not None:
+            return Score(math.nan, {}, {}, *completion.failure)
+        state = completion.state or {}
+        if "rewards" not in state:
+            raise UserError(NOT_REGRADED)
+        rewards = dict(state["rewards"])
+        total, weights = sum(rewards.values()), dict.fromkeys(rewards, 1.0)
+        detail = "; ".join(
+            [*([state["limit"]] if state["limit"] else []), *(f"{k} {v:.3g}" for k, v in rewards.items())]
+        )
+        if state["gave_up"]:
+            return Score(total, rewards, weights, Outcome.TRUNCATED, detail)
+        right = next(iter(rewards.values())) >= 1.0
+        return Score(total, rewards, weights, Outcome.CORRECT if right else Outcome.WRONG, detail)
+
+
+@inline
+def reward(completion: Any) -> float:
+    """Stand in for the program's rewards, which no function can compute."""
+    raise UserError(NOT_REGRADED)
+
+
+def checked_rewards(given: Any) -> dict[str, float]:
+    """Return what a program gave as rewards by name; a number is `reward`. Raises ValueError, with the reason."""
+    rewards = given if isinstance(given, dict) else {"reward": given}
+    if not 0 < len(rewards) <= MOST_REWARDS:
+        raise ValueError(f"the program gave {len(rewards)} rewards; give 1 to {MOST_REWARDS}")
+    checked: dict[str, float] = {}
+    for name, value in rewards.items():
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
+            raise ValueError(f"the program gave a reward of the name {name!r:.120}; a name is a short text")
+        try:
+            number = math.nan if value is None or isinstance(value, str) else float(value)
+        except (TypeError, ValueError, OverflowError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a finite number")
+        checked[name] = number
+    if not math.isfinite(sum(checked.values())):
+        raise ValueError("the sum of the program's rewards is not finite")
+    return checked
+
+
+def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
+    """Raise UserError unless exactly one program is given, and nothing else that rewards."""
+    if agent is not None and command is not None:
+        raise UserError("an agent is a function or a command: leave out one of agent and agent_command")
+    if rewards:
+        raise UserError("an agent gives the rewards itself: leave out the reward functions")

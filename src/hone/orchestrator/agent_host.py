@@ -1,0 +1,345 @@
+"""The thread on which programs run, and the OpenAI-compatible endpoint that they call.
+
+An async function runs on the thread's event loop, with a client that needs no socket. A command is a process with a
+group of its own, which reaches the endpoint on 127.0.0.1. Whatever a program does costs its own rollout; what ends this
+thread ends the step, with one error.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import json
+import os
+import queue
+import shlex
+import signal
+import socket
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hone.environments.agents import AgentTask
+from hone.errors import Halt, UserError
+from hone.grading import last_line
+from hone.inference.server.app import MAX_BODY, while_connected
+from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
+from hone.orchestrator.agents import GAVE_UP, Call, Rollout
+from hone.types import Outcome, Trajectory
+
+MOMENT = 0.02
+"""Seconds without a new call after which those that wait are sampled, though other programs still run."""
+SPARE = 60.0
+"""Seconds beyond a rollout's own after which a thread that reports nothing counts as blocked."""
+LEAVING = 5.0
+"""Seconds that what programs left behind gets to end, once it is cancelled."""
+MAX_OUTPUT = 4 * 2**20
+"""Bytes that a command may print."""
+TAIL = 4096
+"""Characters of its errors that are kept."""
+
+
+class Host:
+    """Runs the programs of `rollouts` while it is open."""
+
+    def __init__(self, task: AgentTask, rollouts: Sequence[Rollout]) -> None:
+        self.task, self.rollouts = task, rollouts
+        self._by_key = {rollout.api_key: rollout for rollout in rollouts}
+        self._news: queue.SimpleQueue[Call | str] = queue.SimpleQueue()
+        self._waiting: list[Call] = []
+        self._left, self._live = len(rollouts), 0
+        self._error: BaseException | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
+        self._url = ""
+        routes = [
+            Route("/v1/chat/completions", self._chat, methods=["POST"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+        ]
+        self.app = Starlette(routes=routes)
+
+    def __enter__(self) -> Host:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """End what still runs: programs, their processes, the endpoint."""
+        with contextlib.suppress(RuntimeError):  # the loop is closed already
+            self._loop.call_soon_threadsafe(lambda: self._main.cancel())  # once the thread has made it
+        self._thread.join(SPARE)
+
+    def waiting_calls(self) -> list[Call]:
+        """Wait for calls, and return those to sample now; none once all programs have ended. Raises Halt."""
+        last = time.monotonic()
+        while self._left:
+            self._waiting = [call for call in self._waiting if not call.future.done()]  # without those that were left
+            missing = self._live - len({call.rollout for call in self._waiting})
+            if self._waiting and missing <= 0 and self._news.empty():
+                break
+            try:
+                news = self._news.get(timeout=MOMENT if self._waiting else 1.0)
+            except queue.Empty:
+                if self._waiting:
+                    break
+                patience = self.task.agent_limits.timeout + SPARE
+                if not self._thread.is_alive() or time.monotonic() - last > patience:
+                    raise self._halt() from self._error
+                continue
+            last = time.monotonic()
+            if isinstance(news, Call):
+                self._waiting.append(news)
+            else:
+                self._live += 1 if news == "begun" else -1
+                self._left -= news == "ended"
+        waiting, self._waiting = self._waiting, []
+        return waiting if self._left else []
+
+    def answer(self, calls: Sequence[Call], turns: Sequence[Trajectory]) -> None:
+        """Give the calls what was sampled for them."""
+
+        def give() -> None:
+            for call, turn in zip(calls, turns, strict=True):
+                if not call.future.done():
+                    call.future.set_result(turn)
+
+        try:
+            self._loop.call_soon_threadsafe(give)
+        except RuntimeError:  # the thread has ended: maybe because no program was left to wait for these calls
+            if self._error is not None:
+                raise self._halt() from self._error
+
+    def _halt(self) -> Halt:
+        if self._error is not None:
+            return Halt(f"the thread that runs the agent's programs has ended ({last_line(str(self._error))})")
+        if not self._thread.is_alive():
+            return Halt("the thread that runs the agent's programs has ended")
+        return Halt("a program of the agent keeps its event loop from running: await what takes long, or use a command")
+
+    def _run(self) -> None:
+        try:
+            asyncio.set_event_loop(self._loop)
+            self._main = self._loop.create_task(self._all())
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._main)
+        except BaseExceptionGroup as errors:
+            self._error = errors.exceptions[0]
+        except BaseException as error:
+            self._error = error
+        finally:
+            with contextlib.suppress(Exception):
+                left = asyncio.all_tasks(self._loop)  # what programs began and forgot
+                for task in left:
+                    task.cancel()
+                if left:
+                    self._loop.run_until_complete(asyncio.wait(left, timeout=LEAVING))
+            self._loop.close()
+
+    async def _all(self) -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            if self.task.command is not None:
+                await stack.enter_async_context(self._listening())
+            places = asyncio.Semaphore(self.task.agent_limits.concurrency)
+            async with asyncio.TaskGroup() as group:
+                for rollout in self.rollouts:
+                    group.create_task(self._one(rollout, places))
+
+    async def _one(self, rollout: Rollout, places: asyncio.Semaphore) -> None:
+        """Run the program of one rollout; note how it ended."""
+        async with places:
+            self._news.put("begun")
+            result, failure = None, None
+            program = asyncio.create_task(self._program(rollout))
+            try:
+                done, _ = await asyncio.wait({program}, timeout=self.task.agent_limits.timeout)
+                if not done:
+                    failure = Outcome.GRADER_TIMEOUT, f"the program took more than {self.task.agent_limits.timeout:g} s"
+                elif program.cancelled():
+                    failure = Outcome.GRADER_ERROR, "the program cancelled itself"
+                elif (error := program.exception()) is None:
+                    result = program.result()
+                else:
+                    text = "".join(traceback.format_exception(error))
+                    words = str(error) if isinstance(error, ProgramFailed) else text[-TAIL:]
+                    failure = Outcome.GRADER_ERROR, words
+                    if rollout.limit and rollout.limit in text:
+                        result, failure = GAVE_UP, None
+            finally:
+                program.cancel()  # one that does not heed it is left behind, and its key refused
+                rollout.close(result, failure)
+                self._news.put("ended")
+                if self.task.command is not None:
+                    await asyncio.wait({program}, timeout=LEAVING)  # until its processes are gone
+
+    async def _program(self, rollout: Rollout) -> Any:
+        try:
+            return await (self._function if self.task.command is None else self._process)(rollout)
+        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
+            raise ProgramFailed(f"the program raised {type(error).__name__}({error})") from None
+
+    async def _function(self, rollout: Rollout) -> Any:
+        import httpx
+        import openai
+
+        assert self.task.run is not None
+        http: Any  # later versions of openai have a fork of httpx, whose clients are called alike
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app)) as http:
+            url = "http://127.0.0.1/v1"
+            client = openai.AsyncOpenAI(
+                api_key=rollout.api_key, base_url=url, http_client=http, max_retries=0, timeout=None
+            )
+            return await self.task.run(client, copy.deepcopy(rollout.example))
+
+    async def _process(self, rollout: Rollout) -> Any:
+        """Run the command; return the JSON of the last line that it prints."""
+        assert self.task.command is not None
+        env = os.environ | {"OPENAI_BASE_URL": self._url, "OPENAI_API_KEY": rollout.api_key}
+        for name in ("no_proxy", "NO_PROXY"):
+            env[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
+        example = {name: getattr(rollout.example, name) for name in ("id", "prompt", "answer", "info")}
+        with tempfile.TemporaryFile() as given:
+            given.write(json.dumps(example, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
+            given.seek(0)
+            pipe = asyncio.subprocess.PIPE
+            process = await asyncio.create_subprocess_exec(
+                *shlex.split(self.task.command), stdin=given, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+            )
+        assert process.stdout is not None and process.stderr is not None
+        readers = [asyncio.create_task(_last_line(process)), asyncio.create_task(_tail(process.stderr))]
+        try:
+            while process.returncode is None:  # `wait` would also wait for children that hold the pipes
+                await asyncio.sleep(MOMENT)
+        finally:
+            _kill_group(process.pid)  # itself, if it still runs, and its children
+            await asyncio.wait(readers, timeout=LEAVING)
+        (line, flooded), said = await asyncio.gather(*readers)
+        code = process.returncode
+        if flooded:
+            raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")
+        if code:
+            words = f"the program ended with code {code}: {last_line(said) or 'it said nothing'}"
+            raise ProgramFailed(words) from (RuntimeError(said) if said else None)
+        try:
+            return json.loads(line)
+        except (ValueError, RecursionError):
+            raise ProgramFailed(f"the last line that the program printed is not JSON: {line[:200]!r}") from None
+
+    @contextlib.asynccontextmanager
+    async def _listening(self) -> AsyncIterator[None]:
+        """Serve the endpoint on a free port of this machine."""
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            config = uvicorn.Config(
+                self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False
+            )
+            config.timeout_graceful_shutdown = 1
+            server = uvicorn.Server(config)
+            serving = asyncio.create_task(server.serve(sockets=[listener]))
+            self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+            try:
+                yield
+            finally:
+                server.should_exit = True
+                await serving
+
+    async def _models(self, request: HttpRequest) -> Response:
+        try:
+            self._rollout(request)
+        except ApiError as error:
+            return JSONResponse(error.body(), error.status)
+        return JSONResponse(
+            {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "hone"}]}
+        )
+
+    async def _chat(self, request: HttpRequest) -> Response:
+        try:
+            rollout, raw = self._rollout(request), bytearray()
+            async for part in request.stream():
+                raw += part
+                if len(raw) > MAX_BODY:
+                    raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
+            body: ChatRequest = parse(ChatRequest, bytes(raw))
+            if request.headers.get("x-stainless-retry-count", "0") != "0" and (known := rollout.repeated(body)):
+                return _reply(known, body)
+            call = rollout.begin(body)
+            self._news.put(call)
+            return await while_connected(request, self._answered(call, body))
+        except (ApiError, UserError) as error:
+            known_error = as_api_error(error)
+            return JSONResponse(known_error.body(), known_error.status)
+
+    async def _answered(self, call: Call, body: ChatRequest) -> Response:
+        try:
+            turn = await call.future
+            call.rollout.commit(call, turn)
+        finally:
+            call.rollout.drop(call)  # does nothing once it is recorded
+        return _reply(call, body)
+
+    def _rollout(self, request: HttpRequest) -> Rollout:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ")
+        rollout = self._by_key.get(key)
+        if rollout is None:
+            raise ApiError(401, "the API key names no rollout of this step", None, "invalid_api_key")
+        return rollout
+
+
+class ProgramFailed(Exception):
+    """Why a command's rollout has no reward, in words."""
+
+
+async def _tail(stream: asyncio.StreamReader) -> str:
+    kept = b""
+    while chunk := await stream.read(2**16):
+        kept = (kept + chunk)[-TAIL:]
+    return kept.decode(errors="replace")
+
+
+async def _last_line(process: asyncio.subprocess.Process) -> tuple[str, bool]:
+    """Return the last line that is not blank, and whether the process was killed for printing too much."""
+    assert process.stdout is not None
+    kept, count = b"", 0
+    while chunk := await process.stdout.read(2**16):
+        count += len(chunk)
+        kept = (kept + chunk)[-(2**16) :]
+        if count > MAX_OUTPUT and process.returncode is None:
+            _kill_group(process.pid)
+    lines = [line for line in kept.decode(errors="replace").splitlines() if line.strip()]
+    return lines[-1] if lines else "", count > MAX_OUTPUT
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _reply(call: Call, body: ChatRequest) -> Response:
+    """Return the answer to a call, in OpenAI's form."""
+    assert call.turn is not None
+    calls = call.reply.get("tool_calls", [])
+    reason = "tool_calls" if calls else call.turn.stop_reason
+    message = call.reply | ({"content": None} if calls and not call.reply["content"] else {})
+    head = {"id": f"chatcmpl-{call.rollout.sample_id}-{call.number}", "created": 0, "model": body.model or "policy"}
+    prompt, sampled = len(call.request.prompt_ids), call.turn.num_sampled
+    usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    if not body.stream:
+        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
+        return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
+    delta = message | ({"tool_calls": [{"index": i, **one} for i, one in enumerate(calls)]} if calls else {})
+    chunks = [
+        [{"index": 0, "delta": delta, "finish_reason": None}],
+        [{"index": 0, "delta": {}, "finish_reason": reason}],
+    ]
+    bodies = [{**head, "object": "chat.completion.chunk", "choices": choices} for choices in chunks]
+    if body.stream_options and body.stream_options.include_usage:
+        bodies.append({**head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
+    events = [f"data: {json.dumps(one, ensure_ascii=False)}\n\n" for one in bodies] + ["data: [DONE]\n\n"]
+    return StreamingResponse(iter(events), media_type="text/event-stream")

@@ -1,0 +1,280 @@
+"""Rollouts that a program makes: it calls the model, and what it was answered is trained on.
+
+    trajectories = run_agents(task, policy, maker, examples, draws, step, sampling)
+
+The programs run on a thread of their own (`hone.orchestrator.agent_host`); this one samples. It takes the calls that
+wait, once every program that runs waits for one or none has come for a moment, and samples them together. A call's
+randomness is keyed by (seed, purpose, step, draw, sample, number of the call).
+
+A call that begins with the messages of an earlier one and its reply goes on with the ids of that one: only what the
+program added is rendered. Any other call begins a new trajectory of the sample. A trajectory is what one line of such
+calls has as ids; the first is the sample's own, the others are its `branches`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from hone.environments.agents import AgentLimits, AgentTask, checked_rewards
+from hone.errors import Halt, UserError
+from hone.inference.server.protocol import ApiError, ChatRequest
+from hone.inference.types import SamplingParams
+from hone.orchestrator.conversations import RequestMaker
+from hone.orchestrator.types import Request, Sampler
+from hone.types import Example, Kept, Message, Outcome, Trajectory
+
+
+@dataclass(eq=False)
+class Call:
+    """A call of the model: what was asked, and once it is answered `turn`, as sampled, and `reply`, as it was sent.
+
+    `parent` is the call that it goes on from. Its `future` has the turn, or why there is none.
+    """
+
+    rollout: Rollout
+    number: int
+    messages: list[Message]
+    tools: list[dict[str, Any]] | None
+    request: Request
+    parent: Call | None
+    future: asyncio.Future[Trajectory]
+    reply: Message = field(default_factory=dict)
+    turn: Trajectory | None = None
+    full: Message = field(default_factory=dict)
+    """The reply with its thoughts, and its calls as text."""
+    continued: bool = False
+    """Another call goes on from this one, or is about to."""
+
+    def goes_on_with(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> bool:
+        """Return True if a call with these messages can continue this one."""
+        length = len(self.messages)
+        return (
+            self.turn is not None
+            and not self.continued
+            and self.tools == tools
+            and len(messages) > length + 1
+            and same(messages[:length], self.messages)
+            and same([messages[length]], [self.reply])
+        )
+
+
+class Rollout:
+    """One sample: the calls of one program. Used on the thread of the programs alone."""
+
+    def __init__(
+        self,
+        maker: RequestMaker,
+        sampling: SamplingParams,
+        limits: AgentLimits,
+        example: Example,
+        key: tuple[int, int, int],
+        index: int,
+    ) -> None:
+        self.maker, self.sampling, self.limits, self.example = maker, sampling, limits, example
+        self.key, self.index = key, index
+        self.sample_id = "{}-{}-{}".format(*key)
+        self.api_key = f"hone-{self.sample_id}-{secrets.token_hex(16)}"
+        self.calls: list[Call] = []
+        self.asked = self.sampled = 0
+        self.limit = ""
+        """The bound that a call was refused for, in words."""
+        self.closed = False
+        self.result: Any = None
+        self.failure: tuple[Outcome, str] | None = None
+
+    def begin(self, body: ChatRequest) -> Call:
+        """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
+        if self.closed:
+            raise ApiError(410, "this rollout has ended: its key takes no more calls")
+        refuse(body, self.sampling)
+        if self.asked >= self.limits.max_calls:
+            raise self._over(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
+        left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
+        if left is not None and left < 1:
+            raise self._over(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
+        messages = [message.for_template() for message in body.messages]
+        tools = (body.tools or None) if body.tool_choice != "none" else None
+        ids, parent = self._prompt(messages, tools)
+        room = self.maker.limit(len(ids))
+        if room < 1:
+            raise self._over(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
+        most = min(x for x in (room, left, body.max_completion_tokens or body.max_tokens) if x is not None)
+        number, self.asked = self.asked, self.asked + 1
+        key = self.maker.key(*self.key, *([number] if number else []))
+        request = Request(tuple(ids), messages, key, self.sample_id, most, number)
+        if parent is not None:
+            parent.continued = True
+        call = Call(self, number, messages, tools, request, parent, asyncio.get_running_loop().create_future())
+        self.sampled += most  # calls side by side share what is left; `commit` gives back what was not used
+        self.calls.append(call)
+        return call
+
+    def repeated(self, body: ChatRequest) -> Call | None:
+        """Return the answered call that a client repeats because its answer was lost; None if there is none."""
+        messages = [message.for_template() for message in body.messages]
+        answered = [c for c in self.calls if c.turn is not None and not c.continued and same(c.messages, messages)]
+        return answered[-1] if answered and not self.closed else None
+
+    def commit(self, call: Call, turn: Trajectory) -> None:
+        """Record what was sampled for a call, when its program is about to get it."""
+        if self.closed:
+            raise ApiError(410, "this rollout has ended: its key takes no more calls")
+        prompt = len(call.request.prompt_ids)
+        if tuple(turn.token_ids[:prompt].tolist()) != call.request.prompt_ids:
+            raise Halt(f"a call of rollout {self.sample_id} was sampled from other tokens than it was asked for")
+        self.sampled += turn.num_sampled - call.request.max_tokens
+        maker = replace(self.maker, tools=call.tools)
+        call.turn, call.full = turn, maker.message(turn.token_ids[prompt:].tolist(), self.sampling)
+        opened, text = self.maker.renderer.opened_by_template, call.full["content"]
+        calls = call.full.get("tool_calls", []) if call.tools and not turn.truncated else []
+        if not all(one["function"]["name"] for one in calls):
+            calls = []
+        text = (self.maker.renderer.before_calls(text) if calls else text).removeprefix(opened)
+        call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+
+    def drop(self, call: Call) -> None:
+        """Forget a call whose program has left, or that failed: nobody saw what was sampled for it."""
+        if call.turn is None and call in self.calls:
+            self.calls.remove(call)
+            self.sampled -= call.request.max_tokens
+            if call.parent is not None:
+                call.parent.continued = False
+
+    def close(self, result: Any = None, failure: tuple[Outcome, str] | None = None) -> None:
+        """End the rollout; calls that nobody waits for any more are dropped."""
+        self.closed, self.result = True, result
+        if failure is not None:  # a program's words may hold half a surrogate pair, which no file takes
+            self.failure = failure[0], failure[1].encode("utf-8", "replace").decode()
+        for call in [call for call in self.calls if call.turn is None]:
+            if not call.future.done():
+                call.future.cancel()
+            self.drop(call)
+
+    def trajectory(self) -> Trajectory:
+        """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
+        prompt, failure, rewards = self.example.prompt, self.failure, {}
+        parents = {call.parent for call in self.calls}
+        lines = [line_of(call) for call in self.calls if call not in parents]
+        if failure is None and not lines:
+            failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
+        if failure is None:
+            try:
+                rewards = {"reward": 0.0} if self.result is GAVE_UP else checked_rewards(self.result)
+            except ValueError as error:
+                failure = Outcome.GRADER_ERROR, str(error)
+        state = {"rewards": rewards, "limit": self.limit, "gave_up": self.result is GAVE_UP, "calls": len(self.calls)}
+        if not lines:
+            lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
+        first, *branches = lines
+        begins = same(first.messages[: len(prompt)], prompt)  # a recorded sample begins with its example's messages
+        messages = first.messages if begins else [*prompt, *first.messages]
+        return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
+
+    def _prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], Call | None]:
+        """Return the ids to sample from, and the call whose ids they begin with, if any."""
+        renderer = self.maker.renderer
+        found = [call for call in self.calls if call.goes_on_with(messages, tools)]
+        if found:
+            parent = max(found, key=lambda call: len(call.messages))
+            assert parent.turn is not None
+            ids, added = parent.turn.token_ids.tolist(), messages[len(parent.messages) + 1 :]
+            closing = [] if ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
+            try:
+                return ids + closing + renderer.bridge_ids([*parent.messages, parent.full], added, tools), parent
+            except UserError:
+                pass  # the template rewrites earlier turns: what the program goes on from is another conversation
+        try:
+            return renderer.prompt_ids(messages, tools), None
+        except UserError as error:
+            raise ApiError(400, str(error), "messages") from error
+
+    def _over(self, words: str) -> ApiError:
+        self.limit = words
+        return ApiError(400, words, "messages", "context_length_exceeded")
+
+
+GAVE_UP = object()
+"""The result of a program that ended with the error of a call that was refused for a limit: the model used it up."""
+OWN = ("temperature", "top_p", "top_k", "min_p")
+
+
+def refuse(body: ChatRequest, sampling: SamplingParams) -> None:
+    """Raise ApiError for what a call of a rollout can't ask for: it is sampled as the run says."""
+    asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
+    asked |= {name: getattr(body, name) not in (None, getattr(sampling, name)) for name in OWN}
+    asked |= {name: getattr(body, name) is not None for name in ("seed", "key", "stop")}
+    asked |= {name: bool(getattr(body, name)) for name in ("stop_token_ids", "ignore_eos", "return_kept_ids")}
+    asked["return_token_ids"] = body.return_token_ids
+    if (wrong := next((name for name, is_asked in asked.items() if is_asked), None)) is not None:
+        raise ApiError(400, f"{wrong} is the run's to set while it trains (orchestrator.sampling): leave it out", wrong)
+
+
+def same(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Return True if the messages say the same; the ids of tool calls may differ."""
+    return [_plain(message) for message in one] == [_plain(message) for message in other]
+
+
+def _plain(message: Message) -> tuple[Any, ...]:
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+    return message["role"], message.get("content") or "", calls
+
+
+def line_of(last: Call) -> Trajectory:
+    """Return the trajectory of a call and of those that it goes on from."""
+    turn = last.turn
+    assert turn is not None
+    columns = {name: getattr(turn, name).copy() for name in ("sampled_mask", "logprobs", "versions")}
+    parts, calls = [], [last]
+    while (parent := calls[-1].parent) is not None:
+        calls.append(parent)
+    done = 0
+    for call in reversed(calls):
+        own = call.turn
+        assert own is not None
+        mask = own.sampled_mask
+        for name, values in columns.items():
+            values[: len(mask)][mask] = getattr(own, name)[mask]
+        start = len(mask) - own.num_sampled
+        parts += [start - done, own.num_sampled if own.kept is None else own.kept.where(mask)]
+        done = len(mask)
+    return replace(turn, **columns, messages=[*last.messages, last.full], kept=Kept.joined(parts))
+
+
+def nothing_sampled(ids: list[int], prompt: list[Message], sample_id: str) -> Trajectory:
+    """Return the trajectory of a rollout without an answered call: its prompt. It has failed, so nothing is trained."""
+    count = len(ids)
+    masks = np.zeros(count, np.bool_), np.zeros(count, np.float32), np.full(count, -1, np.int32)
+    return Trajectory(np.array(ids, np.int64), *masks, list(prompt), "stop", sample_id)
+
+
+def run_agents(
+    task: AgentTask,
+    policy: Sampler,
+    maker: RequestMaker,
+    examples: Sequence[Example],
+    draws: Sequence[int],
+    step: int,
+    sampling: SamplingParams,
+) -> list[Trajectory]:
+    """Run the program `maker.rollouts` times for each example; return the samples, group by group.
+
+    Raises Halt if the thread of the programs dies, or a program keeps it from answering.
+    """
+    from hone.orchestrator.agent_host import Host
+
+    keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
+    rollouts = [
+        Rollout(maker, sampling, task.agent_limits, examples[i // maker.rollouts], key, i) for i, key in enumerate(keys)
+    ]
+    with Host(task, rollouts) as host:
+        while calls := host.waiting_calls():
+            calls.sort(key=lambda call: (call.rollout.index, call.number))
+            turns = policy.sample([call.request for call in calls], sampling)
+            host.answer(calls, turns)
+    return [rollout.trajectory() for rollout in rollouts]

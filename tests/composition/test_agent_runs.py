@@ -1,0 +1,151 @@
+"""Runs whose rollouts a program makes, from `hone.rl` and the command line to `replay`."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import hone
+from hone.cli import main
+from hone.errors import UserError
+from hone.runs import Run
+
+DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
+ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1)} for i in range(20)]
+AGENT = """
+async def agent(client, example):
+    first = (await client.chat.completions.create(model="m", messages=example.prompt)).choices[0].message
+    messages = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    second = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content
+    other = [{"role": "user", "content": "Other"}]
+    third = (await client.chat.completions.create(model="m", messages=other)).choices[0].message.content
+    if example.answer == "1":
+        raise ValueError("no")
+    return {"letters": sum(c.isalpha() for c in first.content + third) / 10, "long": len(second) / 100}
+"""
+SETTINGS: dict[str, Any] = {
+    "max_steps": 3,
+    "seq_len": 160,
+    "display": "none",
+    "report": False,
+    "orchestrator.batch_size": 8,
+    "orchestrator.rollouts_per_example": 4,
+    "orchestrator.sampling.max_tokens": 6,
+    "orchestrator.grading.max_failed": 1.0,
+    "trainer.optim.lr": 1e-3,
+    "inference.batch_invariant": True,
+    "ckpt.interval": 1,
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    yield tmp_path
+    sys.modules.pop("my_agent", None)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    files = [out / "metrics.jsonl", out / "hashes.jsonl", *out.glob("rollouts/*"), *out.glob("weights/*/*.safetensors")]
+    return {str(file.relative_to(out)): file.read_bytes() for file in files}
+
+
+def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
+    here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings = SETTINGS | {"model": str(tiny_model_dir)}
+    from my_agent import agent  # type: ignore[import-not-found]
+
+    run = hone.rl(agent=agent, dataset="rows.jsonl", output_dir="one", **settings)
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["rl", *flags, "--agent", "my_agent:agent", "--data", "rows.jsonl", "--output-dir", "two"]) == 0
+    assert len(contents(Path("one"))) > 5 and contents(Path("one")) == contents(Path("two"))
+
+    assert run.info["exact"] is False and "a program makes the rollouts" in run.info["inexact"][0]["cause"]
+    rows = [row for step in range(3) for row in run.rollouts(step).to_pylist()]
+    for row in rows:
+        (branch,) = json.loads(row["branches"])
+        assert any(branch["sampled_mask"]) and branch["messages"][0]["content"] == "Other"
+        assert row["outcome"] in ("correct", "wrong") if row["answer"] != "1" else row["outcome"] == "grader_error"
+        if row["reward"] is not None:
+            assert row["reward"] == pytest.approx(sum(dict(row["components"]).values()))
+            assert set(dict(row["components"])) == {"letters", "long"}
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    trained = [(line["trajectories/mean"], line["turns/mean"]) for line in lines if "lr" in line]
+    assert trained == [(2, 2)] * 3
+    assert main(["replay", "one"]) == 0
+    capsys.readouterr()
+    for command, words in (("verify", "is not run again"), ("regrade", "nothing else can grade them")):
+        assert main([command, "one", "--trust-local-task"]) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
+    async def agent(client: Any, example: Any) -> float:
+        return 1.0
+
+    def plain(client: Any, example: Any) -> float:
+        return 1.0
+
+    for given, words in (
+        ({"agent": agent, "reward_funcs": [plain]}, "gives the rewards itself"),
+        ({"agent": plain}, "async def"),
+        ({"agent": agent, "mode": "split"}, "split"),
+        ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
+        ({"agent": "my_agent:agend"}, "did you mean agent"),
+        ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),
+    ):
+        with pytest.raises(UserError, match=words):
+            hone.rl(dataset=ROWS, model="hone/tiny", output_dir="no", display="none", **given)
+
+
+def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_dir: Path) -> None:
+    result = hone.evaluate(
+        "functions",
+        model=str(tiny_model_dir),
+        env_args={"agent": "my_agent:agent", "eval_data": "rows.jsonl"},
+        num_examples=3,
+        max_tokens=6,
+    )
+    outcomes = [sample.score.outcome for sample in result.samples]
+    assert len(outcomes) == 3 * 3 and str(outcomes[0]) == "grader_error"
+    assert all(sample.trajectory.branches for sample in result.samples)
+    with pytest.raises(UserError, match="leave out base_url"):
+        args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+        hone.evaluate("functions", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
+
+
+def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:
+    program = (
+        "import json, sys\nfrom openai import OpenAI\nexample = json.load(sys.stdin)\n"
+        "text = OpenAI().chat.completions.create(model='m', messages=example['prompt']).choices[0].message.content\n"
+        "print(json.dumps(sum(c.isalpha() for c in text) / 10))\n"
+    )
+    Path("program.py").write_text(program)
+    flags = [word for name, value in (SETTINGS | {"max_steps": 1}).items() for word in (f"--{name}", str(value))]
+    command = f"{sys.executable} program.py"
+    words = ["--model.name", str(tiny_model_dir), "--agent-command", command, "--data", "rows.jsonl"]
+    assert main(["rl", *flags, *words, "--output-dir", "out"]) == 0
+    rows = Run("out").rollouts(0).to_pylist()
+    assert len(rows) == 8
+    assert all(row["reward"] == sum(c.isalpha() for c in row["text"]) / 10 for row in rows)
+
+
+def test_the_code_of_the_docs_runs(here: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+    Path("script.py").write_text(code)
+    runpy.run_path("script.py", run_name="__main__")
+    run = Run("agent-run")
+    assert run.info["status"] == "done"
+    rows = run.rollouts(0).to_pylist()
+    assert any(len(json.loads(row["branches"])) == 1 for row in rows if row["branches"])

@@ -1,0 +1,450 @@
+"""Programs that make rollouts with the `openai` client: what is recorded of their calls, and what they may not do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+from real_server import talking_model, until
+
+from hone.config.rl import RLConfig
+from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.data import given_rows
+from hone.environments.functions import FunctionTask, Source
+from hone.errors import Halt
+from hone.inference.engine import Engine
+from hone.inference.types import Completion, SamplingParams
+from hone.model.chat import load_renderer
+from hone.orchestrator import agent_host
+from hone.orchestrator.agents import run_agents
+from hone.orchestrator.colocated import EnginePolicy, trajectory
+from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.groups import trainable
+from hone.types import Group, Outcome, Score, Trajectory
+
+RENDERER = load_renderer("hone/tiny")
+ROWS = [{"prompt": "Say a", "answer": "a"}, {"prompt": "Say b", "answer": "b"}]
+TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+
+
+def task_of(agent: Callable[..., Any] | None, command: str | None = None, **limits: Any) -> AgentTask:
+    source = None if agent is None else Source(agent, None, "digest")
+    return AgentTask(
+        agent, command, source, AgentLimits(**limits), given_rows(ROWS, "dataset"), given_rows(ROWS[:1], "eval")
+    )
+
+
+def played(
+    task: AgentTask, rollouts: int = 2, seq_len: int = 256, max_tokens: int = 6, examples: int = 2
+) -> list[Trajectory]:
+    policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
+    maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
+    split = task.split("train")
+    return run_agents(task, policy, maker, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
+
+
+async def ask(client: openai.AsyncOpenAI, messages: list[Any], **more: Any) -> Any:
+    answer = await client.chat.completions.create(model="any", messages=messages, **more)
+    return answer.choices[0].message
+
+
+async def once(client: openai.AsyncOpenAI, example: Any) -> float:
+    message = await ask(client, example.prompt)
+    return float(len(message.content or ""))
+
+
+def test_one_call_is_sampled_as_a_task_of_one_turn_is() -> None:
+    def zero(completion: Any) -> float:
+        return 0.0
+
+    agent = task_of(once)
+    made = played(agent)
+    plain = FunctionTask([Source(zero, None, "")], given_rows(ROWS, "dataset"), given_rows(ROWS[:1], "eval"))
+    policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
+    maker = RequestMaker(RENDERER, 2, 256, 6, 0, "rollout")
+    split = plain.split("train")
+    expected = roll_out(plain, policy, maker, [split[0], split[1]], [0, 1], 0, SamplingParams())
+    for one, other in zip(made, expected, strict=True):
+        assert one.token_ids.tolist() == other.token_ids.tolist() and one.messages == other.messages
+        assert np.array_equal(one.logprobs, other.logprobs) and one.sample_id == other.sample_id
+        assert one.branches == () and one.failure is None
+    scores = agent.grade_many([(split[i // 2], t) for i, t in enumerate(made)])
+    assert [s.reward for s in scores] == [float(len(t.messages[-1]["content"])) for t in made]
+
+
+async def goes_on(client: openai.AsyncOpenAI, example: Any) -> dict[str, float]:
+    messages: list[Any] = [*example.prompt]
+    for _ in range(3):
+        message = await ask(client, messages)
+        messages += [message.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    await ask(client, [{"role": "user", "content": "Another thing"}])
+    return {"correct": 1.0, "style": 0.5}
+
+
+def test_calls_that_go_on_are_one_trajectory_and_others_are_branches() -> None:
+    for sample in played(task_of(goes_on)):
+        assert sample.turns == 3 and len(sample.branches) == 1 and sample.branches[0].turns == 1
+        assert sample.messages[0]["content"].startswith("Say") and len(sample.messages) == 6
+        sampled = sample.sampled_mask
+        assert (sample.logprobs[sampled] < 0).all() and (sample.logprobs[~sampled] == 0).all()
+        assert (sample.versions[sampled] == 0).all() and (sample.versions[~sampled] == -1).all()
+        assert sample.state == {
+            "rewards": {"correct": 1.0, "style": 0.5}, "limit": "", "gave_up": False, "calls": 4
+        }  # fmt: skip
+
+
+async def parallel(client: openai.AsyncOpenAI, example: Any) -> float:
+    first = await ask(client, example.prompt)
+    messages = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    await asyncio.gather(*(ask(client, messages) for _ in range(3)))
+    return 1.0
+
+
+def test_of_calls_side_by_side_one_goes_on_and_the_others_begin_anew() -> None:
+    for sample in played(task_of(parallel)):
+        turns = sorted(one.turns for one in sample.trajectories)
+        assert turns == [1, 1, 2]
+        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.trajectories}
+        assert len(texts) == 3, "each call has randomness of its own"
+
+
+async def leaves(client: openai.AsyncOpenAI, example: Any) -> float:
+    first = await ask(client, example.prompt)
+    messages = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    forgotten = asyncio.create_task(ask(client, messages))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    forgotten.cancel()
+    await asyncio.gather(forgotten, return_exceptions=True)
+    await ask(client, messages)
+    asyncio.create_task(ask(client, [{"role": "user", "content": "Nobody waits"}]))  # noqa: RUF006
+    await asyncio.sleep(0)
+    return 1.0
+
+
+def test_a_call_that_is_left_leaves_no_trace() -> None:
+    for sample in played(task_of(leaves)):
+        assert sample.failure is None and sample.turns == 2 and sample.branches == ()
+
+
+FAILING: list[tuple[Callable[..., Any], Outcome, str]] = []
+
+
+def failing(outcome: Outcome, words: str) -> Callable[..., Any]:
+    def note(agent: Callable[..., Any]) -> Callable[..., Any]:
+        FAILING.append((agent, outcome, words))
+        return agent
+
+    return note
+
+
+@failing(Outcome.GRADER_ERROR, "made no call")
+async def silent(client: Any, example: Any) -> float:
+    return 1.0
+
+
+@failing(Outcome.GRADER_ERROR, "ZeroDivisionError")
+async def breaks(client: Any, example: Any) -> float:
+    await once(client, example)
+    return 1 / 0
+
+
+@failing(Outcome.GRADER_ERROR, "gave nan as reward")
+async def not_a_number(client: Any, example: Any) -> float:
+    return await once(client, example) * float("nan")
+
+
+@failing(Outcome.GRADER_ERROR, "gave None as reward")
+async def says_nothing(client: Any, example: Any) -> None:
+    await once(client, example)
+
+
+@failing(Outcome.GRADER_ERROR, "gave 'high' as style")
+async def a_word(client: Any, example: Any) -> dict[str, Any]:
+    return {"style": "high", "reward": await once(client, example)}
+
+
+@failing(Outcome.GRADER_ERROR, "cancelled itself")
+async def cancels(client: Any, example: Any) -> float:
+    raise asyncio.CancelledError
+
+
+@failing(Outcome.GRADER_ERROR, "SystemExit")
+async def exits(client: Any, example: Any) -> float:
+    raise SystemExit(3)
+
+
+@failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
+async def heeds_nothing(client: Any, example: Any) -> float:
+    for _ in range(3):
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+    return 1.0
+
+
+@failing(Outcome.GRADER_ERROR, "half of a pair: ?")
+async def half_a_pair(client: Any, example: Any) -> float:
+    raise ValueError("half of a pair: \ud800")
+
+
+@failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
+async def hangs(client: Any, example: Any) -> float:
+    await asyncio.Event().wait()
+    return 1.0
+
+
+@pytest.mark.parametrize(("agent", "outcome", "words"), FAILING, ids=[agent.__name__ for agent, *_ in FAILING])
+def test_a_program_that_fails_costs_its_own_sample(agent: Any, outcome: Outcome, words: str) -> None:
+    async def some(client: Any, example: Any) -> Any:
+        return await (agent if example.answer == "a" else once)(client, example)
+
+    task = task_of(some, timeout=0.5 if outcome is Outcome.GRADER_TIMEOUT else 600.0)
+    bad, good = played(task, rollouts=1)
+    assert bad.failure is not None and bad.failure[0] is outcome and words in bad.failure[1], bad.failure
+    assert good.failure is None and good.num_sampled
+    split = task.split("train")
+    scores = task.grade_many([(split[0], bad), (split[1], good)])
+    assert scores[0].outcome is outcome and np.isnan(scores[0].reward) and scores[1].reward > 0
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"n": 2}, "n is the run's to set"),
+    ({"logprobs": True}, "logprobs is the run's to set"),
+    ({"temperature": 0.3}, "temperature is the run's to set"),
+    ({"seed": 3}, "seed is the run's to set"),
+    ({"stop": ["x"]}, "stop is the run's to set"),
+    ({"extra_body": {"best": 1}}, "best is not a field of this request"),
+    ({"tools": [{"type": "function"}]}, "is no function"),
+]
+
+
+def test_what_a_call_may_not_ask_for_is_a_400_with_a_sentence() -> None:
+    seen: list[str] = []
+
+    async def asks(client: openai.AsyncOpenAI, example: Any) -> float:
+        for more, _ in REFUSED:
+            with pytest.raises(openai.BadRequestError) as caught:
+                await ask(client, example.prompt, **more)
+            seen.append(str(caught.value))
+        stranger = client.with_options(api_key="other")
+        with pytest.raises(openai.AuthenticationError, match="names no rollout"):
+            await ask(stranger, example.prompt)
+        keys.append(client)
+        await ask(client, example.prompt, temperature=1.0, top_p=1.0, n=1, max_tokens=2)
+        return 1.0
+
+    keys: list[Any] = []
+    (sample,) = played(task_of(asks), rollouts=1, examples=1)
+    assert sample.failure is None and sample.num_sampled <= 2
+    assert all(words in text for (_, words), text in zip(REFUSED, seen, strict=True)), seen
+
+
+def test_the_key_of_a_rollout_that_has_ended_is_refused() -> None:
+    ended, errors = asyncio.Event(), []
+
+    async def uses_anothers(client: openai.AsyncOpenAI, example: Any) -> float:
+        if example.answer == "a":
+            uses_anothers.key = client.api_key  # type: ignore[attr-defined]
+            await once(client, example)
+            asyncio.get_running_loop().call_later(0.05, ended.set)
+            return 1.0
+        await ended.wait()
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ask(client.with_options(api_key=uses_anothers.key), example.prompt)  # type: ignore[attr-defined]
+        errors.append(caught.value.status_code)
+        return await once(client, example)
+
+    first, second = played(task_of(uses_anothers), rollouts=1)
+    assert errors == [410] and first.branches == second.branches == () and first.turns == second.turns == 1
+
+
+def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
+    async def endless(client: openai.AsyncOpenAI, example: Any) -> float:
+        messages: list[Any] = [*example.prompt]
+        while True:
+            message = await ask(client, messages)
+            messages += [message.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+
+    for limits, seq_len, words in (
+        ({"max_calls": 3}, 256, "made its 3 calls"),
+        ({"max_tokens": 9}, 256, "sampled its 9 tokens"),
+        ({}, 64, "seq_len is 64"),
+    ):
+        task = task_of(endless, **limits)
+        (sample,) = played(task, rollouts=1, seq_len=seq_len, examples=1)
+        (score,) = task.grade_many([(task.split("train")[0], sample)])
+        assert score.outcome is Outcome.TRUNCATED and score.reward == 0 and words in score.detail
+        assert sum(one.num_sampled for one in sample.trajectories) <= limits.get("max_tokens", 10**6)
+        assert len(sample.token_ids) <= seq_len
+
+
+class Scripted:
+    """A policy that writes these texts, one after another."""
+
+    def __init__(self, *texts: str) -> None:
+        self.texts = [[*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id] for text in texts]
+
+    def sample(self, requests: Any, sampling: Any, finished: Any = None) -> list[Trajectory]:
+        made = [Completion(ids, [-1.0] * len(ids), "stop") for ids in (self.texts.pop(0) for _ in requests)]
+        pairs = zip(requests, made, strict=True)
+        return [trajectory(request, one, [0] * len(one.token_ids), RENDERER) for request, one in pairs]
+
+
+def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
+    call = 'Let me see.<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+    results: list[Any] = []
+
+    async def uses_tools(client: openai.AsyncOpenAI, example: Any) -> float:
+        first = await ask(client, example.prompt, tools=TOOLS)
+        results.append(first)
+        (called,) = first.tool_calls
+        answer = {"role": "tool", "tool_call_id": called.id, "content": "2"}
+        second = await ask(client, [*example.prompt, first.model_dump(exclude_none=True), answer], tools=TOOLS)
+        results.append(second)
+        return 1.0
+
+    task = task_of(uses_tools)
+    maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
+    (sample,) = run_agents(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    assert sample.failure is None and sample.turns == 2 and sample.branches == ()
+    assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
+    assert results[1].content == "It is 2."
+    sampled = RENDERER.tokenizer.decode(sample.token_ids[sample.sampled_mask].tolist(), skip_special_tokens=False)
+    assert call in sampled and "It is 2." in sampled and "tool_call_id" not in sampled
+
+
+def test_an_error_after_a_limit_that_has_another_cause_is_no_reward_of_zero() -> None:
+    async def asks_a_judge(client: openai.AsyncOpenAI, example: Any) -> float:
+        await once(client, example)
+        with pytest.raises(openai.BadRequestError):
+            await once(client, example)
+        raise ConnectionError("the judge is down")
+
+    (sample,) = played(task_of(asks_a_judge, max_calls=1), rollouts=1, examples=1)
+    assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_ERROR
+    assert "the judge is down" in sample.failure[1]
+
+
+def test_a_stream_is_the_same_answer_in_parts() -> None:
+    texts: list[str] = []
+
+    async def streams(client: openai.AsyncOpenAI, example: Any) -> float:
+        parts = await client.chat.completions.create(
+            model="any", messages=example.prompt, stream=True, stream_options={"include_usage": True}
+        )
+        text = ""
+        async for part in parts:
+            text += "".join(choice.delta.content or "" for choice in part.choices)
+        messages = [*example.prompt, {"role": "assistant", "content": text}, {"role": "user", "content": "More"}]
+        await ask(client, messages, tools=None)
+        texts.append(text)
+        return 1.0
+
+    (sample,) = played(task_of(streams), rollouts=1, examples=1)
+    assert sample.turns == 2 and sample.messages[1]["content"] == texts[0]
+
+
+def test_a_retry_of_the_client_gets_the_answer_that_was_lost() -> None:
+    async def retries(client: openai.AsyncOpenAI, example: Any) -> float:
+        first = await ask(client, example.prompt)
+        again = await ask(client, example.prompt, extra_headers={"x-stainless-retry-count": "1"})
+        assert again.content == first.content
+        return 1.0
+
+    (sample,) = played(task_of(retries), rollouts=1, examples=1)
+    assert sample.failure is None and sample.branches == () and sample.turns == 1
+
+
+COMMAND = """
+import json, os, subprocess, sys
+from openai import OpenAI
+example = json.load(sys.stdin)
+text = OpenAI().chat.completions.create(model="m", messages=example["prompt"]).choices[0].message.content
+%s
+"""
+ENDS: list[tuple[str, str]] = [
+    ("print('thinking'); print(json.dumps({'reward': len(text), 'b': 0.5}))", ""),
+    ("print('not JSON')", "is not JSON: 'not JSON'"),
+    ("pass", "is not JSON: ''"),
+    ("sys.exit('I give up')", "ended with code 1: I give up"),
+    ("while True: print('x' * 2**20)", "printed more than 4 MiB"),
+    ("print('NaN')", "gave nan as reward"),
+    ("os.kill(os.getpid(), 9)", "ended with code -9"),
+]
+
+
+def test_a_command_gets_the_example_and_ends_with_a_line_of_rewards(tmp_path: Path) -> None:
+    for number, (end, words) in enumerate(ENDS):
+        script = tmp_path / f"agent_{number}.py"
+        script.write_text(COMMAND % end)
+        (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+        assert sample.turns == 1, sample.failure
+        if words:
+            assert sample.failure is not None and words in sample.failure[1], sample.failure
+        else:
+            text = sample.messages[-1]["content"]
+            assert sample.failure is None and sample.state is not None
+            assert sample.state["rewards"] == {"reward": len(text), "b": 0.5}
+
+
+def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
+    script, note = tmp_path / "agent.py", tmp_path / "pid"
+    start = f"child = subprocess.Popen(['sleep', '1000']); open({str(note)!r}, 'w').write(str(child.pid)); print(1.0)"
+    script.write_text(COMMAND % start)
+    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+    assert sample.failure is None
+
+    until(lambda: gone(note), "the child has ended")
+
+
+def gone(note: Path) -> bool:
+    """True if the process whose number a program has noted has ended."""
+    try:
+        return Path(f"/proc/{int(note.read_text())}/stat").read_text().split(")")[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def test_a_command_that_hangs_is_killed_at_its_deadline(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    command = f"sh -c 'sleep 1000 & echo $! > {note}; wait'"
+    (sample,) = played(task_of(None, command, timeout=1.0), rollouts=1, examples=1)
+    assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_TIMEOUT
+    until(lambda: gone(note), "the child has ended")
+
+
+def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:
+    task, config = task_of(goes_on), RLConfig()
+    samples = played(task, rollouts=2, examples=1)
+    example = task.split("train")[0]
+    scores = [Score(reward, {}, {}, Outcome.WRONG) for reward in (0.0, 1.0)]
+    group = Group(example, 5, samples, scores, np.array([-0.5, 0.5], np.float32))
+    batch = trainable([group], config)
+    assert [(one.sample, one.advantage) for one in batch.sequences] == [(0, -0.5), (2, -0.5), (1, 0.5), (3, 0.5)]
+    lines = [line for sample in samples for line in sample.trajectories]
+    for sequence, line in zip(batch.sequences, lines, strict=True):
+        assert sequence.token_ids is line.token_ids and sequence.loss_mask.sum() == line.num_sampled
+
+
+def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dies(self: Any, rollout: Any, places: Any) -> None:
+        raise RuntimeError("no more memory")
+
+    monkeypatch.setattr(agent_host.Host, "_one", dies)
+    with pytest.raises(Halt, match="the thread that runs the agent's programs has ended"):
+        played(task_of(once))
+
+
+def test_a_policy_that_fails_ends_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(EnginePolicy, "sample", lambda *_: (_ for _ in ()).throw(RuntimeError("the engine failed")))
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        played(task_of(once))
+    assert not [thread for thread in threading.enumerate() if thread.name == "agents"]
