@@ -61,7 +61,7 @@ class HoneSFT:
 
     def __call__(self, ids: np.ndarray) -> None:
         mask = np.arange(ids.shape[1]) >= ids.shape[1] // 2
-        self.trainer.step(self.trainer.deal(Batch([Sequence(row, mask) for row in ids]), None))
+        self.trainer.step(self.trainer.deal(Batch([Sequence(row, mask) for row in ids]), None, share_prompts=False))
 
 
 class TransformersSFT:

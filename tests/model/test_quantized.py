@@ -97,7 +97,7 @@ def test_the_merged_export_is_the_quantized_model_with_its_adapter(family: str, 
             parameter.mul_(0 if name.endswith("lora_B") else 1)
     save_model(model, tmp_path / "base")
     path = str(tmp_path / "adapter")
-    with pytest.raises(UserError, match="delete hone_base.json there if these are the same weights in another form"):
+    with pytest.raises(UserError, match=r"delete hone_base\.json there if these are the same weights in another form"):
         adapted(tmp_path / "base", lora=LoraConfig(rank=3, alpha=7, path=path))
     (tmp_path / "adapter" / "hone_base.json").unlink()
     again = adapted(tmp_path / "base", lora=LoraConfig(rank=3, alpha=7, path=path))

@@ -34,7 +34,7 @@ def test_this_machine_has_memory_and_speed() -> None:
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement, "CGROUP", tmp_path)
-    monkeypatch.setattr(placement, "own_bytes", lambda: 0)
+    monkeypatch.setattr(placement, "resident_bytes", lambda: 0)
     (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert ram()[0] > 300 * 2**20

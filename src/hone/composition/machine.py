@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -26,6 +24,7 @@ from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
 from hone.runs.files import RESTORE
 from hone.runs.outputs import run_info
 from hone.runs.settings import read_toml
+from hone.trainer import heap
 from hone.trainer.memory import host_bytes, longest, micro_batch_limit, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
 
@@ -181,24 +180,6 @@ def serving_kv_gib(device: str) -> float:
     return max(1, free_memory(device) // 2 // 2**20) * 2**20 / GIB
 
 
-def _tune_malloc(ranks: Ranks) -> None:
-    """Tell glibc how to treat freed memory; does nothing on other C libraries.
-
-    Alone it is reused instead of given back to the system: mapping and clearing activations of a few MB anew took a
-    fifth of an SFT step of the tiny preset (63 ms against 50 ms). A model in shards gathers and frees its layers all
-    the time, which leaves gaps in the heap: given back at once, 61M parameters take 950 MiB a rank, not 1,550.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None:
-        return
-    mallopt(_M_MMAP_THRESHOLD, 32 * 2**20 if ranks.alone else 2**20)
-    if ranks.alone:
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-
-
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-
-
 def configure(
     threads: int | None,
     parameters: int,
@@ -212,7 +193,7 @@ def configure(
 
     Returns the number of threads.
     """
-    _tune_malloc(ranks)
+    heap.tune(ranks.alone)
     fusion.set_compiled(compiled, device)
     count = threads or default_threads(parameters, ranks)
     torch.set_num_threads(count)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hone.errors import UserError
+from hone.trainer.heap import resident_bytes
 
 CORES = "HONE_CORES"
 """Variable that tells a process how many of the machine's cores are for it."""
@@ -89,12 +90,7 @@ def ram() -> tuple[int, int]:
         if most < total:
             cached = memory_fields(CGROUP / "memory.stat").get("inactive_file", 0)
             total, free = most, min(free, most - max(0, now - cached))
-    return total, max(0, free) + own_bytes()
-
-
-def own_bytes() -> int:
-    """Return the bytes of memory that this process has."""
-    return memory_fields(Path("/proc/self/status")).get("VmRSS:", 0) * 1024
+    return total, max(0, free) + resident_bytes()
 
 
 def memory_fields(path: Path) -> dict[str, int]:

@@ -21,6 +21,7 @@ from hone.model.decoder import Decoder
 from hone.model.device import upload
 from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.heap import Heap
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
 from hone.trainer.packing import Batch, deal
@@ -103,6 +104,7 @@ class Trainer:
         self.use, self.weigh = use, weigh
         self.interrupt = lambda: None
         self.version = 0
+        self._heap = Heap()
         self._recording = False
         self._tokens: list[tuple[PackedBatch, torch.Tensor, torch.Tensor]] = []
 
@@ -166,6 +168,7 @@ class Trainer:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
             found = self._accumulate(batch)
             parts.append({name: v for name, v in found.items() if first or not name.startswith("logprob_gap/")})
+            self._heap.trim()
         norm = self.optimizer.step(self.lr)
         self.model.refresh()
         return parts, norm
