@@ -4,7 +4,8 @@
     .venv/bin/python benchmarks/quickstart_seeds.py --seeds 3 --model smollm2-135m --out benchmarks/results/smollm2.json
 
 Each seed is a run of `hone quickstart`: the model's initial weights, the order of the data, the noise of the
-demonstrations and the sampling all differ. Rewards are exactly repeatable on one machine; seconds are not.
+demonstrations and the sampling all differ. Rewards are exactly repeatable on one machine; seconds are not. A seed that
+is in `--work` already is not run again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ def main() -> None:
     for seed in range(args.seeds):
         folder = args.work / str(seed)
         command = [str(HONE), "quickstart", "--model", args.model, "--seed", str(seed), "--output-dir", str(folder)]
-        subprocess.run(command + (["--controls"] if args.controls and seed == 0 else []), check=True, cwd=ROOT)
+        if not (ROOT / folder / "summary.json").exists():
+            subprocess.run(command + (["--controls"] if args.controls and seed == 0 else []), check=True, cwd=ROOT)
         summary = json.loads((ROOT / folder / "summary.json").read_text())
         for row in summary["rows"]:
             row["weights"] = Path(row["weights"]).name
