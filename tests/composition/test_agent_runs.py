@@ -13,6 +13,7 @@ import pytest
 
 import hone
 from hone.cli import main
+from hone.config.shared import EnvConfig
 from hone.errors import UserError
 from hone.runs import Run
 
@@ -123,6 +124,13 @@ def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_d
     with pytest.raises(UserError, match="leave out base_url"):
         args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
         hone.evaluate("functions", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
+
+
+def test_an_argument_called_agent_makes_no_agent_of_another_task() -> None:
+    args = {"agent": "buyer"}
+    assert not EnvConfig(id="negotiation", args=args).is_agent and EnvConfig(id="functions", args=args).is_agent
+    with pytest.raises(UserError, match="nothing answers at"):
+        hone.evaluate("negotiation", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
 
 
 def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:

@@ -195,6 +195,35 @@ async def half_a_pair(client: Any, example: Any) -> float:
     raise ValueError("half of a pair: \ud800")
 
 
+class NoNumber:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __float__(self) -> float:
+        raise self.error
+
+    def __repr__(self) -> str:
+        return "\ud800"
+
+
+@failing(Outcome.GRADER_ERROR, "RuntimeError: a tensor is elsewhere: ?")
+async def raises_as_a_number(client: Any, example: Any) -> Any:
+    await once(client, example)
+    return NoNumber(RuntimeError("a tensor is elsewhere: \ud800"))
+
+
+@failing(Outcome.GRADER_ERROR, "SystemExit")
+async def exits_as_a_number(client: Any, example: Any) -> Any:
+    await once(client, example)
+    return NoNumber(SystemExit(3))
+
+
+@failing(Outcome.GRADER_ERROR, "gave ? as reward")
+async def half_a_pair_as_a_number(client: Any, example: Any) -> Any:
+    await once(client, example)
+    return NoNumber(TypeError())
+
+
 @failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
 async def hangs(client: Any, example: Any) -> float:
     await asyncio.Event().wait()
@@ -440,6 +469,19 @@ def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(agent_host.Host, "_one", dies)
     with pytest.raises(Halt, match="the thread that runs the agent's programs has ended"):
+        played(task_of(once))
+
+
+def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = EnginePolicy.sample
+
+    def changes(*args: Any) -> list[Trajectory]:
+        turns = sample(*args)
+        turns[0].token_ids[0] += 1
+        return turns
+
+    monkeypatch.setattr(EnginePolicy, "sample", changes)
+    with pytest.raises(Halt, match="sampled from other tokens"):
         played(task_of(once))
 
 

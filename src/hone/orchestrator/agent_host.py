@@ -29,7 +29,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.environments.agents import AgentTask
+from hone.environments.agents import AgentTask, checked_rewards
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
@@ -157,7 +157,7 @@ class Host:
         """Run the program of one rollout; note how it ended."""
         async with places:
             self._news.put("begun")
-            result, failure = None, None
+            rewards, failure = {}, None
             program = asyncio.create_task(self._program(rollout))
             try:
                 done, _ = await asyncio.wait({program}, timeout=self.task.agent_limits.timeout)
@@ -166,23 +166,28 @@ class Host:
                 elif program.cancelled():
                     failure = Outcome.GRADER_ERROR, "the program cancelled itself"
                 elif (error := program.exception()) is None:
-                    result = program.result()
+                    rewards = program.result()
                 else:
                     text = "".join(traceback.format_exception(error))
                     words = str(error) if isinstance(error, ProgramFailed) else text[-TAIL:]
                     failure = Outcome.GRADER_ERROR, words
                     if rollout.limit and rollout.limit in text:
-                        result, failure = GAVE_UP, None
+                        rewards, failure = GAVE_UP, None
             finally:
                 program.cancel()  # one that does not heed it is left behind, and its key refused
-                rollout.close(result, failure)
+                rollout.close(rewards, failure)
                 self._news.put("ended")
                 if self.task.command is not None:
                     await asyncio.wait({program}, timeout=LEAVING)  # until its processes are gone
 
-    async def _program(self, rollout: Rollout) -> Any:
+    async def _program(self, rollout: Rollout) -> dict[str, float]:
+        """Return the rewards; whatever goes wrong with the program or its rewards is an exception of this task."""
         try:
-            return await (self._function if self.task.command is None else self._process)(rollout)
+            given = await (self._function if self.task.command is None else self._process)(rollout)
+            try:
+                return checked_rewards(given)
+            except ValueError as error:
+                raise ProgramFailed(str(error)) from None
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
             raise ProgramFailed(f"the program raised {type(error).__name__}({error})") from None
 

@@ -21,13 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments.agents import AgentLimits, AgentTask, checked_rewards
+from hone.environments.agents import AgentLimits, AgentTask
 from hone.errors import Halt, UserError
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Kept, Message, Outcome, Trajectory
+
+ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 
 
 @dataclass(eq=False)
@@ -85,13 +87,13 @@ class Rollout:
         self.limit = ""
         """The bound that a call was refused for, in words."""
         self.closed = False
-        self.result: Any = None
+        self.rewards: dict[str, float] = {}
         self.failure: tuple[Outcome, str] | None = None
 
     def begin(self, body: ChatRequest) -> Call:
         """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
         if self.closed:
-            raise ApiError(410, "this rollout has ended: its key takes no more calls")
+            raise ApiError(410, ROLLOUT_ENDED)
         refuse(body, self.sampling)
         if self.asked >= self.limits.max_calls:
             raise self._over(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
@@ -124,10 +126,8 @@ class Rollout:
     def commit(self, call: Call, turn: Trajectory) -> None:
         """Record what was sampled for a call, when its program is about to get it."""
         if self.closed:
-            raise ApiError(410, "this rollout has ended: its key takes no more calls")
+            raise ApiError(410, ROLLOUT_ENDED)
         prompt = len(call.request.prompt_ids)
-        if tuple(turn.token_ids[:prompt].tolist()) != call.request.prompt_ids:
-            raise Halt(f"a call of rollout {self.sample_id} was sampled from other tokens than it was asked for")
         self.sampled += turn.num_sampled - call.request.max_tokens
         maker = replace(self.maker, tools=call.tools)
         call.turn, call.full = turn, maker.message(turn.token_ids[prompt:].tolist(), self.sampling)
@@ -146,29 +146,26 @@ class Rollout:
             if call.parent is not None:
                 call.parent.continued = False
 
-    def close(self, result: Any = None, failure: tuple[Outcome, str] | None = None) -> None:
-        """End the rollout; calls that nobody waits for any more are dropped."""
-        self.closed, self.result = True, result
+    def close(self, rewards: dict[str, float], failure: tuple[Outcome, str] | None) -> None:
+        """End the rollout; calls without an answer get a 410 and are dropped."""
+        self.closed, self.rewards = True, rewards
         if failure is not None:  # a program's words may hold half a surrogate pair, which no file takes
             self.failure = failure[0], failure[1].encode("utf-8", "replace").decode()
         for call in [call for call in self.calls if call.turn is None]:
             if not call.future.done():
-                call.future.cancel()
+                call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
+                call.future.exception()  # asyncio would report it where nobody waits any more
             self.drop(call)
 
     def trajectory(self) -> Trajectory:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
-        prompt, failure, rewards = self.example.prompt, self.failure, {}
+        prompt, failure = self.example.prompt, self.failure
         parents = {call.parent for call in self.calls}
         lines = [line_of(call) for call in self.calls if call not in parents]
         if failure is None and not lines:
             failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
-        if failure is None:
-            try:
-                rewards = {"reward": 0.0} if self.result is GAVE_UP else checked_rewards(self.result)
-            except ValueError as error:
-                failure = Outcome.GRADER_ERROR, str(error)
-        state = {"rewards": rewards, "limit": self.limit, "gave_up": self.result is GAVE_UP, "calls": len(self.calls)}
+        gave_up = self.rewards is GAVE_UP
+        state = {"rewards": self.rewards, "limit": self.limit, "gave_up": gave_up, "calls": len(self.calls)}
         if not lines:
             lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
         first, *branches = lines
@@ -199,8 +196,8 @@ class Rollout:
         return ApiError(400, words, "messages", "context_length_exceeded")
 
 
-GAVE_UP = object()
-"""The result of a program that ended with the error of a call that was refused for a limit: the model used it up."""
+GAVE_UP = {"reward": 0.0}
+"""The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
 OWN = ("temperature", "top_p", "top_k", "min_p")
 
 
@@ -264,7 +261,7 @@ def run_agents(
 ) -> list[Trajectory]:
     """Run the program `maker.rollouts` times for each example; return the samples, group by group.
 
-    Raises Halt if the thread of the programs dies, or a program keeps it from answering.
+    Raises Halt if the thread of the programs dies, a program keeps it from answering, or the policy changes a prompt.
     """
     from hone.orchestrator.agent_host import Host
 
@@ -276,5 +273,12 @@ def run_agents(
         while calls := host.waiting_calls():
             calls.sort(key=lambda call: (call.rollout.index, call.number))
             turns = policy.sample([call.request for call in calls], sampling)
+            for call, turn in zip(calls, turns, strict=True):
+                prompt = turn.token_ids[: len(turn.token_ids) - turn.num_sampled]
+                if tuple(prompt.tolist()) != call.request.prompt_ids:
+                    raise Halt(
+                        f"a call of rollout {turn.sample_id} was sampled from other tokens than it was asked for: the "
+                        "server changes the prompts that it is given"
+                    )
             host.answer(calls, turns)
     return [rollout.trajectory() for rollout in rollouts]
