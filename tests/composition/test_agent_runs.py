@@ -91,6 +91,18 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
         assert words in capsys.readouterr().err
 
 
+def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
+    here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    evaluated = {"orchestrator.eval.envs": [{"id": "functions", "args": args}], "orchestrator.eval.num_examples": 2}
+    settings = SETTINGS | evaluated | {"max_steps": 1, "model": str(tiny_model_dir), "output_dir": "out"}
+    hone.rl(**settings)
+    capsys.readouterr()
+    assert main(["verify", "out"]) == 2 and "or its agent" in capsys.readouterr().err
+    assert main(["verify", "out", "--trust-local-task"]) == 2 and "is not run again" in capsys.readouterr().err
+
+
 def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
     async def agent(client: Any, example: Any) -> float:
         return 1.0
@@ -105,6 +117,7 @@ def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
         ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
         ({"agent": "my_agent:agend"}, "did you mean agent"),
         ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),
+        ({"agent": agent, "orchestrator.env.args": {"agent_limits": {"most_calls": 3}}}, "its keys are max_calls"),
     ):
         with pytest.raises(UserError, match=words):
             hone.rl(dataset=ROWS, model="hone/tiny", output_dir="no", display="none", **given)
