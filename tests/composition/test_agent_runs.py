@@ -16,6 +16,7 @@ from hone.cli import main
 from hone.config.shared import EnvConfig
 from hone.errors import UserError
 from hone.runs import Run
+from hone.trainer.sft_data import sampled_rows
 
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1)} for i in range(20)]
@@ -85,6 +86,8 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     trained = [(line["trajectories/mean"], line["turns/mean"]) for line in lines if "lr" in line]
     assert trained == [(2, 2)] * 3
     assert main(["replay", "one"]) == 0
+    with pytest.raises(UserError, match="several trajectories"):
+        sampled_rows(run, 0.0, "")
     capsys.readouterr()
     for command, words in (("verify", "is not run again"), ("regrade", "nothing else can grade them")):
         assert main([command, "one", "--trust-local-task"]) == 2

@@ -61,8 +61,8 @@ class Call:
             and not self.continued
             and self.tools == tools
             and len(messages) > length + 1
-            and same(messages[:length], self.messages)
-            and same([messages[length]], [self.reply])
+            and same_messages(messages[:length], self.messages)
+            and same_messages([messages[length]], [self.reply])
         )
 
 
@@ -94,18 +94,18 @@ class Rollout:
         """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
-        refuse(body, self.sampling)
+        refuse_other_sampling(body, self.sampling)
         if self.asked >= self.limits.max_calls:
-            raise self._over(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
+            raise self._limit_reached(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         if left is not None and left < 1:
-            raise self._over(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
+            raise self._limit_reached(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
         messages = [message.for_template() for message in body.messages]
         tools = (body.tools or None) if body.tool_choice != "none" else None
         ids, parent = self._prompt(messages, tools)
         room = self.maker.limit(len(ids))
         if room < 1:
-            raise self._over(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
+            raise self._limit_reached(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
         most = min(x for x in (room, left, body.max_completion_tokens or body.max_tokens) if x is not None)
         number, self.asked = self.asked, self.asked + 1
         key = self.maker.key(*self.key, *([number] if number else []))
@@ -120,8 +120,9 @@ class Rollout:
     def repeated(self, body: ChatRequest) -> Call | None:
         """Return the answered call that a client repeats because its answer was lost; None if there is none."""
         messages = [message.for_template() for message in body.messages]
-        answered = [c for c in self.calls if c.turn is not None and not c.continued and same(c.messages, messages)]
-        return answered[-1] if answered and not self.closed else None
+        answered = [c for c in self.calls if c.turn is not None and not c.continued]
+        found = [call for call in answered if same_messages(call.messages, messages)]
+        return found[-1] if found and not self.closed else None
 
     def commit(self, call: Call, turn: Trajectory) -> None:
         """Record what was sampled for a call, when its program is about to get it."""
@@ -139,7 +140,7 @@ class Rollout:
         call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
     def drop(self, call: Call) -> None:
-        """Forget a call whose program has left, or that failed: nobody saw what was sampled for it."""
+        """Remove a call without an answer, which the program did not wait for or hone refused; it trains nothing."""
         if call.turn is None and call in self.calls:
             self.calls.remove(call)
             self.sampled -= call.request.max_tokens
@@ -161,7 +162,7 @@ class Rollout:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
         prompt, failure = self.example.prompt, self.failure
         parents = {call.parent for call in self.calls}
-        lines = [line_of(call) for call in self.calls if call not in parents]
+        lines = [trajectory_of(call) for call in self.calls if call not in parents]
         if failure is None and not lines:
             failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
         gave_up = self.rewards is GAVE_UP
@@ -169,42 +170,41 @@ class Rollout:
         if not lines:
             lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
         first, *branches = lines
-        begins = same(first.messages[: len(prompt)], prompt)  # a recorded sample begins with its example's messages
+        # A recorded sample begins with its example's messages.
+        begins = same_messages(first.messages[: len(prompt)], prompt)
         messages = first.messages if begins else [*prompt, *first.messages]
         return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
 
     def _prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], Call | None]:
         """Return the ids to sample from, and the call whose ids they begin with, if any."""
-        renderer = self.maker.renderer
         found = [call for call in self.calls if call.goes_on_with(messages, tools)]
         if found:
             parent = max(found, key=lambda call: len(call.messages))
             assert parent.turn is not None
             ids, added = parent.turn.token_ids.tolist(), messages[len(parent.messages) + 1 :]
-            closing = [] if ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
             try:
-                return ids + closing + renderer.bridge_ids([*parent.messages, parent.full], added, tools), parent
+                return ids + self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools), parent
             except UserError:
                 pass  # the template rewrites earlier turns: what the program goes on from is another conversation
         try:
-            return renderer.prompt_ids(messages, tools), None
+            return self.maker.renderer.prompt_ids(messages, tools), None
         except UserError as error:
             raise ApiError(400, str(error), "messages") from error
 
-    def _over(self, words: str) -> ApiError:
+    def _limit_reached(self, words: str) -> ApiError:
         self.limit = words
         return ApiError(400, words, "messages", "context_length_exceeded")
 
 
 GAVE_UP = {"reward": 0.0}
 """The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
-OWN = ("temperature", "top_p", "top_k", "min_p")
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
-def refuse(body: ChatRequest, sampling: SamplingParams) -> None:
+def refuse_other_sampling(body: ChatRequest, sampling: SamplingParams) -> None:
     """Raise ApiError for what a call of a rollout can't ask for: it is sampled as the run says."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
-    asked |= {name: getattr(body, name) not in (None, getattr(sampling, name)) for name in OWN}
+    asked |= {name: getattr(body, name) not in (None, getattr(sampling, name)) for name in SAMPLING_FIELDS}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key", "stop")}
     asked |= {name: bool(getattr(body, name)) for name in ("stop_token_ids", "ignore_eos", "return_kept_ids")}
     asked["return_token_ids"] = body.return_token_ids
@@ -212,7 +212,7 @@ def refuse(body: ChatRequest, sampling: SamplingParams) -> None:
         raise ApiError(400, f"{wrong} is the run's to set while it trains (orchestrator.sampling): leave it out", wrong)
 
 
-def same(one: Sequence[Message], other: Sequence[Message]) -> bool:
+def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
     """Return True if the messages say the same; the ids of tool calls may differ."""
     return [_plain(message) for message in one] == [_plain(message) for message in other]
 
@@ -222,7 +222,7 @@ def _plain(message: Message) -> tuple[Any, ...]:
     return message["role"], message.get("content") or "", calls
 
 
-def line_of(last: Call) -> Trajectory:
+def trajectory_of(last: Call) -> Trajectory:
     """Return the trajectory of a call and of those that it goes on from."""
     turn = last.turn
     assert turn is not None
