@@ -5,10 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from hone.cli import main
+from hone.commands.preflight import Audit
+from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
+from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.data import given_rows
+from hone.environments.loading import load_environment
 
 pytestmark = pytest.mark.audit
 
@@ -102,3 +109,19 @@ def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limi
     assert rl(tiny_model_dir, "--orchestrator.grading.timeout", "0.3") == 2
     text = capsys.readouterr().err
     assert "fails its audit: hangs: " in text and "grading.timeout allows 0.3 s of the processor" in text
+
+
+def test_in_a_mix_only_the_agent_is_not_audited(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = given_rows([{"prompt": "a"}], "dataset")
+    envs = {
+        "one": AgentTask(None, "true", None, AgentLimits(), rows, rows),
+        "two": load_environment("reverse-text"),
+    }
+    mix = [{"id": "functions", "name": "one", "args": {"agent_command": "true"}}, {"id": "reverse-text", "name": "two"}]
+    config = from_settings(RLConfig, None, {"orchestrator.envs": mix})
+    names = []
+    monkeypatch.setattr(Audit, "_audit", lambda self, _, one, env: names.append(env.id) or {"verdict": "pass"})
+    audit = Audit()
+    audit.check(SimpleNamespace(config=config, envs=envs))
+    assert names == ["reverse-text"] and audit._record == {"verdict": "pass"}
+    assert audit._lines == ["The agent was not audited: a program rewards its own rollouts."]

@@ -13,8 +13,10 @@ import pytest
 
 import hone
 from hone.cli import main
+from hone.config.shared import EnvConfig
 from hone.errors import UserError
 from hone.runs import Run
+from hone.trainer.sft_data import sampled_rows
 
 DOCS = Path(__file__).parents[2] / "docs" / "agents.md"
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1)} for i in range(20)]
@@ -84,10 +86,24 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     trained = [(line["trajectories/mean"], line["turns/mean"]) for line in lines if "lr" in line]
     assert trained == [(2, 2)] * 3
     assert main(["replay", "one"]) == 0
+    with pytest.raises(UserError, match="several trajectories"):
+        sampled_rows(run, 0.0, "")
     capsys.readouterr()
     for command, words in (("verify", "is not run again"), ("regrade", "nothing else can grade them")):
         assert main([command, "one", "--trust-local-task"]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
+    here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    evaluated = {"orchestrator.eval.envs": [{"id": "functions", "args": args}], "orchestrator.eval.num_examples": 2}
+    settings = SETTINGS | evaluated | {"max_steps": 1, "model": str(tiny_model_dir), "output_dir": "out"}
+    hone.rl(**settings)
+    capsys.readouterr()
+    assert main(["verify", "out"]) == 2 and "or its agent" in capsys.readouterr().err
+    assert main(["verify", "out", "--trust-local-task"]) == 2 and "is not run again" in capsys.readouterr().err
 
 
 def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
@@ -104,6 +120,7 @@ def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
         ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
         ({"agent": "my_agent:agend"}, "did you mean agent"),
         ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),
+        ({"agent": agent, "orchestrator.env.args": {"agent_limits": {"most_calls": 3}}}, "its keys are max_calls"),
     ):
         with pytest.raises(UserError, match=words):
             hone.rl(dataset=ROWS, model="hone/tiny", output_dir="no", display="none", **given)
@@ -123,6 +140,13 @@ def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_d
     with pytest.raises(UserError, match="leave out base_url"):
         args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
         hone.evaluate("functions", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
+
+
+def test_an_argument_called_agent_makes_no_agent_of_another_task() -> None:
+    args = {"agent": "buyer"}
+    assert not EnvConfig(id="negotiation", args=args).is_agent and EnvConfig(id="functions", args=args).is_agent
+    with pytest.raises(UserError, match="nothing answers at"):
+        hone.evaluate("negotiation", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
 
 
 def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:

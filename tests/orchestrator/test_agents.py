@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import sys
 import threading
 from collections.abc import Callable
@@ -19,15 +21,16 @@ from hone.config.rl import RLConfig
 from hone.environments.agents import AgentLimits, AgentTask
 from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
-from hone.errors import Halt
+from hone.errors import Halt, UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator import agent_host
-from hone.orchestrator.agents import run_agents
+from hone.orchestrator.agents import Rollout, run_agents
 from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import trainable
+from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Score, Trajectory
 
 RENDERER = load_renderer("hone/tiny")
@@ -193,6 +196,35 @@ async def heeds_nothing(client: Any, example: Any) -> float:
 @failing(Outcome.GRADER_ERROR, "half of a pair: ?")
 async def half_a_pair(client: Any, example: Any) -> float:
     raise ValueError("half of a pair: \ud800")
+
+
+class NoNumber:
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __float__(self) -> float:
+        raise self.error
+
+    def __repr__(self) -> str:
+        return "\ud800"
+
+
+@failing(Outcome.GRADER_ERROR, "RuntimeError: a tensor is elsewhere: ?")
+async def raises_as_a_number(client: Any, example: Any) -> Any:
+    await once(client, example)
+    return NoNumber(RuntimeError("a tensor is elsewhere: \ud800"))
+
+
+@failing(Outcome.GRADER_ERROR, "SystemExit")
+async def exits_as_a_number(client: Any, example: Any) -> Any:
+    await once(client, example)
+    return NoNumber(SystemExit(3))
+
+
+@failing(Outcome.GRADER_ERROR, "gave ? as reward")
+async def half_a_pair_as_a_number(client: Any, example: Any) -> Any:
+    await once(client, example)
+    return NoNumber(TypeError())
 
 
 @failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
@@ -375,7 +407,7 @@ ENDS: list[tuple[str, str]] = [
     ("print('not JSON')", "is not JSON: 'not JSON'"),
     ("pass", "is not JSON: ''"),
     ("sys.exit('I give up')", "ended with code 1: I give up"),
-    ("while True: print('x' * 2**20)", "printed more than 4 MiB"),
+    ("while True: print('x' * 2**20)", "printed more than 64 MiB"),
     ("print('NaN')", "gave nan as reward"),
     ("os.kill(os.getpid(), 9)", "ended with code -9"),
 ]
@@ -403,6 +435,52 @@ def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
     assert sample.failure is None
 
     until(lambda: gone(note), "the child has ended")
+
+
+def test_a_command_has_ended_though_a_process_of_another_session_holds_its_output(tmp_path: Path) -> None:
+    script, note = tmp_path / "agent.py", tmp_path / "pid"
+    start = "subprocess.Popen(['sleep', '1000'], start_new_session=True)"
+    script.write_text(COMMAND % f"open({str(note)!r}, 'w').write(str({start}.pid)); print(0.5)")
+    (sample,) = played(task_of(None, f"{sys.executable} {script}", timeout=20.0), rollouts=1, examples=1)
+    os.kill(int(note.read_text()), signal.SIGKILL)
+    assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 0.5}
+
+
+def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    closed, sample, asked = threading.Event(), EnginePolicy.sample, []
+
+    def close(self: Rollout, *args: Any) -> None:
+        close_rollout(self, *args)
+        closed.set()
+
+    def samples_late(self: EnginePolicy, requests: Any, *args: Any) -> list[Trajectory]:
+        asked.extend(requests)
+        assert closed.wait(60)
+        return sample(self, requests, *args)
+
+    close_rollout = Rollout.close
+    monkeypatch.setattr(Rollout, "close", close)
+    monkeypatch.setattr(EnginePolicy, "sample", samples_late)
+    script = tmp_path / "agent.py"
+    script.write_text(COMMAND % "")
+    (made,) = played(task_of(None, f"{sys.executable} {script}", timeout=8.0), rollouts=1, examples=1)
+    assert asked and made.failure is not None and made.failure[0] is Outcome.GRADER_TIMEOUT
+    assert "Exception" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"max_calls": None}, {"max_calls": 0.5}, {"max_tokens": True}, {"timeout": None}, {"most_calls": 3}, [64]],
+)
+def test_wrong_limits_are_one_sentence(limits: Any) -> None:
+    with pytest.raises(UserError, match=r"it must be a|its keys are max_calls"):
+        AgentLimits.of(limits)
+
+
+def test_memory_is_planned_for_all_calls_of_a_rollout() -> None:
+    assert facts_of_tasks(RLConfig(), {"": task_of(once, max_calls=5)}, None).turns == 5
 
 
 def gone(note: Path) -> bool:
@@ -440,6 +518,19 @@ def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(agent_host.Host, "_one", dies)
     with pytest.raises(Halt, match="the thread that runs the agent's programs has ended"):
+        played(task_of(once))
+
+
+def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = EnginePolicy.sample
+
+    def changes(*args: Any) -> list[Trajectory]:
+        turns = sample(*args)
+        turns[0].token_ids[0] += 1
+        return turns
+
+    monkeypatch.setattr(EnginePolicy, "sample", changes)
+    with pytest.raises(Halt, match="sampled from other tokens"):
         played(task_of(once))
 
 

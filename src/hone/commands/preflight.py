@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from hone.commands.status import Status, command
 from hone.config.rl import RLConfig
-from hone.environments.agents import REWARDED_BY_PROGRAM
 from hone.errors import UserError
 from hone.grading import printable
 from hone.runs.files import write_json
@@ -39,18 +38,22 @@ class Audit(Observer):
         self._lines = ["The task was not audited (--no-audit)."]
 
     def check(self, training: Any) -> None:
+        from hone.environments.agents import REWARDED_BY_PROGRAM, AgentTask
+
         config = training.config
         if _had_before(config, training.envs):
             return
         self._record = {"verdict": "skipped", "why": "--no-audit"}
-        if any(env.late_grading_reason == REWARDED_BY_PROGRAM for env in training.envs.values()):
-            self._record = {"verdict": "skipped", "why": REWARDED_BY_PROGRAM}
-            self._lines = [f"The task was not audited: {REWARDED_BY_PROGRAM}."]
-            return
         if not config.audit:
             return
-        self._lines = []
-        records = [self._audit(training, one, training.envs[name]) for name, one in config.tasks().items()]
+        audited = {name for name, env in training.envs.items() if not isinstance(env, AgentTask)}
+        agents = len(training.envs) - len(audited)
+        self._lines = [f"The agent was not audited: {REWARDED_BY_PROGRAM}."] * agents
+        if not audited:
+            self._record = {"verdict": "skipped", "why": REWARDED_BY_PROGRAM}
+            return
+        tasks = config.tasks().items()
+        records = [self._audit(training, one, training.envs[name]) for name, one in tasks if name in audited]
         self._record = records[0]
         if len(records) > 1:
             from hone.audit.report import worst

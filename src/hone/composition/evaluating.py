@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.config.shared import EngineConfig, InitConfig, LoraConfig
+from hone.config.shared import EngineConfig, EnvConfig, InitConfig, LoraConfig
 from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -43,8 +43,8 @@ class Evaluation:
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
-        if config.base_url is not None and {"agent", "agent_command"} & config.env_args.keys():
-            raise UserError("a program's rollouts are evaluated on weights that are here so far: leave out base_url")
+        if config.base_url is not None and EnvConfig(id=config.env, args=config.env_args).is_agent:
+            raise UserError("hone eval of an agent needs local weights: leave out base_url")
         self.config, self._exact_keys = _with_model(config)
         self.folder = results_folder(self.config) if config.save else None
         self.env = env or configured(config.env, config.env_args, config.template, "template")

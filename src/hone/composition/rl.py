@@ -355,7 +355,7 @@ class RL(Training):
 
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)
-        turns = max(env.max_turns if isinstance(env, MultiTurnEnv) else 1 for env in self.all_envs)
+        turns = max(env.max_turns for env in self.all_envs)
         self.config = resolved(self.config, self.decoder, device_of(self.config.model.device), turns=turns)
         for env in self.all_envs:
             env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))

@@ -7,6 +7,7 @@ flag at the top (`--max-steps 5`) overrides them all.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 from hone.config.algorithms import ALGORITHMS
@@ -107,14 +108,23 @@ def name_task(settings: Settings) -> None:
                 "--reward, --agent and --data say what the task is, and so does --orchestrator.env.id: leave out one"
             )
         return
-    given = {name: setting for name, setting in given.items() if not setting.is_off}
+    given = {
+        (*ENV, "args", "rewards" if name == "reward" else name): setting
+        for name, setting in given.items()
+        if not setting.is_off
+    }
     if not given:
         return
     for path in [path for path, setting in settings.items() if path[:2] == ENV and not setting.is_flag]:
         if task.value != FUNCTIONS:
             del settings[path]  # arguments of the other task
     settings.put((*ENV, "id"), Setting(FUNCTIONS))
-    for name, setting in given.items():
-        if name == "reward" and isinstance(setting.value, str):
+    rewarding = [(*ENV, "args", name) for name in ("rewards", "agent", "agent_command")]
+    if any(path in given and given[path].is_flag for path in rewarding):  # files that say what rewards are overridden
+        for found, path in itertools.product((given, settings), rewarding):
+            if path in found and not found[path].is_flag:
+                del found[path]
+    for path, setting in given.items():
+        if path[-1] == "rewards" and isinstance(setting.value, str):
             setting = setting._replace(value=[setting.value])
-        settings.put((*ENV, "args", "rewards" if name == "reward" else name), setting)
+        settings.put(path, setting)

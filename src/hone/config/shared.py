@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from hone.config.alarms import AlarmsConfig
 from hone.config.base import BaseConfig
+from hone.config.hoist import FUNCTIONS
 from hone.errors import UserError
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
@@ -366,7 +367,7 @@ class EnvConfig(BaseConfig):
     @property
     def is_agent(self) -> bool:
         """Return True if a program makes the rollouts (`hone.environments.agents`)."""
-        return bool({"agent", "agent_command"} & self.args.keys())
+        return self.id == FUNCTIONS and bool({"agent", "agent_command"} & self.args.keys())
 
     def same_task(self, other: EnvConfig) -> bool:
         """Return True if both are one task, however it is sampled."""

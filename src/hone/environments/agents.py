@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,10 +42,20 @@ class AgentLimits:
     concurrency: int = 64
 
     def __post_init__(self) -> None:
-        for name in ("max_calls", "max_tokens", "timeout", "concurrency"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
-                raise UserError(f"{name} of an agent is {value!r}; it must be more than 0")
+        for name, value in vars(self).items():
+            kind, what = (float | int, "number") if name == "timeout" else (int, "whole number")
+            if name == "max_tokens" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+                raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
+
+    @classmethod
+    def of(cls, limits: Any) -> AgentLimits:
+        """Return the limits of a config's `agent_limits`. Raises UserError if they are not right."""
+        known = cls.__dataclass_fields__
+        if limits is not None and not (isinstance(limits, Mapping) and limits.keys() <= known.keys()):
+            raise UserError(f"agent_limits is {limits!r}; its keys are {', '.join(known)}")
+        return cls(**(limits or {}))
 
 
 class AgentTask(FunctionTask):
@@ -65,6 +75,7 @@ class AgentTask(FunctionTask):
         found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
         super().__init__(found, *args, **kwargs)
         self.run, self.command, self.agent_limits = run, command, limits
+        self.max_turns = limits.max_calls
 
     @property
     def late_grading_reason(self) -> str | None:

@@ -91,6 +91,8 @@ class Environment:
 
     tool_schemas: list[dict[str, Any]] | None = None
     """The tools that the model may call, in OpenAI's form."""
+    max_turns = 1
+    """The most completions of one rollout."""
     has_own_process = False
     """True if `inline` functions ask a process of the task's own, as a library's graders do."""
     answer_is_exact = False

@@ -79,14 +79,9 @@ def _agent_task(
     from hone.environments.agents import AgentLimits, AgentTask, check_agent
 
     check_agent(source, command, rewards)
-    try:
-        bounds = AgentLimits(**(limits or {}))
-    except TypeError:
-        names = ", ".join(AgentLimits.__dataclass_fields__)
-        raise UserError(f"agent_limits is {limits!r}; its keys are {names}") from None
     if where[0] is None and where[1] is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
-    return AgentTask(source.func if source else None, command, source, bounds, *where)
+    return AgentTask(source.func if source else None, command, source, AgentLimits.of(limits), *where)
 
 
 class Source(NamedTuple):
@@ -302,7 +297,7 @@ def given_task(
         not_more = ("rewards", "agent", "agent_command", "agent_limits", *rows)
         more: dict[str, Any] = {name: value for name, value in named.items() if name not in not_more}
         if has_agent:
-            bounds = AgentLimits(**(named.get("agent_limits") or {}))
+            bounds = AgentLimits.of(named.get("agent_limits"))
             source = found[0][1] if found else None
             return AgentTask(source.func if source else None, command, source, bounds, data[0], data[1], **more)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)

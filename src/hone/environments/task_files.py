@@ -34,8 +34,8 @@ def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None
     """
     if FUNCTIONS in (env_id, args.get("task") if env_id == "one-shot" else None) and not trusted:
         raise UserError(
-            "the run names its own reward functions, so they are not executed: look at them (orchestrator.env.args in "
-            "its config.toml, a rewards.py in it), and pass --trust-local-task"
+            "the run names its own reward functions or its agent, so they are not executed: look at them "
+            "(orchestrator.env.args in its config.toml, a rewards.py in it), and pass --trust-local-task"
         )
     name = env_id.replace("-", "_")
     path = find_file(name) if name.isidentifier() and name != FUNCTIONS else None

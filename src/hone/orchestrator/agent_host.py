@@ -21,7 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import IO, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,7 +29,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.environments.agents import AgentTask
+from hone.environments.agents import AgentTask, checked_rewards
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
@@ -37,14 +37,14 @@ from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, 
 from hone.orchestrator.agents import GAVE_UP, Call, Rollout
 from hone.types import Outcome, Trajectory
 
-MOMENT = 0.02
-"""Seconds without a new call after which those that wait are sampled, though other programs still run."""
-SPARE = 60.0
-"""Seconds beyond a rollout's own after which a thread that reports nothing counts as blocked."""
-LEAVING = 5.0
-"""Seconds that what programs left behind gets to end, once it is cancelled."""
-MAX_OUTPUT = 4 * 2**20
-"""Bytes that a command may print."""
+BATCH_WAIT_SECONDS = 0.02
+"""Time without a new call after which those that wait are sampled, though other programs still run."""
+BLOCKED_AFTER_SECONDS = 60.0
+"""Time beyond a rollout's own after which a thread that reports nothing counts as blocked."""
+CLEANUP_SECONDS = 5.0
+"""Time that what programs left behind gets to end, once it is cancelled."""
+MAX_OUTPUT = 64 * 2**20
+"""Bytes that a command may print, or write to its standard error."""
 TAIL = 4096
 """Characters of its errors that are kept."""
 
@@ -76,7 +76,7 @@ class Host:
         """End what still runs: programs, their processes, the endpoint."""
         with contextlib.suppress(RuntimeError):  # the loop is closed already
             self._loop.call_soon_threadsafe(lambda: self._main.cancel())  # once the thread has made it
-        self._thread.join(SPARE)
+        self._thread.join(BLOCKED_AFTER_SECONDS)
 
     def waiting_calls(self) -> list[Call]:
         """Wait for calls, and return those to sample now; none once all programs have ended. Raises Halt."""
@@ -87,11 +87,11 @@ class Host:
             if self._waiting and missing <= 0 and self._news.empty():
                 break
             try:
-                news = self._news.get(timeout=MOMENT if self._waiting else 1.0)
+                news = self._news.get(timeout=BATCH_WAIT_SECONDS if self._waiting else 1.0)
             except queue.Empty:
                 if self._waiting:
                     break
-                patience = self.task.agent_limits.timeout + SPARE
+                patience = self.task.agent_limits.timeout + BLOCKED_AFTER_SECONDS
                 if not self._thread.is_alive() or time.monotonic() - last > patience:
                     raise self._halt() from self._error
                 continue
@@ -141,7 +141,7 @@ class Host:
                 for task in left:
                     task.cancel()
                 if left:
-                    self._loop.run_until_complete(asyncio.wait(left, timeout=LEAVING))
+                    self._loop.run_until_complete(asyncio.wait(left, timeout=CLEANUP_SECONDS))
             self._loop.close()
 
     async def _all(self) -> None:
@@ -157,7 +157,7 @@ class Host:
         """Run the program of one rollout; note how it ended."""
         async with places:
             self._news.put("begun")
-            result, failure = None, None
+            rewards, failure = {}, None
             program = asyncio.create_task(self._program(rollout))
             try:
                 done, _ = await asyncio.wait({program}, timeout=self.task.agent_limits.timeout)
@@ -166,23 +166,28 @@ class Host:
                 elif program.cancelled():
                     failure = Outcome.GRADER_ERROR, "the program cancelled itself"
                 elif (error := program.exception()) is None:
-                    result = program.result()
+                    rewards = program.result()
                 else:
                     text = "".join(traceback.format_exception(error))
                     words = str(error) if isinstance(error, ProgramFailed) else text[-TAIL:]
                     failure = Outcome.GRADER_ERROR, words
                     if rollout.limit and rollout.limit in text:
-                        result, failure = GAVE_UP, None
+                        rewards, failure = GAVE_UP, None
             finally:
                 program.cancel()  # one that does not heed it is left behind, and its key refused
-                rollout.close(result, failure)
+                rollout.close(rewards, failure)
                 self._news.put("ended")
                 if self.task.command is not None:
-                    await asyncio.wait({program}, timeout=LEAVING)  # until its processes are gone
+                    await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
 
-    async def _program(self, rollout: Rollout) -> Any:
+    async def _program(self, rollout: Rollout) -> dict[str, float]:
+        """Return the rewards; whatever goes wrong with the program or its rewards is an exception of this task."""
         try:
-            return await (self._function if self.task.command is None else self._process)(rollout)
+            given = await (self._function if self.task.command is None else self._process)(rollout)
+            try:
+                return checked_rewards(given)
+            except ValueError as error:
+                raise ProgramFailed(str(error)) from None
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
             raise ProgramFailed(f"the program raised {type(error).__name__}({error})") from None
 
@@ -206,28 +211,28 @@ class Host:
         for name in ("no_proxy", "NO_PROXY"):
             env[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
         example = {name: getattr(rollout.example, name) for name in ("id", "prompt", "answer", "info")}
-        with tempfile.TemporaryFile() as given:
+        with contextlib.ExitStack() as stack:  # files, not pipes: what the command starts may hold those open
+            given, out, err = (stack.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(3))
             given.write(json.dumps(example, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
             given.seek(0)
-            pipe = asyncio.subprocess.PIPE
             process = await asyncio.create_subprocess_exec(
-                *shlex.split(self.task.command), stdin=given, stdout=pipe, stderr=pipe, env=env, start_new_session=True
+                *shlex.split(self.task.command), stdin=given, stdout=out, stderr=err, env=env, start_new_session=True
             )
-        assert process.stdout is not None and process.stderr is not None
-        readers = [asyncio.create_task(_last_line(process)), asyncio.create_task(_tail(process.stderr))]
-        try:
-            while process.returncode is None:  # `wait` would also wait for children that hold the pipes
-                await asyncio.sleep(MOMENT)
-        finally:
-            _kill_group(process.pid)  # itself, if it still runs, and its children
-            await asyncio.wait(readers, timeout=LEAVING)
-        (line, flooded), said = await asyncio.gather(*readers)
+            try:
+                while process.returncode is None and max(_size(out), _size(err)) <= MAX_OUTPUT:
+                    await asyncio.sleep(BATCH_WAIT_SECONDS)
+            finally:
+                _kill_group(process.pid)  # itself, if it still runs, and its children
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(process.wait(), CLEANUP_SECONDS)
+            printed, said, size = _tail(out), _tail(err)[-TAIL:], max(_size(out), _size(err))
         code = process.returncode
-        if flooded:
+        if size > MAX_OUTPUT:
             raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")
         if code:
             words = f"the program ended with code {code}: {last_line(said) or 'it said nothing'}"
             raise ProgramFailed(words) from (RuntimeError(said) if said else None)
+        line = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
         try:
             return json.loads(line)
         except (ValueError, RecursionError):
@@ -296,24 +301,14 @@ class ProgramFailed(Exception):
     """Why a command's rollout has no reward, in words."""
 
 
-async def _tail(stream: asyncio.StreamReader) -> str:
-    kept = b""
-    while chunk := await stream.read(2**16):
-        kept = (kept + chunk)[-TAIL:]
-    return kept.decode(errors="replace")
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
 
 
-async def _last_line(process: asyncio.subprocess.Process) -> tuple[str, bool]:
-    """Return the last line that is not blank, and whether the process was killed for printing too much."""
-    assert process.stdout is not None
-    kept, count = b"", 0
-    while chunk := await process.stdout.read(2**16):
-        count += len(chunk)
-        kept = (kept + chunk)[-(2**16) :]
-        if count > MAX_OUTPUT and process.returncode is None:
-            _kill_group(process.pid)
-    lines = [line for line in kept.decode(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "", count > MAX_OUTPUT
+def _tail(file: IO[bytes]) -> str:
+    """Return the end of what a command wrote into a file."""
+    file.seek(max(0, _size(file) - 2**16))
+    return file.read(2**16).decode(errors="replace")
 
 
 def _kill_group(pid: int) -> None:

@@ -21,13 +21,15 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments.agents import AgentLimits, AgentTask, checked_rewards
+from hone.environments.agents import AgentLimits, AgentTask
 from hone.errors import Halt, UserError
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Kept, Message, Outcome, Trajectory
+
+ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 
 
 @dataclass(eq=False)
@@ -59,8 +61,8 @@ class Call:
             and not self.continued
             and self.tools == tools
             and len(messages) > length + 1
-            and same(messages[:length], self.messages)
-            and same([messages[length]], [self.reply])
+            and same_messages(messages[:length], self.messages)
+            and same_messages([messages[length]], [self.reply])
         )
 
 
@@ -85,25 +87,25 @@ class Rollout:
         self.limit = ""
         """The bound that a call was refused for, in words."""
         self.closed = False
-        self.result: Any = None
+        self.rewards: dict[str, float] = {}
         self.failure: tuple[Outcome, str] | None = None
 
     def begin(self, body: ChatRequest) -> Call:
         """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
         if self.closed:
-            raise ApiError(410, "this rollout has ended: its key takes no more calls")
-        refuse(body, self.sampling)
+            raise ApiError(410, ROLLOUT_ENDED)
+        refuse_other_sampling(body, self.sampling)
         if self.asked >= self.limits.max_calls:
-            raise self._over(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
+            raise self._limit_reached(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         if left is not None and left < 1:
-            raise self._over(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
+            raise self._limit_reached(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
         messages = [message.for_template() for message in body.messages]
         tools = (body.tools or None) if body.tool_choice != "none" else None
         ids, parent = self._prompt(messages, tools)
         room = self.maker.limit(len(ids))
         if room < 1:
-            raise self._over(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
+            raise self._limit_reached(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
         most = min(x for x in (room, left, body.max_completion_tokens or body.max_tokens) if x is not None)
         number, self.asked = self.asked, self.asked + 1
         key = self.maker.key(*self.key, *([number] if number else []))
@@ -118,16 +120,15 @@ class Rollout:
     def repeated(self, body: ChatRequest) -> Call | None:
         """Return the answered call that a client repeats because its answer was lost; None if there is none."""
         messages = [message.for_template() for message in body.messages]
-        answered = [c for c in self.calls if c.turn is not None and not c.continued and same(c.messages, messages)]
-        return answered[-1] if answered and not self.closed else None
+        answered = [c for c in self.calls if c.turn is not None and not c.continued]
+        found = [call for call in answered if same_messages(call.messages, messages)]
+        return found[-1] if found and not self.closed else None
 
     def commit(self, call: Call, turn: Trajectory) -> None:
         """Record what was sampled for a call, when its program is about to get it."""
         if self.closed:
-            raise ApiError(410, "this rollout has ended: its key takes no more calls")
+            raise ApiError(410, ROLLOUT_ENDED)
         prompt = len(call.request.prompt_ids)
-        if tuple(turn.token_ids[:prompt].tolist()) != call.request.prompt_ids:
-            raise Halt(f"a call of rollout {self.sample_id} was sampled from other tokens than it was asked for")
         self.sampled += turn.num_sampled - call.request.max_tokens
         maker = replace(self.maker, tools=call.tools)
         call.turn, call.full = turn, maker.message(turn.token_ids[prompt:].tolist(), self.sampling)
@@ -139,75 +140,71 @@ class Rollout:
         call.reply = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
 
     def drop(self, call: Call) -> None:
-        """Forget a call whose program has left, or that failed: nobody saw what was sampled for it."""
+        """Remove a call without an answer, which the program did not wait for or hone refused; it trains nothing."""
         if call.turn is None and call in self.calls:
             self.calls.remove(call)
             self.sampled -= call.request.max_tokens
             if call.parent is not None:
                 call.parent.continued = False
 
-    def close(self, result: Any = None, failure: tuple[Outcome, str] | None = None) -> None:
-        """End the rollout; calls that nobody waits for any more are dropped."""
-        self.closed, self.result = True, result
+    def close(self, rewards: dict[str, float], failure: tuple[Outcome, str] | None) -> None:
+        """End the rollout; calls without an answer get a 410 and are dropped."""
+        self.closed, self.rewards = True, rewards
         if failure is not None:  # a program's words may hold half a surrogate pair, which no file takes
             self.failure = failure[0], failure[1].encode("utf-8", "replace").decode()
         for call in [call for call in self.calls if call.turn is None]:
             if not call.future.done():
-                call.future.cancel()
+                call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
+                call.future.exception()  # asyncio would report it where nobody waits any more
             self.drop(call)
 
     def trajectory(self) -> Trajectory:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
-        prompt, failure, rewards = self.example.prompt, self.failure, {}
+        prompt, failure = self.example.prompt, self.failure
         parents = {call.parent for call in self.calls}
-        lines = [line_of(call) for call in self.calls if call not in parents]
+        lines = [trajectory_of(call) for call in self.calls if call not in parents]
         if failure is None and not lines:
             failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
-        if failure is None:
-            try:
-                rewards = {"reward": 0.0} if self.result is GAVE_UP else checked_rewards(self.result)
-            except ValueError as error:
-                failure = Outcome.GRADER_ERROR, str(error)
-        state = {"rewards": rewards, "limit": self.limit, "gave_up": self.result is GAVE_UP, "calls": len(self.calls)}
+        gave_up = self.rewards is GAVE_UP
+        state = {"rewards": self.rewards, "limit": self.limit, "gave_up": gave_up, "calls": len(self.calls)}
         if not lines:
             lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
         first, *branches = lines
-        begins = same(first.messages[: len(prompt)], prompt)  # a recorded sample begins with its example's messages
+        # A recorded sample begins with its example's messages.
+        begins = same_messages(first.messages[: len(prompt)], prompt)
         messages = first.messages if begins else [*prompt, *first.messages]
         return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
 
     def _prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], Call | None]:
         """Return the ids to sample from, and the call whose ids they begin with, if any."""
-        renderer = self.maker.renderer
         found = [call for call in self.calls if call.goes_on_with(messages, tools)]
         if found:
             parent = max(found, key=lambda call: len(call.messages))
             assert parent.turn is not None
             ids, added = parent.turn.token_ids.tolist(), messages[len(parent.messages) + 1 :]
-            closing = [] if ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
             try:
-                return ids + closing + renderer.bridge_ids([*parent.messages, parent.full], added, tools), parent
+                return ids + self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools), parent
             except UserError:
                 pass  # the template rewrites earlier turns: what the program goes on from is another conversation
         try:
-            return renderer.prompt_ids(messages, tools), None
+            return self.maker.renderer.prompt_ids(messages, tools), None
         except UserError as error:
             raise ApiError(400, str(error), "messages") from error
 
-    def _over(self, words: str) -> ApiError:
+    def _limit_reached(self, words: str) -> ApiError:
         self.limit = words
         return ApiError(400, words, "messages", "context_length_exceeded")
 
 
-GAVE_UP = object()
-"""The result of a program that ended with the error of a call that was refused for a limit: the model used it up."""
-OWN = ("temperature", "top_p", "top_k", "min_p")
+GAVE_UP = {"reward": 0.0}
+"""The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
+SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
-def refuse(body: ChatRequest, sampling: SamplingParams) -> None:
+def refuse_other_sampling(body: ChatRequest, sampling: SamplingParams) -> None:
     """Raise ApiError for what a call of a rollout can't ask for: it is sampled as the run says."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
-    asked |= {name: getattr(body, name) not in (None, getattr(sampling, name)) for name in OWN}
+    asked |= {name: getattr(body, name) not in (None, getattr(sampling, name)) for name in SAMPLING_FIELDS}
     asked |= {name: getattr(body, name) is not None for name in ("seed", "key", "stop")}
     asked |= {name: bool(getattr(body, name)) for name in ("stop_token_ids", "ignore_eos", "return_kept_ids")}
     asked["return_token_ids"] = body.return_token_ids
@@ -215,7 +212,7 @@ def refuse(body: ChatRequest, sampling: SamplingParams) -> None:
         raise ApiError(400, f"{wrong} is the run's to set while it trains (orchestrator.sampling): leave it out", wrong)
 
 
-def same(one: Sequence[Message], other: Sequence[Message]) -> bool:
+def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
     """Return True if the messages say the same; the ids of tool calls may differ."""
     return [_plain(message) for message in one] == [_plain(message) for message in other]
 
@@ -225,7 +222,7 @@ def _plain(message: Message) -> tuple[Any, ...]:
     return message["role"], message.get("content") or "", calls
 
 
-def line_of(last: Call) -> Trajectory:
+def trajectory_of(last: Call) -> Trajectory:
     """Return the trajectory of a call and of those that it goes on from."""
     turn = last.turn
     assert turn is not None
@@ -264,7 +261,7 @@ def run_agents(
 ) -> list[Trajectory]:
     """Run the program `maker.rollouts` times for each example; return the samples, group by group.
 
-    Raises Halt if the thread of the programs dies, or a program keeps it from answering.
+    Raises Halt if the thread of the programs dies, a program keeps it from answering, or the policy changes a prompt.
     """
     from hone.orchestrator.agent_host import Host
 
@@ -276,5 +273,12 @@ def run_agents(
         while calls := host.waiting_calls():
             calls.sort(key=lambda call: (call.rollout.index, call.number))
             turns = policy.sample([call.request for call in calls], sampling)
+            for call, turn in zip(calls, turns, strict=True):
+                prompt = turn.token_ids[: len(turn.token_ids) - turn.num_sampled]
+                if tuple(prompt.tolist()) != call.request.prompt_ids:
+                    raise Halt(
+                        f"a call of rollout {turn.sample_id} was sampled from other tokens than it was asked for: the "
+                        "server changes the prompts that it is given"
+                    )
             host.answer(calls, turns)
     return [rollout.trajectory() for rollout in rollouts]

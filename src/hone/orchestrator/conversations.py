@@ -66,6 +66,14 @@ class RequestMaker:
         """Return the key of a rollout's first turn; with `more`, of another of its random choices."""
         return rng.key(self.seed, self.purpose, step, draw, sample, *more)
 
+    def bridge_ids(
+        self, ids: list[int], messages: list[Message], added: list[Message], tools: list[dict[str, Any]] | None
+    ) -> list[int]:
+        """Return the ids that continue `ids`, which end with the last of `messages` as sampled, by `added`."""
+        # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
+        closing = [] if ids[-1] == self.renderer.end_of_turn_id else [self.renderer.end_of_turn_id]
+        return closing + self.renderer.bridge_ids(messages, added, tools)
+
     def message(self, ids: list[int], sampling: SamplingParams) -> Message:
         """Return the message of sampled ids, without the stop string that ended it."""
         message, opened = self.renderer.message(ids, self.tools), self.renderer.opened_by_template
@@ -178,10 +186,7 @@ class Conversation:
             self._killed |= answer.killed
         if not messages:
             return False
-        # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
-        renderer = self.maker.renderer
-        closing = [] if self._ids[-1] == renderer.end_of_turn_id else [renderer.end_of_turn_id]
-        bridge = closing + renderer.bridge_ids(self.messages, messages, self.maker.tools)
+        bridge = self.maker.bridge_ids(self._ids, self.messages, messages, self.maker.tools)
         limit = self.maker.limit(len(self._ids) + len(bridge))
         if limit < 1:
             self.stop_reason = "length"

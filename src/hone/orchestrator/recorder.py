@@ -133,8 +133,8 @@ class FailureWatch:
         if len(failures) == len(scores):
             text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
             if step == 0:
-                raise UserError(f"{text}: mend the reward function. The first:\n{printable(first)}")
-            raise Halt(f"{text} ({last_line(first)}): mend the reward function")
+                raise UserError(f"{text}: mend the reward function or the agent. The first:\n{printable(first)}")
+            raise Halt(f"{text} ({last_line(first)}): mend the reward function or the agent")
         for outcome, detail in firsts.items():
             self._run.display.message(
                 f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"

@@ -16,7 +16,7 @@ from hone.composition.parts import task_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig
-from hone.environments import Environment, MultiTurnEnv
+from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError, first_line
 from hone.planning.arithmetic import Lengths
@@ -138,11 +138,10 @@ def facts_of_tasks(
 
 
 def _facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | None, most: int) -> Facts:
-    turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
     try:
         rows = len(env.split("train"))
     except UserError as error:
-        return Facts(turns=turns, notes=[_not_seen("training data", error)])
+        return Facts(turns=env.max_turns, notes=[_not_seen("training data", error)])
     prompts, references = _measure(env, min(rows, config.orchestrator.max_examples or rows), most, renderer)
     held_out, notes = None, []
     if config.orchestrator.eval:
@@ -150,7 +149,7 @@ def _facts_of_task(config: RLConfig, env: Environment, renderer: ChatRenderer | 
             held_out = len(env.split("eval"))
         except UserError as error:
             notes.append(_not_seen("held-out data", error))
-    return Facts(rows, held_out, turns, prompts, references, renderer is None, notes=notes)
+    return Facts(rows, held_out, env.max_turns, prompts, references, renderer is None, notes=notes)
 
 
 def _measure(

@@ -208,9 +208,10 @@ class RebuiltRL(Rebuilt):
         self.samplers: dict[str, GroupSampler] = {}
         self.evaluate: Evaluate | None = None
         self.publish: Publish | None = None
-        if not replay_only and any(one.orchestrator.env.is_agent for one in config.tasks().values()):
+        every_task = [*config.tasks().values(), *config.eval_tasks().values()]
+        if not replay_only and any(one.orchestrator.env.is_agent for one in every_task):
             raise UserError(
-                "a program made the rollouts of this run, and is not run again: `hone replay` retrains from what was "
+                "a program made rollouts of this run, and is not run again: `hone replay` retrains from what was "
                 "recorded"
             )
         info, envs, evals = records.run.info, dict[str, Environment](), dict[str, Environment]()

@@ -123,8 +123,9 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
     has at least this reward: rejection sampling, as in RAFT (arXiv:2304.06767).
 
     A row has `prompt` and `completion` as messages and, of a run whose tokenizer has the digest `tokenizer`, the
-    recorded `token_ids` and `sampled_mask`. UserError if there is no such completion, or if tools answered in one whose
-    ids can't be used: the messages do not say which tools the prompt listed.
+    recorded `token_ids` and `sampled_mask`. UserError if there is no such completion, if one is of an agent's rollout
+    with several trajectories, or if tools answered in one whose ids can't be used: the messages do not say which tools
+    the prompt listed.
     """
     from hone.environments.data import Rows
 
@@ -142,9 +143,14 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
         records = ((step, i, row) for step, table in tables for i, row in enumerate(table.to_pylist()))
         found = [((step, i), row["example_id"], row["reward"]) for step, i, row in records]
         best = _first_best(found, min_reward)
-        columns, rows = ["prompt", "text", "completion", "token_ids", "sampled_mask"], []
+        columns, rows = ["prompt", "text", "completion", "token_ids", "sampled_mask", "branches"], []
         for step, places in groupby(sorted(best), lambda place: place[0]):
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
+        if any(json.loads(row.pop("branches", None) or "[]") for row in rows):
+            raise UserError(
+                f"an agent made {run.path}, and rollouts of it have several trajectories, of which data.run would take "
+                "the first only: name another run"
+            )
     if not rows:
         most = max((reward for _, _, reward in found if reward is not None), default=None)
         remedy = "name another run" if most is None else f"the highest is {most:.4g}; lower data.min_reward"

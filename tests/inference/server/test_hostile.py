@@ -70,6 +70,10 @@ COMPLETIONS: list[tuple[Any, str]] = [
     (b'{"prompt": "a", "temperature": NaN}', "NaN is not JSON"),
     (b'{"prompt": "a", "temperature": 1e999}', "too large"),
     (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", "out of range"),
+    (
+        {"prompt": "a", "stream_options": {"stop": 1}},
+        "stream_options.stop is not a field of this request: leave it out",
+    ),
     ({"promt": "a"}, "promt is not a field of this request: did you mean prompt?"),
     ({}, "prompt is missing"),
     ({"prompt": "a", "max_tokens": 0}, "max_tokens = 0 asks for nothing"),

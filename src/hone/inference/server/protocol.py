@@ -338,7 +338,7 @@ def parse(cls: type[Strict], body: bytes) -> Any:
     name = ".".join(str(part)[:80] for part in error["loc"])
     reason = f"{name}: {error['msg'].removeprefix('Value error, ')}"
     if error["type"] == "extra_forbidden":
-        known = cls.model_fields if len(error["loc"]) == 1 else TokensSampling.model_fields
+        known = {(): cls.model_fields, ("sampling_params",): TokensSampling.model_fields}.get(error["loc"][:-1], {})
         close = get_close_matches(str(error["loc"][-1]), known, n=1)
         reason = f"{name} is not a field of this request: {f'did you mean {close[0]}?' if close else 'leave it out'}"
     elif error["type"] == "missing":
