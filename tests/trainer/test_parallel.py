@@ -25,9 +25,10 @@ from hone.trainer.fingerprint import fingerprint
 from hone.trainer.packing import Sequence, deal, split_micro_batches
 from hone.trainer.parallel import Ranks
 
-TOLERANCE = {"fp32": 1e-5, "bf16_linear": 2e-3, "bf16": 1e-3}
+TOLERANCE = {"fp32": 1e-5, "bf16_linear": 4e-3, "bf16": 2e-3}
 """After the first step. That one agrees to a tenth in the rounded precisions; AdamW's first updates, which are nearly
-the gradient's signs, then turn a rounded gradient near zero into a step the other way."""
+the gradient's signs, then turn a rounded gradient near zero into a step the other way. Half of it is enough where the
+CPU takes products of bf16 in fp32; one with products in bf16 sums those of fewer tokens in another order."""
 
 
 def results(folder: Path, name: str, world: int) -> Any:
