@@ -81,11 +81,11 @@ BANDS: dict[tuple[str, str], dict[int, Band]] = {
 }
 """By backend and by the coarser precision of the two, and by layers: in bf16 each layer rounds.
 
-hone: the same model code on both sides. 4 layers are contract 3; at 28 and 36 the bounds have room for the 30 layers of
-SmolLM2-135M, whose largest of the 3,000 tokens of a step of RL was 0.48 in bf16_linear (the maxima of bf16 and vllm were
-widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py). vllm: other kernels.
-With the tiny model on reverse-text the mean is 8e-7 and the maximum 1.2e-5 in fp32, 1.1e-2 and 0.18 in bf16; more layers
-were not measured, and get what they add in hone.
+hone: the same model code on both sides. 4 layers are contract 3; at 28 and 36 the bounds have room for the 30 layers
+of SmolLM2-135M, whose largest of the 3,000 tokens of a step of RL was 0.48 in bf16_linear (the maxima of bf16 and
+vllm were widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py). vllm:
+other kernels. With the tiny model on reverse-text the mean is 8e-7 and the maximum 1.2e-5 in fp32, 1.1e-2 and 0.18 in
+bf16; more layers were not measured, and get what they add in hone.
 """
 
 
