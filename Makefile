@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -71,13 +71,13 @@ test: dev
 # the long contracts one case in sixteen, always the same ones; after MINUTES no test begins, and the summary says how many
 # were left out: the suites of SUITES in tests/conftest.py come last.
 MINUTES := 600
-test-all: test-most test-browser test-smollm2 test-apart check docs
+test-all: test-most test-browser test-smollm2 test-apart test-cluster check docs
 
 test-most: dev verifiers-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,bench,reasoning-gym]"
 	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_UNTIL=$$(( $$(date +%s) + 60 * $(MINUTES) )) \
-		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not wheel and not vllm and not smollm2 and not browser" \
+		$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not wheel and not vllm and not smollm2 and not browser and not cluster" \
 		-rs --durations=40
 
 # Each has an environment of its own, and one process that works: together they use two cores.
@@ -111,6 +111,13 @@ test-sandbox: dev
 
 test-split: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m split --durations=10
+
+AS_ROOT := $(if $(filter 0,$(shell id -u)),,--map-root-user)
+# Ray looks for addresses outside, and listens on all interfaces: here it has a network of its own.
+test-cluster: dev
+	@unshare $(AS_ROOT) --net --mount true || { echo "SKIPPED: the tests on a cluster, for the reason above"; exit 0; }; \
+		OMP_NUM_THREADS=1 unshare $(AS_ROOT) --net --mount \
+		$(BIN)/python -m pytest -q -m cluster tests/cluster --durations=10
 
 test-device: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m device tests/device --durations=10

@@ -5,7 +5,8 @@
 
 Each seed is a run of `hone quickstart`: the model's initial weights, the order of the data, the noise of the
 demonstrations and the sampling all differ. Rewards are exactly repeatable on one machine; seconds are not. A seed that
-is in `--work` already is not run again.
+is in `--work` already is not run again. Beside those of the pretrained model stands what `hone plan --calibrate` says
+of its RL, and what that took.
 """
 
 from __future__ import annotations
@@ -55,8 +56,18 @@ def main() -> None:
             "torch": version("torch"),
         },
     }
+    if args.model != "tiny":
+        result["plan"] = planned(ROOT / args.work, args.seeds)
     keep(result, ROOT / args.out)
     print(json.dumps(result["medians"], indent=2))
+
+
+def planned(work: Path, seeds: int) -> dict[str, object]:
+    """Return the seconds of RL that a calibrated plan says, and those of each seed's run."""
+    recipe = ["plan", "@", "examples/smollm2/reverse.toml", "--model.name", str(work / "0/sft/weights/step_50")]
+    said = subprocess.run([str(HONE), *recipe, "--calibrate", "--json"], capture_output=True, check=True, cwd=ROOT)
+    taken = [json.loads((work / f"{seed}/rl/run.json").read_text())["seconds"] for seed in range(seeds)]
+    return {"predicted": json.loads(said.stdout)["calibration"]["seconds"]["usual"]["total"], "taken": taken}
 
 
 def medians(runs: list[dict], name: str) -> dict[str, float]:

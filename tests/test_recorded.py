@@ -362,3 +362,17 @@ def test_lora_learns_nearly_what_all_weights_learn():
     assert whole["reward"] - low["reward"] <= 0.038 and low["reward"] >= found["after SFT"]["reward"] + 0.45
     assert low["bytes"] <= whole["bytes"] / 4 and low["seconds_per_step"] <= 1.25 * whole["seconds_per_step"]
     assert lora.table(found) in (RESULTS.parents[1] / "docs" / "training.md").read_text()
+
+
+def test_a_pretrained_model_learns_on_a_laptop():
+    """Three seeds of `make smollm2`: what RL adds, 30 minutes of training at most, 6 GB, and the plan's time."""
+    result = json.loads((RESULTS / "smollm2.json").read_text())
+    assert [run["seed"] for run in result["runs"]] == [0, 1, 2]
+    for run in result["runs"]:
+        base, sft, rl = (row["sampled"] for row in run["rows"])
+        assert base["reward/mean"] == 0 and rl["ci95/low"] > sft["ci95/high"] + 0.3
+        assert rl["correct"] > sft["correct"] + 0.2 and run["rows"][-1]["train_seconds"] <= 1800
+        assert run["peak_memory_gib"] * 2**30 <= 6e9
+        assert run["rows"][-1]["greedy"]["correct"] > run["rows"][1]["greedy"]["correct"] + 0.1
+    plan = result["plan"]
+    assert abs(plan["predicted"] / median(plan["taken"]) - 1) <= 0.3

@@ -19,6 +19,7 @@ from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.decoder import Decoder
 from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.fleet import Fleet
 from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.trainer.export import Spool
@@ -38,7 +39,7 @@ def fleet(tmp_path: Path, messages: list[str]):
     def make(model: Decoder, *urls: str) -> ServerPolicy:
         asked = ("hone/tiny", RENDERER, 64, tmp_path / "spool", model.num_parameters)
         servers = [reach(endpoint(url, timeout=60.0), *asked) for url in urls]
-        return ServerPolicy(servers, RENDERER, (), Spool(tmp_path / "spool", model), messages.append)
+        return ServerPolicy(Fleet(servers, messages.append), RENDERER, (), Spool(tmp_path / "spool", model))
 
     return make
 

@@ -22,15 +22,43 @@ SECONDS = 900
 HELD_AT = 6
 """Steps after which a run waits while it is held: it can't come to its end before a test has done to it what it means
 to, however late that is."""
-HOLD = f'''
+HOLD = '''
 def wait_while_held():
-    """For graders: until FOLDER/held is removed, once so many steps of FOLDER/out are recorded."""
+    """For graders: until FOLDER/held is removed, once so many steps of FOLDER/out are recorded as it says."""
     import time
     from pathlib import Path
 
     held, metrics = Path(FOLDER, "held"), Path(FOLDER, "out", "metrics.jsonl")
-    while held.exists() and metrics.exists() and metrics.read_text().count("\\n") >= {HELD_AT}:
+    while metrics.exists():
+        try:
+            if metrics.read_text().count("\\n") < int(held.read_text()):
+                return
+        except FileNotFoundError:
+            return
         time.sleep(0.02)
+'''
+
+STEPS, PROMPTS = 8, 3
+TASK = '''
+"""reverse-text, with a grader that can be held, and breaks while a file says so."""
+
+from pathlib import Path
+
+import reverse_text
+from hone.environments import Rubric
+
+
+def similarity(completion, answer, parser):
+    wait_while_held()
+    if Path(FOLDER, "broken").exists():
+        raise ValueError("the grader is broken")
+    return reverse_text.similarity(completion, answer, parser)
+
+
+def load_environment():
+    env = reverse_text.load_environment()
+    env.rubric = Rubric([similarity])
+    return env
 '''
 
 
@@ -140,9 +168,11 @@ class Run(Command):
         self.says("To end all of them")
         return sorted(pid for pid, command in alive(self.mark).items() if f" hone.cli {role} @ " in command)
 
-    def hold(self) -> None:
-        """Makes a run whose graders `wait_while_held` wait before its end, until `let_go`."""
-        (self.out.parent / "held").touch()
+    def hold(self, at: int = HELD_AT) -> None:
+        """Makes a run whose graders `wait_while_held` wait at this step, until `let_go` or another one."""
+        new = self.out.parent / "held.new"
+        new.write_text(str(at))
+        new.rename(self.out.parent / "held")
 
     def let_go(self) -> None:
         (self.out.parent / "held").unlink()
@@ -175,3 +205,26 @@ def draws(out: Path) -> dict[str, int]:
     states = {state: int(count) for count, state in re.findall(r"(\d+) ([a-z]+)", line[1])}
     assert sum(states.values()) == int(line[0])
     return states
+
+
+def write_task(folder: Path) -> None:
+    """The task `held-task`, in its folder."""
+    (folder / "held_task.py").write_text(f"FOLDER = {str(folder)!r}\n{HOLD}\n{TASK}")
+
+
+def small_run(warm: Path) -> list[str]:
+    """A short run on the task `held-task`."""
+    return [
+        *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--precision", "fp32", "--no-audit"),
+        *("--seq-len", "96", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3", "--display", "plain"),
+        *("--orchestrator.batch-size", str(4 * PROMPTS), "--orchestrator.rollouts-per-example", "4"),
+        *("--orchestrator.sampling.max-tokens", "16", "--orchestrator.env.id", "held-task"),
+    ]
+
+
+def consumed_once(out: Path, *more: str) -> None:
+    """The run is done, and each of its draws came to one end, in one step."""
+    assert [record["step"] for record in records(out / "metrics.jsonl")][:STEPS] == list(range(STEPS))
+    states = draws(out)
+    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered", *more}, states
+    assert not (out / ".transport").exists() and (out / "weights" / f"step_{STEPS}" / "model.safetensors").exists()

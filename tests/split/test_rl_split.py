@@ -16,38 +16,30 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from split_runs import HOLD, Command, Run, alive, draws, free_port, free_ports, hone, records, until
+from split_runs import (
+    PROMPTS,
+    STEPS,
+    Command,
+    Run,
+    alive,
+    consumed_once,
+    draws,
+    free_port,
+    free_ports,
+    hone,
+    records,
+    small_run,
+    until,
+    write_task,
+)
 
 pytestmark = pytest.mark.split
-
-STEPS, PROMPTS = 8, 3
-TASK = '''
-"""reverse-text, with a grader that can be held, and breaks while a file says so."""
-
-from pathlib import Path
-
-import reverse_text
-from hone.environments import Rubric
-
-
-def similarity(completion, answer, parser):
-    wait_while_held()
-    if Path(FOLDER, "broken").exists():
-        raise ValueError("the grader is broken")
-    return reverse_text.similarity(completion, answer, parser)
-
-
-def load_environment():
-    env = reverse_text.load_environment()
-    env.rubric = Rubric([similarity])
-    return env
-'''
 
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
     """Starts a run in `tmp_path`, whose processes are all gone after the test."""
-    (tmp_path / "held_task.py").write_text(f"FOLDER = {str(tmp_path)!r}\n{HOLD}\n{TASK}")
+    write_task(tmp_path)
     begun: list[Command] = []
 
     def start(*argv: object, out: str = "out") -> Run:
@@ -63,23 +55,6 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., Run]]:
 def small(warm: Path) -> list[str]:
     """A short run of one process for each role."""
     return [*small_run(warm), "--mode", "split", "--inference.port", str(free_port())]
-
-
-def small_run(warm: Path) -> list[str]:
-    return [
-        *("--model.name", str(warm), "--max-steps", str(STEPS), "--seed", "3", "--precision", "fp32", "--no-audit"),
-        *("--seq-len", "96", "--ckpt.interval", "2", "--trainer.optim.lr", "1e-3", "--display", "plain"),
-        *("--orchestrator.batch-size", str(4 * PROMPTS), "--orchestrator.rollouts-per-example", "4"),
-        *("--orchestrator.sampling.max-tokens", "16", "--orchestrator.env.id", "held-task"),
-    ]
-
-
-def consumed_once(out: Path, *more: str) -> None:
-    """The run is done, and each of its draws came to one end, in one step."""
-    assert [record["step"] for record in records(out / "metrics.jsonl")][:STEPS] == list(range(STEPS))
-    states = draws(out)
-    assert sum(states.values()) == STEPS * PROMPTS and set(states) <= {"trained", "filtered", *more}, states
-    assert not (out / ".transport").exists() and (out / "weights" / f"step_{STEPS}" / "model.safetensors").exists()
 
 
 def test_when_the_server_is_killed_the_run_goes_on_from_what_it_saved_then(begin, small):

@@ -15,6 +15,7 @@ from hone.planning.advice import missing
 from hone.planning.calibration import DoesNotFit, calibrate
 from hone.planning.data import look_at
 from hone.planning.devices import device_named, this_device
+from hone.planning.nodes import nodes_record, nodes_words
 from hone.planning.report import measured_words, plan_of, words
 
 
@@ -42,6 +43,8 @@ def run(config: PlanConfig) -> int:
     absent = [*missing(settings).values()]
     if config.as_json:
         record = plan.record() | {"missing": absent}
+        if isinstance(settings, RLConfig) and settings.cluster is not None and plan.usual is not None:
+            record["nodes"] = nodes_record(found or plan, config.gbit)
         if config.calibrate:
             record |= {"fits": fits, "calibration": found and found.record(), "failed": failed}
         print(json.dumps(record, indent=2))
@@ -49,6 +52,8 @@ def run(config: PlanConfig) -> int:
     if found is not None:
         for heading, lines in measured_words(plan, found):
             _print(heading, lines)
+    for heading, lines in nodes_words(found or plan, config.gbit):
+        _print(heading, lines)
     following = f"Start it: `hone {'rl' if isinstance(settings, RLConfig) else 'sft'}` with the same files and flags."
     if not fits:
         following = "It does not fit: change a setting, and plan again."

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
 from hone.config.dump import to_toml
@@ -24,7 +24,7 @@ from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
-from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, share_of_cores, visible_gpus
+from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, server_roles, share_of_cores, visible_gpus
 from hone.orchestrator.shared_memory import VARIABLE, shared_folder
 from hone.runs import hub
 from hone.runs.checkpoint import Checkpoints
@@ -33,6 +33,9 @@ from hone.runs.outputs import Lock, holder
 from hone.runs.predictions import check as check_predictions
 from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
+
+if TYPE_CHECKING:
+    from hone.orchestrator.cluster.nodes import Cluster
 
 
 def run_split(config: RLConfig) -> int:
@@ -56,7 +59,7 @@ def run_split(config: RLConfig) -> int:
                 f"with --orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
                 f"--inference.port {port + 1}"
             )
-    gpus = visible_gpus() if config.model.device in ("auto", "cuda") else []
+    gpus = visible_gpus() if config.model.device in ("auto", "cuda") and not config.cluster else []
     placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.tensor_parallel)
     scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
     error = ""
@@ -73,8 +76,11 @@ def run_split(config: RLConfig) -> int:
 
     with ExitStack() as stack:
         memory = stack.enter_context(shared_folder(_say)) if serves else None
+        cluster = stack.enter_context(_cluster(config)) if config.cluster else None
+        if cluster is not None:
+            _say(cluster.introduction())
         launch = Launch(
-            roles(config, placement, scratch),
+            roles(config, placement, scratch, on_gpus=cluster.on_gpus if cluster else bool(gpus)),
             folder,
             scratch,
             _say,
@@ -85,6 +91,7 @@ def run_split(config: RLConfig) -> int:
             grace_seconds=config.grace_seconds,
             began=lambda children: _say(introduction(config, children)),
             opened=opened,
+            child=cluster.child if cluster else Child,
         )
         try:
             return launch.run()
@@ -96,8 +103,18 @@ def run_split(config: RLConfig) -> int:
                 shutil.rmtree(scratch, ignore_errors=True)
 
 
-def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
-    """Return the processes of the run, with their configs in `scratch`."""
+def _cluster(config: RLConfig) -> Cluster:
+    """Return the cluster that is to have the roles."""
+    from hone.orchestrator.cluster.nodes import Cluster
+
+    own, on_gpus = config.inference, config.model.device in ("auto", "cuda")
+    ports = {name: own.port + number for number, name in enumerate(server_roles(own.replicas))}
+    assert config.cluster is not None
+    return Cluster(config.cluster, ports, config.trainer.ranks, own.tensor_parallel, on_gpus, _say)
+
+
+def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
+    """Return the processes of the run, with their configs in `scratch`; servers may be `on_gpus` of other machines."""
     whole = scratch / "config.toml"
     whole.write_text(run_toml(config, "rl"))
     python = [sys.executable, "-P", "-m", "hone.cli"]
@@ -106,7 +123,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
         first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
     ranks = config.trainer.ranks
-    cores = share_of_cores(ranks + len(placement.inference))
+    cores = config.cluster.cpus if config.cluster else share_of_cores(ranks + len(placement.inference))
     shares = any(not set(gpus).isdisjoint(placement.trainer) for gpus in placement.inference)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
@@ -130,12 +147,13 @@ def roles(config: RLConfig, placement: Placement, scratch: Path) -> list[Role]:
         env={"CUDA_VISIBLE_DEVICES": ""} if placement.trainer else {},
     )
     servers = []
-    for number, gpus in enumerate(placement.inference):
-        name = INFERENCE if len(placement.inference) == 1 else f"{INFERENCE}-{number}"
+    names = server_roles(len(placement.inference))
+    for number, (name, gpus) in enumerate(zip(names, placement.inference, strict=True)):
         served, port = scratch / f"{name}.toml", config.inference.port + number
-        served.write_text(to_toml(serve_config(config, bool(gpus), shares).model_copy(update={"port": port})))
+        served.write_text(to_toml(serve_config(config, on_gpus, shares).model_copy(update={"port": port})))
         command = [*python, INFERENCE, "@", str(served)]
-        servers.append(Role(name, command, env=computing(gpus, 1), port=port))
+        here = None if config.cluster else port  # on a node it has another one
+        servers.append(Role(name, command, env=computing(gpus, 1), port=here))
     return [*servers, trainer, driver]
 
 
@@ -161,7 +179,7 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     names += ["max_lora_rank", "tensor_parallel"]
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
-    settings |= {"host": HOST, "output_dir": config.output_dir}
+    settings |= {"host": HOST, "output_dir": config.output_dir.absolute()}
     settings["model"] = ModelConfig.model_validate(config.model.model_dump(exclude={"lora"}))  # versions come merged
     kv_gib = own.kv_gib or (KV_GIB if shares else None)
     if own.backend == "vllm":
@@ -182,11 +200,13 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
 def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     """Describe which processes there are, where their lines go, and how to end them all."""
     folder, urls = config.output_dir, config.orchestrator.client.urls
-    lines = [f"RL in {len(children)} processes on this machine, into {folder}"]
+    place = "the nodes of a Ray cluster" if config.cluster else "this machine"
+    lines = [f"RL in {len(children)} processes on {place}, into {folder}"]
     lines += [f"    inference     the server that is up at {url}" for url in urls]
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
-        lines.append(f"    {role:<13} pid {pids}: log {folder / 'logs' / f'{role}.log'}")
+        where = "on a node of the cluster" if pids.startswith("0") else f"pid {pids}"
+        lines.append(f"    {role:<13} {where}: log {folder / 'logs' / f'{role}.log'}")
     end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
     return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])
 

@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
+from hone.composition.parts import use_graders
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig, EnvConfig, InitConfig, LoraConfig
 from hone.environments import Environment
@@ -49,7 +50,7 @@ class Evaluation:
         self.folder = results_folder(self.config) if config.save else None
         self.env = env or configured(config.env, config.env_args, config.template, "template")
         self.env.check_rollouts()
-        self.env.use_workers(config.grading)
+        use_graders(self.env, config.grading, config.cluster)
         self.available = len(self.env.split(self.config.split_name))
         if config.profile is not None:
             check_target(config.profile, "--profile")

@@ -14,8 +14,9 @@ from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_object
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import LossConfig, OnlineEvalConfig, RLConfig, TrainerConfig
+from hone.config.servers import ClusterConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import RunConfig
+from hone.config.shared import GradingConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
@@ -51,6 +52,17 @@ GENERATED = 2000
 """Training examples of a generated task that are compared with held-out ones, at most, those drawn first."""
 HELD_OUT = 20_000
 """Held-out examples of a data set that are compared with training ones, at most."""
+
+
+def use_graders(
+    env: Environment, grading: GradingConfig, cluster: ClusterConfig | None, deterministic: bool = True
+) -> None:
+    """Have a task's functions run in processes of this machine, or of the cluster where it has graders."""
+    if cluster is not None and cluster.graders:
+        from hone.orchestrator.cluster.graders import RemoteProcess
+
+        grading, env.elsewhere = grading.model_copy(update={"workers": cluster.graders}), RemoteProcess
+    env.use_workers(grading, deterministic=deterministic)
 
 
 def model_source(config: RunConfig) -> str:

@@ -13,7 +13,7 @@ import shlex
 import shutil
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,10 @@ from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
 from hone.model.hf import copy_weights, model_config
 from hone.orchestrator.canary import EXAMPLES, GapWatch, band_from_config, fixed_tokens
+from hone.orchestrator.fleet import Carry, Fleet
 from hone.orchestrator.launch import RESTARTED
-from hone.orchestrator.reach import Server, reach
+from hone.orchestrator.placement import server_roles
+from hone.orchestrator.reach import NoServer, Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.shared_memory import given_folder, shortage
@@ -77,11 +79,13 @@ class SplitRL(RL):
             )
         config = self.config.model_copy(update={"trainer": own})
         config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
+        if config.cluster is not None:
+            join_cluster()
         for env in self.all_envs:
-            env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
+            parts.use_graders(env, config.orchestrator.grading, config.cluster, bool(config.deterministic))
         # As the trainer, for run.json records it.
         configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
-        self.servers = [self._reached(url, transport, hello) for url in config.server_urls]
+        self.servers, absent = self._reach(config.server_urls, transport, hello)
         backend = self.servers[0].backend
         if any(server.backend != backend for server in self.servers):
             raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
@@ -98,7 +102,8 @@ class SplitRL(RL):
         for restart in json.loads(os.environ.get(RESTARTED) or "[]"):
             run.event("restart", run.start_step, **restart)
         ledger = self._restored(run.restored[1] if run.restored else None)
-        policy = ServerPolicy(self.servers, self.renderer, self.decoder.eos_token_ids, say=run.display.message)
+        fleet = Fleet(self.servers, run.display.message, self._carry(), absent)
+        policy = ServerPolicy(fleet, self.renderer, self.decoder.eos_token_ids)
 
         def note_changes() -> None:
             """Record which servers were lost, and which are back."""
@@ -168,8 +173,31 @@ class SplitRL(RL):
         trainer.start()
         trainer.take()  # the version that the session begins with
 
-    def _reached(self, url: str, transport: FileTransport, hello: Hello) -> Server:
-        """Return the server at `url`. Raises UserError if it does not fit the run."""
+    def _carry(self) -> Carry:
+        """Return what brings weights to the machines of the servers."""
+        if self.config.cluster is None:
+            return lambda number, path: None
+        from hone.orchestrator.cluster.weights import Carrier
+
+        return Carrier(server_roles(len(self.servers)), given_folder())
+
+    def _reach(self, urls: list[str], transport: FileTransport, hello: Hello) -> tuple[list[Server], set[int]]:
+        """Return the servers, and the numbers of those that are not there yet: on a cluster one is enough to begin."""
+        if self.config.cluster is None:
+            return [self._reached(url, transport, hello) for url in urls], set()
+        began, found = time.monotonic(), dict[int, Server]()
+        while not found:
+            is_last = time.monotonic() - began > self.config.orchestrator.client.timeout
+            for number, url in enumerate(urls):
+                with nullcontext() if is_last else suppress(NoServer):
+                    found[number] = self._reached(url, transport, hello, patience=0.0)
+            time.sleep(0.0 if found else 0.5)
+        first = next(iter(found.values()))
+        others = {n: replace(first, endpoint=endpoint_of(self.config, url)) for n, url in enumerate(urls)}
+        return list((others | found).values()), set(others) - set(found)
+
+    def _reached(self, url: str, transport: FileTransport, hello: Hello, patience: float | None = None) -> Server:
+        """Return the server at `url`. Raises UserError if it does not fit the run, NoServer if nothing answers."""
         config, client = self.config, self.config.orchestrator.client
         # A server that died is started again, alone or with this process: the client is not to try for long.
         endpoint = endpoint_of(config, url)
@@ -177,9 +205,17 @@ class SplitRL(RL):
         weights = transport.weights_root / "none"
         return reach(
             *(endpoint, config.model.name, self.renderer, config.seq_len, weights, hello.parameters),
-            patience=client.timeout,
+            patience=client.timeout if patience is None else patience,
             named=client.base_url is not None,
         )
+
+
+def join_cluster() -> None:
+    """Connect this process to the cluster of its launcher."""
+    from hone.orchestrator.cluster.nodes import VARIABLE, connect
+
+    address, namespace = os.environ[VARIABLE].split()
+    connect(address, namespace)
 
 
 def link_files(source: Path, folder: Path) -> None:

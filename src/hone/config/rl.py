@@ -11,7 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
 from hone.config.base import BaseConfig, Settings
-from hone.config.servers import ClientConfig, TeacherConfig
+from hone.config.servers import ClientConfig, ClusterConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
     EngineConfig,
@@ -308,8 +308,11 @@ class RLConfig(RunConfig):
     """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Literal["colocated", "split"] | None = None
-    """One process, or one for each role (the default with `--SECTION @ FILE` or with several ranks)."""
+    mode: Literal["colocated", "split", "cluster"] | None = None
+    """One process, or one for each role (the default with `--SECTION @ FILE` or with several ranks): on this machine,
+    or on those of a Ray cluster."""
+    cluster: ClusterConfig | None = None
+    """The cluster; off unless given."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -423,6 +426,7 @@ class RLConfig(RunConfig):
         self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)
+        self._check_cluster()
         if self.model.lora and trainer.loss.reference_interval:
             raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
         if (most := self.inference.max_lora_rank) is not None:
@@ -457,6 +461,21 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
+
+    def _check_cluster(self) -> None:
+        """Make mode cluster what it is: mode split, with a cluster to place the roles on."""
+        if self.mode == "cluster" and self.cluster is None:
+            self.cluster = ClusterConfig()
+        if self.cluster is None:
+            return
+        if self.mode == "colocated":
+            raise UserError("mode colocated is one process, but there is a section cluster: leave out one of them")
+        if self.orchestrator.client.urls:
+            raise UserError(
+                "a cluster has the run's own servers, orchestrator.client.base_url names those that are up: leave out "
+                "one of them"
+            )
+        self.mode = "split"
 
     def _check_teacher(self) -> None:
         """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""

@@ -126,6 +126,8 @@ class Environment:
         self.isolated = False
         """True: functions marked `inline` run in worker processes too, where they can be killed."""
         self._workers: Workers | None = None
+        self.elsewhere: Callable[..., Any] | None = None
+        """Makes a grading process on another machine, as `grading.pool.Process` makes one on this."""
         self.progress: Progress = lambda words: None
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
 
@@ -361,7 +363,7 @@ class Environment:
         if self._workers is None:
             from hone.environments.workers import Workers
 
-            self._workers = Workers(origin, self.limits, lambda words: self.progress(words))
+            self._workers = Workers(origin, self.limits, lambda words: self.progress(words), self.elsewhere)
         return self._workers
 
     def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:

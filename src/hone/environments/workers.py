@@ -23,7 +23,7 @@ from hone.environments.rubric import Measured, Rubric, Sample
 from hone.errors import UserError
 from hone.grading import GraderFailure, together
 from hone.grading.inline import MAX_DETAIL, cut
-from hone.grading.pool import Pool, Round
+from hone.grading.pool import Pool, Process, Round
 from hone.types import Message, Outcome
 
 CHUNK = 64
@@ -35,7 +35,13 @@ _NO_ANSWER = GraderFailure(Outcome.GRADER_ERROR, "the process sent what is no an
 class Workers:
     """The processes of one environment, started when they are needed, or by `pool.start`."""
 
-    def __init__(self, origin: Origin, limits: Limits, progress: Progress = lambda words: None) -> None:
+    def __init__(
+        self,
+        origin: Origin,
+        limits: Limits,
+        progress: Progress = lambda words: None,
+        process: Callable[..., Any] | None = None,
+    ) -> None:
         self.limits, self._progress = limits, progress
         self.pool = Pool(
             Path(__file__),
@@ -44,6 +50,7 @@ class Workers:
             workers=limits.workers or cores(),
             memory_bytes=int(limits.memory_gib * 2**30),
             environment={"PYTHONHASHSEED": str(limits.hash_seed)},
+            process=process or Process,
         )
 
     def grade(self, samples: Sequence[Sample], rubric: Rubric, round: Round | None = None) -> list[Measured]:

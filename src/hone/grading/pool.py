@@ -263,9 +263,10 @@ class Pool:
         memory_bytes: int = MEMORY_BYTES,
         python: str = sys.executable,
         environment: Mapping[str, str] = MappingProxyType({}),
+        process: Callable[..., Process] = Process,
     ) -> None:
         self.doing, self.workers = doing, workers
-        self._start = lambda: Process(python, script, arguments, memory_bytes, environment)
+        self._start = lambda: process(python, script, arguments, memory_bytes, environment)
         self._forget()
         _pools.add(self)
 

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock, Thread
-from typing import IO
+from typing import IO, Protocol
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
@@ -57,6 +57,12 @@ class Log:
             self.path = path
 
 
+class Writes(Protocol):
+    """What gets the lines of a process."""
+
+    def write(self, line: bytes) -> None: ...
+
+
 class Child:
     """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
 
@@ -66,11 +72,15 @@ class Child:
     """
 
     def __init__(
-        self, role: str, rank: int | None, command: Sequence[str], env: Mapping[str, str], log: Log, echo: bool = False
+        self,
+        role: str,
+        rank: int | None,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Writes,
+        echo: bool = False,
     ) -> None:
-        self.role, self.rank, self.log = role, rank, log
-        self.lines: deque[str] = deque(maxlen=50)
-        self.code: int | None = None
+        self._set(role, rank, log)
         parent = os.getpid()
 
         def die_with_parent() -> None:
@@ -94,6 +104,11 @@ class Child:
             if pipe is not None:
                 self._readers.append(Thread(target=self._read, args=(pipe, stream if echo else None), daemon=True))
                 self._readers[-1].start()
+
+    def _set(self, role: str, rank: int | None, log: Writes) -> None:
+        self.role, self.rank, self.log = role, rank, log
+        self.lines: deque[str] = deque(maxlen=50)
+        self.code: int | None = None
 
     def _read(self, pipe: IO[bytes], stream: int | None) -> None:
         for line in iter(lambda: pipe.readline(_LONGEST_LINE), b""):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,6 +30,8 @@ LOOK = 0.5
 """Seconds between two looks for a server, when none is there."""
 PROBE_SECONDS = 3.0
 """Seconds that a lost server has to show that it is back."""
+Carry = Callable[[int, Path], None]
+"""Has a version at hand on the machine of the server with this number. Raises Gone if that is lost."""
 OnAnswer = Callable[[int, Any, Server, int], None]
 """Gets an answer as it comes: the number of its request, itself, whose it is, and the oldest version it can be of."""
 
@@ -57,12 +59,20 @@ class Fleet:
     """All servers, of one backend. Another thread may call `load` and `ask_each` while `ask` is at work.
 
     `changes` are the losses and returns that nobody has taken note of yet. Raises Halt when all are gone for as long as
-    a request may take, or when one samples from weights that this run did not give it.
+    a request may take, or when one samples from weights that this run did not give it. `carry` brings them to servers
+    on other machines. The servers with numbers in `absent` are not there yet.
     """
 
-    def __init__(self, servers: Sequence[Server], say: Callable[[str], None] = print) -> None:
-        self.members = [Member(server) for server in servers]
-        self.say = say
+    def __init__(
+        self,
+        servers: Sequence[Server],
+        say: Callable[[str], None] = print,
+        carry: Carry = lambda number, path: None,
+        absent: Collection[int] = (),
+    ) -> None:
+        later = Halt("it is not there yet")
+        self.members = [Member(server, lost=later if n in absent else None) for n, server in enumerate(servers)]
+        self.say, self.carry = say, carry
         self.latest = Loaded()
         self.changes: list[dict[str, Any]] = []
         self.versions: Mapping[int, str | None] = {0: None}
@@ -116,6 +126,8 @@ class Fleet:
 
     async def send_weights(self, member: Member, client: ServerClient) -> None:
         """Send a server the latest weights; one that was left out samples from then on."""
+        assert self.latest.path is not None
+        await asyncio.to_thread(self.carry, self.members.index(member), Path(self.latest.path))
         await client.post("/update_weights", {"path": self.latest.path, "version": self.latest.version})
         served = await served_by(member, client)
         member.loaded = replace(self.latest, instance=served and served.instance)

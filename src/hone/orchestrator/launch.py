@@ -97,8 +97,9 @@ class Stop:
 class Launch:
     """The processes of one run in `folder`. `began` gets them; `opened` is called when the run's directory is open.
 
-    Logs are in `scratch` until then, in `folder`/logs from then on. `env` are the variables of all processes. `say`
-    prints a line, `from_where` names the checkpoint from which a run would go on, `go_on` is the command that does.
+    Logs are in `scratch` until then, in `folder`/logs from then on. `env` are the variables of all processes. `child`
+    starts one. `say` prints a line, `from_where` names the checkpoint from which a run would go on, `go_on` is the
+    command that does.
     """
 
     roles: Sequence[Role]
@@ -112,6 +113,7 @@ class Launch:
     grace_seconds: float = 25.0
     began: Callable[[list[Child]], None] = lambda _: None
     opened: Callable[[], None] = lambda: None
+    child: Callable[[str, int | None, Sequence[str], dict[str, str], Log, bool], Child] = Child
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
@@ -157,7 +159,7 @@ class Launch:
         children = self._children[role.name] = []
         for number in range(role.ranks):
             rank, ranked = (None, {}) if role.ranks == 1 else (number, {"RANK": str(number), "LOCAL_RANK": str(number)})
-            children.append(Child(role.name, rank, command, env | ranked, self._logs[role.name], echo=drives))
+            children.append(self.child(role.name, rank, command, env | ranked, self._logs[role.name], drives))
 
     def _turn(self) -> int | None:
         """Check every process once and act on it; return the exit code once the run has ended."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hone.errors import UserError
+from hone.orchestrator.child import INFERENCE
 from hone.trainer.heap import resident_bytes
 
 CORES = "HONE_CORES"
@@ -26,6 +27,11 @@ class Placement:
 
     inference: tuple[tuple[str, ...], ...]
     trainer: tuple[str, ...]
+
+
+def server_roles(count: int) -> list[str]:
+    """Return the roles of so many servers: `inference`, or `inference-0`, `inference-1`, …"""
+    return [INFERENCE] if count == 1 else [f"{INFERENCE}-{number}" for number in range(count)]
 
 
 def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> Placement:

@@ -45,6 +45,10 @@ class Server:
         return body | {"prompt_logprobs": 0}
 
 
+class NoServer(UserError):
+    """Nothing answers where a server should be."""
+
+
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     """Return the logprobs of the tokens of the prompts but the first, as an answer to `Server.scoring` has them.
 
@@ -127,7 +131,7 @@ def reach(
                 if not named:
                     other = "raise --orchestrator.client.timeout if it takes longer to start"
                 command = f"inference --model.name {model} --weights-root {spool.resolve().parent}"
-                raise UserError(f"{gone}: start one with `{command}`, or {other}") from None
+                raise NoServer(f"{gone}: start one with `{command}`, or {other}") from None
             if now - shown > 30:
                 shown = now
                 print(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s", flush=True)

@@ -10,7 +10,7 @@ bits), and seeds the others of the group by counting on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -37,13 +37,13 @@ class ServerPolicy:
 
     def __init__(
         self,
-        servers: Sequence[Server],
+        servers: Fleet | Sequence[Server],
         renderer: ChatRenderer,
         eos_ids: Sequence[int],
         spool: Spool | None = None,
-        say: Callable[[str], None] = print,
     ) -> None:
-        self.fleet, self.renderer, self.spool = Fleet(servers, say), renderer, spool
+        self.fleet = servers if isinstance(servers, Fleet) else Fleet(servers)
+        self.renderer, self.spool = renderer, spool
         self._ends = (*renderer.stop_ids, *eos_ids)
 
     @property

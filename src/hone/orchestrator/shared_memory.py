@@ -64,6 +64,27 @@ def _make_locked(root: Path, prefix: str) -> tuple[Path, int]:
     return folder, lock
 
 
+def join_folder(folder: Path) -> int | None:
+    """Make the folder of a run on another node of its cluster, if need be, and return a lock on it for this process.
+
+    None if this is the launcher's own node: it has the lock.
+    """
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    try:
+        return _locked(folder, fcntl.LOCK_SH)
+    except OSError:
+        return None
+
+
+def leave_folder(folder: Path, lock: int) -> None:
+    """Give up the lock of `join_folder`; the last process that does so removes the folder."""
+    with suppress(OSError):  # another process has it, too
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    os.close(lock)
+
+
 def given_folder() -> Path | None:
     """Return the folder that the launcher of this process has made; None if it has none."""
     return Path(os.environ[VARIABLE]) if VARIABLE in os.environ else None
@@ -89,14 +110,14 @@ def _size(count: int) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
-def _locked(folder: Path) -> int:
+def _locked(folder: Path, kind: int = fcntl.LOCK_EX) -> int:
     """Open and lock a folder; OSError if it is not one that only this user can enter, or if it is locked."""
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         found = os.fstat(opened)
         if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) != 0o700:
             raise PermissionError(errno.EPERM, "it is not this user's alone", str(folder))
-        fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(opened, kind | fcntl.LOCK_NB)
     except BaseException:
         os.close(opened)
         raise

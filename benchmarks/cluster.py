@@ -1,0 +1,261 @@
+"""A run on a Ray cluster of this machine: what it costs a step, how fast it recovers, how grading and nodes scale.
+
+    unshare --net .venv/bin/python benchmarks/cluster.py --out benchmarks/results/cluster.json
+
+- overhead: a step in mode cluster, its server on another node than its trainer, against mode split; they take turns.
+- grading: samples a second of a grader that waits 50 ms, with 1, 2 and 4 graders on two nodes.
+- recovery: seconds from SIGKILL until the run has its next step, or its server back.
+- nodes: a step with 1, 2 and 4 nodes whose samplers are held to a rate, against what `hone plan` would say.
+
+Ray listens on all interfaces, so this is for a network namespace of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+for folder in ("tests", "tests/contracts", "tests/cluster", "tests/split"):
+    sys.path.insert(0, str(ROOT / folder))
+os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1"}
+
+from ray_nodes import ClusterRun, Nodes
+from recording import show
+from split_runs import free_ports, records, until
+
+from hone.environments import load_environment
+from hone.orchestrator.cluster.graders import RemoteProcess
+from hone.orchestrator.cluster.nodes import connect
+from hone.planning.nodes import Parts, step_seconds
+from hone.runs.provenance import hardware
+
+RATE = 400.0
+"""Tokens a second that a held sampler gives out."""
+WAIT = 0.05
+GROUPS, GROUP = 16, 8
+RUN = [
+    *("--model.name", "hone/tiny", "--seed", "3", "--no-audit", "--display", "plain", "--seq-len", "96"),
+    *("--orchestrator.batch-size", str(GROUPS * GROUP), "--orchestrator.rollouts-per-example", str(GROUP)),
+    *("--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", "reverse-text", "--alarms.action", "off"),
+    *("--gap.action", "warn", "--orchestrator.grading.max-failed", "1"),
+]
+HELD = f'''
+"""Holds the servers of a run to a rate: the seconds of each answer are those of its tokens."""
+import asyncio, json, sys
+
+if "inference" in sys.orig_argv:
+    import hone.inference.server.app as server
+    from starlette.responses import Response
+
+    make = server.create_app
+
+    def create_app(*args, **more):
+        app, lock = make(*args, **more), asyncio.Lock()
+
+        @app.middleware("http")
+        async def hold(request, call_next):
+            answer = await call_next(request)
+            if not request.url.path.endswith("/completions"):
+                return answer
+            body = b"".join([part async for part in answer.body_iterator])
+            async with lock:
+                await asyncio.sleep(json.loads(body)["usage"]["completion_tokens"] / {RATE})
+            headers = {{name: value for name, value in answer.headers.items() if name != "content-length"}}
+            return Response(body, answer.status_code, headers)
+
+        return app
+
+    server.create_app = create_app
+'''
+SLOW = f'''
+"""reverse-text with a grader that waits."""
+import time
+import reverse_text
+from hone.environments import Rubric
+
+
+def waits(completion, answer, parser):
+    time.sleep({WAIT})
+    return 1.0
+
+
+def load_environment():
+    env = reverse_text.load_environment()
+    env.rubric = Rubric([waits])
+    return env
+'''
+
+
+@contextmanager
+def cluster(*cpus: int):
+    """Yield a cluster whose nodes have so many cores, all but the head with a memory of their own."""
+    nodes = Nodes(cpus[0])
+    try:
+        for count in cpus[1:]:
+            nodes.add(count, apart=[])
+        yield nodes
+    finally:
+        nodes.close()
+
+
+def step_times(out: Path) -> dict[str, float]:
+    """Return the median seconds of a run's steps, and of their phases, after the first two."""
+    lines = records(out / "timings.jsonl")[2:]
+    names = ("step", "sample", "grade", "train", "publish", "update")
+    return {name: median(line.get(f"time/{name}", 0.0) for line in lines) for name in names}
+
+
+def finish(argv: list[str], out: Path) -> Path:
+    """Run to the end, and return where."""
+    run = ClusterRun([*RUN, *argv], out)
+    try:
+        assert run.ended() == 0, run.output
+    finally:
+        run.kill()
+    return out
+
+
+def overhead(folder: Path, rounds: int) -> dict[str, Any]:
+    steps = ["--max-steps", "12"]
+    times: dict[str, list[dict[str, float]]] = {"split": [], "cluster": []}
+    with cluster(1, 1) as nodes:
+        modes = {"split": ["--mode", "split"], "cluster": ["--cluster.address", nodes.address]}
+        for turn in range(rounds):
+            for mode in list(modes)[:: 1 if turn % 2 else -1]:
+                port = ["--inference.port", str(free_ports(1))]
+                times[mode].append(step_times(finish([*modes[mode], *steps, *port], folder / f"{mode}-{turn}")))
+                print(f"overhead, round {turn + 1}/{rounds}: {mode} {times[mode][-1]['step']:.3f} s a step", flush=True)
+    ratios = [c["step"] / s["step"] for s, c in zip(times["split"], times["cluster"], strict=True)]
+    return {"ratio": median(ratios), "ratios": ratios, "times": times}
+
+
+def grading(folder: Path, samples: int = 160) -> dict[str, Any]:
+    (folder / "slow_task.py").write_text(SLOW)
+    sys.path.insert(0, str(folder))
+    from hone.config.shared import GradingConfig
+
+    rates = {}
+    with cluster(2, 2) as nodes:
+        connect(nodes.address, "bench")
+        for graders in (1, 2, 4):
+            env = load_environment("slow-task")
+            env.elsewhere = RemoteProcess
+            env.use_workers(GradingConfig(workers=graders))
+            example = next(iter(env.examples("train", seed=0)))
+            work = [(example, f"<reversed_text>{number}</reversed_text>") for number in range(samples)]
+            env.grade_many(work[:graders], 0)  # starts them
+            began = time.perf_counter()
+            env.grade_many(work, 0)
+            rates[graders] = samples / (time.perf_counter() - began)
+            env.close_workers()
+            print(f"grading, {graders} graders: {rates[graders]:.1f} samples/s of {graders / WAIT:.0f}", flush=True)
+        import ray
+
+        ray.shutdown()
+    return {"samples_per_second": rates, "of_ideal": {n: rate * WAIT / n for n, rate in rates.items()}}
+
+
+def recovery(folder: Path) -> dict[str, float]:
+    seconds = {}
+
+    def measured(what: str, kill: Callable[[], Any], back: Callable[[], Any]) -> None:
+        kill()
+        began = time.monotonic()
+        until(back)
+        seconds[what] = time.monotonic() - began
+        print(f"recovery from the death of {what}: {seconds[what]:.1f} s", flush=True)
+
+    (folder / "slow_task.py").write_text(SLOW)
+    with cluster(3) as nodes:
+        other = nodes.add(4, apart=[])
+        more = ["--cluster.address", nodes.address, "--cluster.graders", "2", "--inference.replicas", "2"]
+        more += ["--ckpt.interval", "1", "--max-steps", "2000", "--orchestrator.env.id", "slow-task"]
+        run = ClusterRun([*RUN, *more, "--inference.port", str(free_ports(2)), "--restarts", "9"], folder / "faults")
+        try:
+            run.at_step(3)
+
+            def next_step() -> Callable[[], bool]:
+                at = run.steps()
+                return lambda: run.steps() > at + 1
+
+            grader = other.pids("process_main.py")[0]
+            measured("a grader", lambda: os.kill(grader, signal.SIGKILL), next_step())
+            server = run.pids("inference-1")[0]
+            backs = run.output.count("is back")
+            lost = lambda: run.output.count("is back") > backs  # noqa: E731
+            measured("a server", lambda: os.kill(server, signal.SIGKILL), lost)
+            (trainer,) = run.pids("trainer")
+            measured("the trainer", lambda: os.kill(trainer, signal.SIGKILL), next_step())
+            measured("a node", other.kill, next_step())
+        finally:
+            run.kill()
+    return seconds
+
+
+def nodes_against_plan(folder: Path) -> list[dict[str, Any]]:
+    site = folder / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text(HELD)
+    os.environ["PYTHONPATH"] = str(site)
+    rows, base = [], None
+    for count in (1, 2, 4):
+        with cluster(1, *[1] * count) as nodes:
+            for lag in (0, 1):
+                more = ["--cluster.address", nodes.address, "--inference.replicas", str(count), "--max-steps", "8"]
+                more += ["--orchestrator.max-async-level", str(lag), "--inference.port", str(free_ports(count))]
+                out = finish(more, folder / f"nodes-{count}-{lag}")
+                found = step_times(out)
+                if base is None:
+                    lengths = [line["completion/length/mean"] for line in records(out / "metrics.jsonl")[:8]]
+                    base = found | {"tokens": median(lengths) * GROUPS * GROUP}
+                sampled = base["tokens"] / RATE * -(-GROUPS // count) / GROUPS
+                rest = base["step"] - base["tokens"] / RATE
+                said = step_seconds(Parts(sampled, 0.0, rest, base["update"] if lag else 0.0), lag)
+                rows.append({"nodes": count, "lag": lag, "seconds": found["step"], "planned": said})
+                print(f"{count} nodes, {lag} behind: {found['step']:.2f} s a step, planned {said:.2f} s", flush=True)
+    del os.environ["PYTHONPATH"]
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = ("overhead", "grading", "recovery", "nodes")
+    parser.add_argument("--only", choices=parts, nargs="+", default=parts)
+    parser.add_argument("--rounds", type=int, default=3, help="of the overhead")
+    parser.add_argument("--out", type=Path, help="JSON file to write; parts that are in it already stay")
+    args = parser.parse_args()
+    interfaces = [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
+    if interfaces != ["lo"]:
+        parser.error("give it a network namespace of its own: unshare --net .venv/bin/python benchmarks/cluster.py")
+    with socket.socket() as any_socket:
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 1))
+    folder = Path(tempfile.mkdtemp(prefix="cluster-bench-"))
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    try:
+        for part in args.only:
+            (folder / part).mkdir()
+            measure = {"grading": grading, "recovery": recovery, "nodes": nodes_against_plan}
+            result[part] = overhead(folder / part, args.rounds) if part == "overhead" else measure[part](folder / part)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    show(result | {"machine": hardware()}, args.out)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Grading processes on the nodes of a cluster: each is one of `grading.pool`, with its limits, behind an actor.
+
+What the task's code needs travels along: where a node has the same files at the same paths (a shared file system) they
+are used, else they are written to a folder of its own. Their digests are checked as in any worker.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from hone.grading.pool import START_SECONDS, Closed, Ended, Garbled, Process, Stopped, readable
+
+LOOK = 0.1
+"""Seconds between two looks whether an answer is still wanted."""
+
+
+class Grader:
+    """The actor: one process that answers questions, on this node."""
+
+    def __init__(
+        self, script: str, arguments: Sequence[Any], memory: int, environment: Mapping[str, str], code: dict[str, bytes]
+    ) -> None:
+        self._folder = tempfile.mkdtemp(prefix="hone-task-")
+        self._never, self._end = os.pipe()
+        package = Path(__file__).parents[2]  # of hone, on this node
+        arguments = localized(arguments, code, Path(self._folder))
+        self._process = Process(sys.executable, package / script, arguments, memory, environment)
+
+    def get_ready(self) -> str | None:
+        """Wait until it can answer; return what went wrong, if it can't."""
+        try:
+            return self._process.get_ready(self._never)
+        except Closed:
+            return self._process.finish().failure("starting", None).detail
+
+    def ask(self, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
+        """Return ("answer", as `Process.ask` does), or why there is none, in words that `RemoteProcess` reads."""
+        try:
+            return "answer", self._process.ask(question, cpu, clock, self._never)
+        except TimeoutError:
+            return "late", None
+        except Garbled:
+            return "garbled", None
+        except Closed:
+            ended = self._process.finish()
+            return "closed", (ended.code, ended.words)
+
+    def end(self) -> None:
+        """End the process."""
+        self._process.finish()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class RemoteProcess:
+    """A `pool.Process` on some node. Where that is lost, the process counts as killed, and its question is asked again.
+
+    `python` is the node's own, whatever is given here.
+    """
+
+    pid = 0
+
+    def __init__(
+        self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
+    ) -> None:
+        self.ready, self._ended = False, None
+        sources: dict[str, str] = arguments[4]
+        code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
+        relative = str(script.relative_to(Path(__file__).parents[2]))
+        options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD")
+        self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
+        self._starting = self._actor.get_ready.remote()
+        self._late = time.monotonic() + START_SECONDS
+
+    @property
+    def is_idle(self) -> bool:
+        return self._ended is None
+
+    def get_ready(self, stop: int) -> str | None:
+        error = self._get(self._starting, stop, self._late)
+        self.ready = error is None
+        return error
+
+    def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
+        # The actor keeps the time.
+        kind, answer = self._get(self._actor.ask.remote(question, cpu, clock), stop, None)
+        if kind == "answer":
+            return answer
+        if kind == "closed":
+            self._ended = Ended(*answer)
+        raise {"late": TimeoutError, "garbled": Garbled, "closed": Closed}[kind]
+
+    def ends(self, seconds: float) -> bool:
+        return self._ended is not None
+
+    def let_go(self) -> None:
+        self._actor.end.remote()
+
+    def finish(self) -> Ended:
+        ray.kill(self._actor)  # Its process goes with it.
+        self._ended = self._ended or Ended(None, "")
+        return self._ended
+
+    def _get(self, reference: Any, stop: int, deadline: float | None) -> Any:
+        """Return a result; Stopped if it is not wanted any more, Closed if its node or its actor is gone."""
+        while not ray.wait([reference], timeout=LOOK)[0]:
+            if readable(stop, 0):
+                raise Stopped
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError
+        try:
+            return ray.get(reference)
+        except RayActorError:
+            self._ended = Ended(None, "its node or its actor is gone")
+            raise Closed from None
+
+
+def localized(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
+    """Return the arguments of `environments.workers.start` for this node, with the task's code in `folder` if need be.
+
+    `path` becomes this node's own, and those entries before it that the task's files are below.
+    """
+    env_id, kwargs, home, path, sources, *more = arguments
+    shared = all(Path(file).is_file() and Path(file).read_bytes() == content for file, content in code.items())
+
+    def there(name: str) -> str:
+        return name if shared else str(folder / name.lstrip("/"))
+
+    for file, content in code.items() if not shared else ():
+        target = Path(there(file))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+    home = there(home)
+    Path(home).mkdir(parents=True, exist_ok=True)
+    entries = [entry for entry in path if any(Path(file).is_relative_to(entry or home) for file in code)]
+    entries = [there(entry) if entry else entry for entry in entries]
+    others = [entry for entry in sys.path if entry not in entries]
+    return [env_id, kwargs, home, [*entries, *others], {there(f): d for f, d in sources.items()}, *more]

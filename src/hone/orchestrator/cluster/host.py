@@ -1,0 +1,196 @@
+"""What runs on a node of the cluster: an actor that has one process of the run, and carries bytes to it.
+
+Ray calls its methods; the process listens on 127.0.0.1 of its node alone, so Ray's own ports are all that is open.
+Connections to it go through `open`, `write`, `read`; weights come through Ray's object store, which brings one copy to
+a node, and are put into its memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import platform
+import shutil
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+import hone
+from hone.orchestrator.child import Child, serves
+from hone.orchestrator.cluster.tunnel import PART
+from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
+from hone.runs.files import NEW_PREFIX
+
+WATCH = 0.05
+"""Seconds between two looks at the process."""
+OTHERS = 60.0
+"""Seconds that another process may take to put a version into this node's memory."""
+
+
+class Lines:
+    """Gathers the lines of the process, as a `child.Log` would write them down."""
+
+    def __init__(self) -> None:
+        self._lines: list[bytes] = []
+
+    def write(self, line: bytes) -> None:
+        self._lines.append(line)
+
+    def take(self) -> list[bytes]:
+        """Return the lines since the last call."""
+        lines, self._lines = self._lines, []
+        return lines
+
+
+class Host:
+    """One process of the run on this node, and what it is sent. The process ends with the actor."""
+
+    def __init__(self) -> None:
+        self._lines, self._child = Lines(), None
+        self._port: int | None = None
+        self._listening = False
+        self._memory: tuple[Path, int] | None = None
+        self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
+        self._taking = asyncio.Lock()
+
+    async def facts(self) -> dict[str, Any]:
+        """Return which node this is, and what of hone it has."""
+        return {"node": ray.get_runtime_context().get_node_id(), "name": socket.gethostname()} | versions()
+
+    async def start(
+        self, role: str, command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], cwd: str
+    ) -> int:
+        """Start the process, a server on a free port of 127.0.0.1; return its pid.
+
+        `command` is for this node's Python; `env` are variables beside those of the node. `files` are texts that it
+        reads, by path: they are written where there are none.
+        """
+        for name, text in files.items():
+            path = Path(name)
+            if not path.is_file() or path.read_text() != text:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text)
+        if (memory := env.get(VARIABLE)) is not None and (lock := join_folder(Path(memory))) is not None:
+            self._memory = Path(memory), lock
+        # Ray gives a worker one thread, whatever the cores that it reserved.
+        own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())
+        words = [sys.executable, *command]
+        if serves(role):
+            self._port = free_port()
+            words += ["--port", str(self._port)]
+        self._child = Child(role, None, words, own | dict(env), self._lines)
+        return self._child.pid
+
+    async def watch(self) -> tuple[list[bytes], int | None, int | None]:
+        """Return the lines of the process since the last call, its exit code, and once the port that it listens on.
+
+        Waits until there is one of them.
+        """
+        assert self._child is not None, "`start` comes first"
+        while True:
+            code = self._child.poll()
+            port = None if self._listening else await self._listens()
+            if (lines := self._lines.take()) or code is not None or port:
+                return lines, code, port
+            await asyncio.sleep(WATCH)
+
+    async def _listens(self) -> int | None:
+        """Return the server's port if it accepts connections."""
+        if self._port is None:
+            return None
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        except OSError:
+            return None
+        writer.close()
+        self._listening = True
+        return self._port
+
+    async def send(self, signum: int) -> None:
+        """Send a signal to the process."""
+        if self._child is not None:
+            self._child.send(signum)
+
+    async def end(self) -> None:
+        """End the process, and remove what of its weights is in this node's memory."""
+        if self._child is not None:
+            self._child.kill()
+            while self._child.poll() is None:
+                await asyncio.sleep(WATCH)
+        if self._memory is not None:
+            leave_folder(*self._memory)
+
+    async def has(self, path: str) -> bool:
+        """Return True if there is something at this path."""
+        return os.path.exists(path)
+
+    async def take(self, folder: str, names: Sequence[str], *contents: Any) -> None:
+        """Put files into a folder, unless that is there. It appears whole, and its elder siblings but one go."""
+        async with self._taking:
+            await asyncio.to_thread(put_files, Path(folder), names, contents)
+
+    async def open(self, connection: str) -> None:
+        """Connect to the process."""
+        self._connections[connection] = await asyncio.open_connection("127.0.0.1", self._port)
+
+    async def write(self, connection: str, data: bytes) -> None:
+        """Send on a connection."""
+        _, writer = self._connections[connection]
+        writer.write(data)
+        await writer.drain()
+
+    async def read(self, connection: str) -> bytes:
+        """Return what comes on a connection next; nothing at its end."""
+        reader, _ = self._connections[connection]
+        return await reader.read(PART)
+
+    async def close(self, connection: str) -> None:
+        """End a connection."""
+        _, writer = self._connections.pop(connection, (None, None))
+        if writer is not None:
+            writer.close()
+
+
+def versions() -> dict[str, Any]:
+    """Return what has to be equal on all nodes of a run."""
+    from hone.runs.provenance import NUMERICS
+
+    return {"hone": hone.__version__, "numerics": NUMERICS, "python": platform.python_version()}
+
+
+def put_files(folder: Path, names: Sequence[str], contents: Sequence[Any]) -> None:
+    """Write files into `folder`, which appears whole. Its youngest sibling stays: a server may still read it."""
+    fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    until = time.monotonic() + OTHERS
+    while not folder.exists():
+        try:
+            fresh.mkdir()
+            break
+        except FileExistsError:  # another process of this node is at it, or was killed
+            if time.monotonic() > until:
+                shutil.rmtree(fresh, ignore_errors=True)
+            time.sleep(WATCH)
+    else:
+        return
+    for name, content in zip(names, contents, strict=True):
+        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+        (fresh / name).write_bytes(content)
+    fresh.rename(folder)
+    siblings = [path for path in folder.parent.iterdir() if path.name.startswith("step_") and path != folder]
+    for old in sorted(siblings, key=lambda path: path.stat().st_mtime)[:-1]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def free_port() -> int:
+    """Return a port of 127.0.0.1 on which nothing listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

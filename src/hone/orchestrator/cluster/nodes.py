@@ -1,0 +1,308 @@
+"""The nodes of a Ray cluster, as the launcher of a run sees them: where its roles get room, and what becomes of them.
+
+    with Cluster(config.cluster, roles, say) as cluster:
+        Launch(..., child=cluster.child).run()
+
+A trainer's rank 0 is on the launcher's node, where the run directory is; servers and further ranks are anywhere. A role
+whose node is gone gets room on another as soon as there is some; one for which there is none yet waits for a node.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock, Thread
+from typing import TYPE_CHECKING, Any
+
+from hone.errors import UserError
+from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log
+from hone.orchestrator.cluster.tunnel import Target, Tunnels
+
+if TYPE_CHECKING:
+    from hone.config.servers import ClusterConfig
+
+VARIABLE = "HONE_CLUSTER"
+"""Names the cluster's address and the run's namespace to the orchestrator: `ADDRESS NAMESPACE`."""
+TOKEN = Path.home() / ".ray" / "auth_token"
+"""Where Ray keeps the token of this user's clusters."""
+SAY_AFTER = 10.0
+"""Seconds that a role waits for room until a line says so."""
+CONNECT = 10.0
+"""Seconds that the head of the cluster may take to answer."""
+ENDING = 5.0
+"""Seconds that an actor has to end its process."""
+LOST = -9
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What a process of a role takes of a node."""
+
+    cpus: float
+    gpus: float = 0
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
+
+    def __str__(self) -> str:
+        gpus = f" and {self.gpus:g} GPU{'s' if self.gpus > 1 else ''}" if self.gpus else ""
+        return f"{self.cpus:g} free core{'s' if self.cpus > 1 else ''}{gpus}"
+
+
+class Cluster:
+    """The connection to a cluster, for as long as the run goes on, which has trainer `ranks` and servers.
+
+    A server is reached at the port of its role in `ports`, on this machine; several may have one. With `on_gpus` a rank
+    has a GPU, and a server `server_gpus` of them, if the cluster has any. Raises UserError if there is no Ray or no
+    cluster at the address, or another version of it.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        ports: Mapping[str, int],
+        ranks: int = 0,
+        server_gpus: int = 1,
+        on_gpus: bool = False,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.config, self.ports, self.ranks, self.server_gpus = config, ports, ranks, server_gpus
+        self.on_gpus, self.say = on_gpus, say
+        self.namespace = f"hone-{os.getpid()}-{time.time_ns():x}"
+        self._rooms: dict[str, Any] = {}
+        self._placing = Lock()
+
+    def __enter__(self) -> Cluster:
+        config = self.config
+        wanted = config.cpus * (self.ranks + len(self.ports)) + config.graders
+        self.address = connect(config.address, self.namespace, wanted)
+        import ray
+
+        self._ray = ray
+        self.node = ray.get_runtime_context().get_node_id()
+        self.master = ray.util.get_node_ip_address()
+        self.on_gpus = self.on_gpus and ray.cluster_resources().get("GPU", 0) > 0
+        self.tunnels = Tunnels(self.node)
+        if self.ranks:
+            self._room(TRAINER)
+        return self
+
+    def needs(self, role: str) -> Needs:
+        """Return what a process of a role takes."""
+        gpus = (1 if role == TRAINER else self.server_gpus) if self.on_gpus else 0
+        return Needs(self.config.cpus, gpus)
+
+    def __exit__(self, *_: object) -> None:
+        self.tunnels.close()
+        self._ray.shutdown()
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Return what the orchestrator is told."""
+        return {VARIABLE: f"{self.address} {self.namespace}"}
+
+    def introduction(self) -> str:
+        """Return the nodes and what they have, in words."""
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        cores = sum(node["Resources"].get("CPU", 0) for node in nodes)
+        gpus = sum(node["Resources"].get("GPU", 0) for node in nodes)
+        more = f" and {gpus:.0f} GPUs" if gpus else ""
+        return f"Ray cluster at {self.address}: {len(nodes)} node{'s'[: len(nodes) != 1]} with {cores:.0f} cores{more}"
+
+    def child(
+        self, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log, echo: bool
+    ) -> Child:
+        """Start a process of a role: the orchestrator on this machine, any other where there is room."""
+        if role == ORCHESTRATOR:
+            return Child(role, rank, command, env | self.variables, log, echo)
+        if role in self.ports:
+            self.tunnels.listen(self.ports[role])
+        return RemoteChild(self, role, rank, command, env, log)
+
+    def host(self, role: str, rank: int | None) -> Any:
+        """Return a new actor for a process of a role; it may have to wait for its room."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from hone.orchestrator.cluster.host import Host
+
+        needs = self.needs(role)
+        if self.ranks:  # servers must not take the last cores: without a trainer there is no run
+            self._ray.get(self._room(TRAINER).ready())
+        room = PlacementGroupSchedulingStrategy(self._room(role), placement_group_bundle_index=rank or 0)
+        options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_concurrency": 1000}
+        name = role if rank is None else f"{role}-{rank}"
+        return self._ray.remote(Host).options(scheduling_strategy=room, name=self._fresh(name), **options).remote()
+
+    def _room(self, role: str) -> Any:
+        """Return the place of a role's processes, which stays theirs; Ray finds another where a node is gone."""
+        from ray.util.placement_group import placement_group
+
+        with self._placing:
+            if role not in self._rooms:
+                bundles = [self.needs(role).bundle] * (self.ranks if role == TRAINER else 1)
+                here = [{"ray.io/node-id": self.node}] if role == TRAINER else [{}]
+                labels = [*here, *[{}] * (len(bundles) - 1)]
+                self._rooms[role] = placement_group(bundles, "PACK", bundle_label_selector=labels)
+            return self._rooms[role]
+
+    def _fresh(self, name: str) -> str:
+        """Return a name that no actor has any more."""
+        try:
+            self._ray.kill(self._ray.get_actor(name))
+        except ValueError:
+            return name
+        while True:
+            try:
+                self._ray.get_actor(name)
+            except ValueError:
+                return name
+            time.sleep(0.02)
+
+
+class RemoteChild(Child):
+    """A process on a node, as the launcher sees it. It counts as killed when its actor or its node is lost."""
+
+    def __init__(
+        self, cluster: Cluster, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log
+    ) -> None:
+        self._set(role, rank, log)
+        self.pid, self.node = 0, ""
+        self._cluster, self._command, self._env = cluster, command, env
+        self._host: Any = None
+        self._ended: int | None = None
+        self._lost, self._wanted = "", Event()
+        self._thread = Thread(target=self._live, name=f"watch-{role}", daemon=True)
+        self._thread.start()
+
+    @property
+    def name(self) -> str:
+        where = f" on {self.node}" if self.node else ""
+        return super().name.replace(f"(pid {self.pid})", f"(pid {self.pid}{where})" if self.pid else "(not placed yet)")
+
+    @property
+    def cause(self) -> str:
+        return f"is lost with its node or its actor ({self._lost})" if self._lost else super().cause
+
+    def send(self, signum: int) -> None:
+        if self.code is None and self._host is not None:
+            self._host.send.remote(signum)
+
+    def poll(self) -> int | None:
+        if self.code is None:
+            self.code = self._ended
+        return self.code
+
+    def kill(self) -> None:
+        if self.code is None:
+            self._wanted.set()
+            if self._host is not None:
+                self._cluster._ray.kill(self._host)
+            else:
+                self._ended = LOST
+
+    def _live(self) -> None:
+        """Place and start the process, pass on its lines, and see it end."""
+        ray, cluster = self._cluster._ray, self._cluster
+        try:
+            host = cluster.host(self.role, self.rank)
+            facts = self._placed(host.facts.remote())
+            check_versions(facts)
+            self.node, self._host = facts["name"], host
+            self.pid = ray.get(host.start.remote(self.role, *self._order()))
+            code = None
+            while code is None:
+                lines, code, port = ray.get(host.watch.remote())
+                for line in lines:
+                    self._pass_on(line)
+                if port is not None:
+                    self._point(Target(host, facts["node"], port))
+            ray.get(host.end.remote(), timeout=ENDING)
+            ray.kill(host)
+            self._ended = code
+        except UserError as error:
+            self._pass_on(f"error: {error}\n".encode())
+            self._ended = 2
+        except Exception as error:  # Ray's: the actor, its worker or its node is gone
+            if not self._wanted.is_set():
+                self._lost = type(error).__name__
+            self._ended = LOST
+        finally:
+            self._point(None)
+
+    def _point(self, target: Target | None) -> None:
+        if self.role in self._cluster.ports:
+            self._cluster.tunnels.point(self._cluster.ports[self.role], self.role, target)
+
+    def _placed(self, facts: Any) -> dict[str, Any]:
+        """Return what the actor says first, once it is placed; a line says what it waits for."""
+        ray, cluster, began, said = self._cluster._ray, self._cluster, time.monotonic(), 0.0
+        while not ray.wait([facts], timeout=0.5)[0]:
+            if self._wanted.is_set():
+                raise UserError(f"{self.role} was not placed")
+            waited = time.monotonic() - began
+            if waited > max(SAY_AFTER, 2 * said):
+                said = waited
+                cluster.say(f"{self.role} waits for a node with {cluster.needs(self.role)} ({waited:.0f} s)")
+        try:
+            return ray.get(facts)
+        except ray.exceptions.RayTaskError as error:
+            raise UserError(f"a node of the cluster can't import hone ({error.cause}): install it there, too") from None
+
+    def _order(self) -> tuple[list[str], dict[str, str], dict[str, str], str]:
+        """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
+        read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
+        files = {path: Path(path).read_text() for path in read}
+        own = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(("HONE_", "HF_"))}
+        if self.rank is not None:  # each rank sees its own GPU alone
+            own |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
+        own.pop("CUDA_VISIBLE_DEVICES", None)  # Ray says which
+        command = [*self._command[1:]] if self._command[0] == sys.executable else [*self._command]
+        return command, own, files, os.getcwd()
+
+    def _pass_on(self, line: bytes) -> None:
+        self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
+        self.lines.append(line.decode(errors="replace").rstrip())
+
+
+def connect(address: str | None, namespace: str, cores: float | None = None) -> str:
+    """Connect this process to the cluster at `address`, or start one with so many `cores`; return its address.
+
+    UserError, with the remedy, if that can't be.
+    """
+    try:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        import ray
+    except ImportError:
+        raise UserError('a cluster needs Ray, which is not installed: pip install "hone-rl[ray]"') from None
+    start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
+    try:
+        if address and TOKEN.is_file():  # as Ray does for a cluster that it starts; not for a given address
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
+        if address and ":" in address:  # where nothing answers, Ray tries for minutes
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=CONNECT).close()
+        ray.init(address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **start)
+    except (OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`, or leave out "
+            "cluster.address to have one on this machine"
+        ) from None
+    return ray.get_runtime_context().gcs_address
+
+
+def check_versions(facts: Mapping[str, Any]) -> None:
+    """Raise UserError if a node has another hone than this one."""
+    from hone.orchestrator.cluster.host import versions
+
+    other = [f"{name} {facts[name]}" for name, own in versions().items() if facts[name] != own]
+    if other:
+        own = ", ".join(f"{name} {value}" for name, value in versions().items())
+        raise UserError(f"node {facts['name']} has {', '.join(other)}, this machine {own}: install the same there")

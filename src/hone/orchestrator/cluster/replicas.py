@@ -1,0 +1,97 @@
+"""Servers on a cluster, behind one port of this machine, for whoever sends requests: `hone eval`.
+
+with Replicas(config.cluster, {role: command}, port, env, say):
+    evaluate at http://127.0.0.1:PORT/v1
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from threading import Event, Thread
+from typing import TYPE_CHECKING
+
+from hone.errors import UserError
+from hone.orchestrator.child import Child, Log
+from hone.orchestrator.cluster.nodes import Cluster
+from hone.orchestrator.launch import port_problem
+
+if TYPE_CHECKING:
+    from hone.config.servers import ClusterConfig
+
+LOOK = 0.2
+"""Seconds between two looks at the servers."""
+
+
+class Replicas:
+    """The servers, `commands` by role, with the variables `env`. One that dies is started again.
+
+    Entered once one of them listens. Raises UserError if one ends with what a user has to mend, or none comes up.
+    """
+
+    def __init__(
+        self,
+        config: ClusterConfig,
+        commands: Mapping[str, Sequence[str]],
+        port: int,
+        env: Mapping[str, str],
+        say: Callable[[str], None],
+    ) -> None:
+        self.commands, self.port, self.env, self.say = commands, port, env, say
+        self.cluster = Cluster(config, dict.fromkeys(commands, port), on_gpus=True, say=say)
+        self._children: dict[str, Child] = {}
+        self._over = Event()
+        self._watcher = Thread(target=self._watch, name="replicas", daemon=True)
+
+    def __enter__(self) -> Replicas:
+        if (problem := port_problem(self.port)) is not None:
+            raise UserError(f"port {self.port} can't be listened on ({problem.strerror}): give another with --port")
+        self.cluster.__enter__()
+        self._scratch = tempfile.TemporaryDirectory(prefix="hone-replicas-")
+        try:
+            for role in self.commands:
+                self._start(role)
+            while not self.cluster.tunnels.targets(self.port):
+                self._check()
+                time.sleep(LOOK)
+        except BaseException:
+            self.__exit__()
+            raise
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+        for child in self._children.values():
+            child.kill()
+        self.cluster.__exit__()
+        self._scratch.cleanup()
+
+    def _start(self, role: str) -> None:
+        log = Log(Path(self._scratch.name) / f"{role}.log")
+        self._children[role] = self.cluster.child(
+            role, None, self.commands[role], {**os.environ, **self.env}, log, False
+        )
+
+    def _watch(self) -> None:
+        while not self._over.wait(LOOK):
+            self._replace()
+
+    def _replace(self) -> None:
+        """Start again what has ended."""
+        for role, child in list(self._children.items()):
+            if child.poll() is not None:
+                self.say(f"{child.name} {child.cause}: starting it again")
+                self._start(role)
+
+    def _check(self) -> None:
+        """Raise UserError if a server has ended by itself before one was up; start again what was killed."""
+        for child in self._children.values():
+            if (code := child.poll()) is not None and code >= 0:
+                raise UserError(f"{child.name} {child.cause} while it loaded")
+        self._replace()

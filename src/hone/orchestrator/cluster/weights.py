@@ -1,0 +1,63 @@
+"""Weights on their way to servers on other nodes: through Ray's object store, one copy a node, into its memory.
+
+carry = Carrier(address, namespace, roles, memory)
+Fleet(servers, carry=carry)
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hone.errors import Halt
+from hone.inference.client import Gone
+
+SECONDS = 600.0
+"""How long a node may take to get a version."""
+
+
+class Carrier:
+    """Brings a version to the node of a server; `roles` are the servers', by their numbers.
+
+    Versions lie in the folder `memory` of each node, under the same names. A version that does not, for memory was
+    full, has to be on a file system that the nodes share.
+    """
+
+    def __init__(self, roles: Sequence[str], memory: Path | None) -> None:
+        self.roles, self.memory = roles, memory
+        self._stored: tuple[Path, list[str], list[Any]] | None = None
+        self._storing = threading.Lock()
+
+    def __call__(self, number: int, folder: Path) -> None:
+        """Have a version at hand on the node of a server. Raises Gone if that is not there."""
+        import ray
+        from ray.exceptions import RayError
+
+        try:
+            host = ray.get_actor(self.roles[number])
+            if ray.get(host.has.remote(str(folder)), timeout=SECONDS):
+                return
+            if self.memory is None or not folder.is_relative_to(self.memory):
+                raise Halt(
+                    f"the node of {self.roles[number]} does not see {folder}: put output_dir on a file system that all "
+                    "nodes share, or free memory in /dev/shm, through which weights travel"
+                )
+            names, contents = self._store(folder)
+            ray.get(host.take.remote(str(folder), names, *contents), timeout=SECONDS)
+        except (ValueError, RayError) as error:
+            raise Gone(f"{self.roles[number]} is not on any node now ({type(error).__name__})", None) from error
+
+    def _store(self, folder: Path) -> tuple[list[str], list[Any]]:
+        """Put the files of a version into the object store, once; those of the version before go."""
+        import ray
+
+        with self._storing:
+            if self._stored is None or self._stored[0] != folder:
+                files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+                contents = [ray.put(np.fromfile(path, np.uint8)) for path in files]
+                self._stored = folder, [str(path.relative_to(folder)) for path in files], contents
+            return self._stored[1:]

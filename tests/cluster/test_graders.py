@@ -1,0 +1,41 @@
+"""A task's code on another machine: what a grading process there loads, and under which paths."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone import digests
+
+pytestmark = pytest.mark.cluster
+
+
+def arguments(folder: Path, file: Path) -> list:
+    return ["my-task", {"a": 1}, str(folder), [str(folder), "/nowhere"], {str(file): digests.of_source(file)}, 10.0]
+
+
+def test_a_shared_folder_is_used_as_it_is(tmp_path):
+    (file := tmp_path / "my_task.py").write_text("X = 1\n")
+    from hone.orchestrator.cluster.graders import localized
+
+    found = localized(arguments(tmp_path, file), {str(file): file.read_bytes()}, tmp_path / "scratch")
+    assert found[:3] == ["my-task", {"a": 1}, str(tmp_path)] and found[5] == 10.0
+    assert found[3][0] == str(tmp_path) and "/nowhere" not in found[3] and set(sys.path) <= set(found[3])
+    assert found[4] == {str(file): digests.of_source(file)} and not (tmp_path / "scratch").exists()
+
+
+@pytest.mark.parametrize("there", [None, "X = 2\n"], ids=["absent", "another version"])
+def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_path, there):
+    (file := tmp_path / "task" / "my_task.py").parent.mkdir()
+    file.write_text("X = 1\n")
+    from hone.orchestrator.cluster.graders import localized
+
+    given = arguments(file.parent, file), {str(file): file.read_bytes()}
+    file.unlink() if there is None else file.write_text(there)
+    env_id, kwargs, folder, path, sources, timeout = localized(*given, tmp_path / "scratch")
+    assert (env_id, kwargs, timeout) == ("my-task", {"a": 1}, 10.0)
+    assert folder == path[0] == f"{tmp_path}/scratch{tmp_path}/task"
+    ((written, digest),) = sources.items()
+    assert Path(written).read_text() == "X = 1\n" and digests.of_source(Path(written)) == digest

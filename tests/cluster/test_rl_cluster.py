@@ -1,0 +1,118 @@
+"""`hone rl` on a real Ray cluster of two nodes, the second with a memory of its own as on another machine.
+
+- It makes the same bytes as mode split, and leaves nothing behind.
+- SIGKILL of a replica, a grader, a rank, a whole node: it ends with each draw consumed once.
+- A replica for which there is no room is placed on a node that joins.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, until, write_task
+
+pytestmark = pytest.mark.cluster
+TWO = ("--inference.replicas", 2, "--inference.batch-invariant")
+
+
+def same_bytes(one: Path, other: Path) -> bool:
+    """Both runs have the same metrics and rollouts."""
+    files = ["metrics.jsonl", *(f"rollouts/step_{step:06}.parquet" for step in range(STEPS))]
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
+
+
+def test_two_nodes_make_the_bytes_of_one_machine(nodes, begin):
+    cluster = nodes(2)
+    other = cluster.add(3, apart=[])
+    run = begin(*TWO, "--inference.port", free_ports(2), "--cluster.address", cluster.address, "--cluster.graders", 2)
+    run.hold()
+    run.at_step(3)
+    server, *_ = other.pids(" hone.cli inference @ ")  # the head has no room for both beside the trainer
+    assert "/dev/shm/hone-" in Path(f"/proc/{server}/maps").read_text(), "it maps what Ray has brought to its node"
+    run.let_go()
+    assert run.ended() == 0, run.output
+    consumed_once(run.out)
+    alone = begin("--mode", "split", *TWO, "--inference.port", free_ports(2), out="split")
+    assert alone.ended() == 0, alone.output
+    assert same_bytes(run.out, alone.out)
+
+
+def test_whatever_is_killed_each_draw_comes_to_one_end(nodes, begin):
+    cluster = nodes(3)
+    other = cluster.add(4, apart=[])
+    more = ("--cluster.graders", 2, "--ckpt.interval", 1, "--max-steps", 12, "--restarts", 10)
+    run = begin(*TWO, "--inference.port", free_ports(2), "--cluster.address", cluster.address, *more)
+
+    def held(at: int) -> None:
+        run.hold(at)
+        run.at_step(at)
+
+    held(2)
+    os.kill(other.pids("process_main.py")[0], signal.SIGKILL)
+    held(4)
+    os.kill(run.pids("inference-1")[0], signal.SIGKILL)
+    until(lambda: (run.out / "logs" / "inference-1.log").read_text().count("Serving ") == 2)
+    held(6)
+    (trainer,) = run.pids("trainer")
+    os.kill(trainer, signal.SIGKILL)
+    run.says("from the last checkpoint, step")
+    held(8)
+    other.kill()
+    run.let_go()
+    assert run.ended() == 0, run.output
+    steps = [record["step"] for record in records(run.out / "metrics.jsonl")][:12]
+    assert steps == list(range(12)) and sum(draws(run.out).values()) == 12 * PROMPTS
+    restarts = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
+    assert [event["role"] for event in restarts] == ["trainer"]
+    assert len(list((run.out / "superseded").glob("*/rollouts/*"))) <= 1, "a checkpoint may have been on its way"
+
+
+def test_a_replica_without_room_is_placed_on_a_node_that_joins(nodes, begin):
+    cluster = nodes(2)
+    run = begin(*TWO, "--inference.port", free_ports(2), "--cluster.address", cluster.address)
+    run.hold()
+    run.at_step(2)
+    run.says("waits for a node with 1 free core")  # whichever of the two
+    other = cluster.add(1, apart=[])
+    until(lambda: other.pids("/inference-"))
+    run.let_go()
+    assert run.ended() == 0, run.output
+    consumed_once(run.out)
+
+
+def test_without_an_address_a_cluster_is_started_here(begin, tmp_path):
+    run = begin("--mode", "cluster", "--inference.port", free_ports(1))
+    assert run.ended() == 0 and "Ray cluster at 127.0.0.1" in run.output, run.output
+    consumed_once(run.out)
+
+
+def test_an_evaluation_is_spread_over_the_nodes_and_survives_a_server(nodes, tmp_path, warm):
+    write_task(tmp_path)
+    cluster = nodes(1)
+    other = cluster.add(3, apart=[])
+    count = ("-n", "96", "-r", "2", "--precision", "fp32", "--max-tokens", "16")
+    flags = ("--cluster.address", cluster.address, "--cluster.replicas", "2", "--cluster.graders", "2")
+    command = Command(["eval", "held-task", "-m", str(warm), *count, *flags, "--output-dir", "spread"], tmp_path)
+    pid = until(lambda: other.pids("/inference.toml"))[0]
+    os.kill(pid, signal.SIGKILL)
+    assert command.ended() == 0, command.output
+    hone(tmp_path, "eval", "held-task", "-m", str(warm), *count, "--output-dir", "here")
+    spread, here = (records(tmp_path / name / "results.jsonl") for name in ("spread", "here"))
+    same = sum(a["completion"] == b["completion"] for a, b in zip(spread, here, strict=True))
+    assert same > 0.95 * 192, "but for the rounding of products of other shapes"
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--cluster.address", "127.0.0.1:1"], "no Ray cluster can be used at 127.0.0.1:1"),
+        (["--cluster.address", "auto"], "start one with `ray start --head`"),
+        (["--mode", "colocated", "--cluster.graders", "2"], "mode colocated is one process"),
+    ],
+)
+def test_bad_input_is_one_sentence(begin, flags, sentence):
+    run = begin(*flags)
+    assert run.ended() == 2 and sentence in run.output and "Traceback" not in run.output, run.output
