@@ -35,10 +35,12 @@ for folder in ("tests", "tests/contracts", "tests/cluster", "tests/split"):
     sys.path.insert(0, str(ROOT / folder))
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1"}
 
+import ray
 from ray_nodes import ClusterRun, Nodes
-from recording import show
+from recording import keep
 from split_runs import free_ports, records, until
 
+from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.orchestrator.cluster.graders import RemoteProcess
 from hone.orchestrator.cluster.nodes import connect
@@ -52,8 +54,8 @@ GROUPS, GROUP = 16, 8
 RUN = [
     *("--model.name", "hone/tiny", "--seed", "3", "--no-audit", "--display", "plain", "--seq-len", "96"),
     *("--orchestrator.batch-size", str(GROUPS * GROUP), "--orchestrator.rollouts-per-example", str(GROUP)),
-    *("--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", "reverse-text", "--alarms.action", "off"),
-    *("--gap.action", "warn", "--orchestrator.grading.max-failed", "1"),
+    *("--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", "slow-task", "--alarms.action", "off"),
+    *("--gap.action", "warn", "--orchestrator.env.args.wait", "false"),
 ]
 HELD = f'''
 """Holds the servers of a run to a rate: the seconds of each answer are those of its tokens."""
@@ -84,21 +86,25 @@ if "inference" in sys.orig_argv:
     server.create_app = create_app
 '''
 SLOW = f'''
-"""reverse-text with a grader that waits."""
+"""reverse-text with a grader that waits, and gives a random model something to learn."""
 import time
 import reverse_text
 from hone.environments import Rubric
 
 
-def waits(completion, answer, parser):
-    time.sleep({WAIT})
-    return 1.0
+def waits(completion, answer, parser, seconds={WAIT}):
+    time.sleep(seconds)
+    return len(set(str(completion))) / 64
 
 
-def load_environment():
+def load_environment(wait=True):
     env = reverse_text.load_environment()
-    env.rubric = Rubric([waits])
+    env.rubric = Rubric([waits if wait else quick])
     return env
+
+
+def quick(completion, answer, parser):
+    return waits(completion, answer, parser, 0.0)
 '''
 
 
@@ -145,29 +151,32 @@ def overhead(folder: Path, rounds: int) -> dict[str, Any]:
     return {"ratio": median(ratios), "ratios": ratios, "times": times}
 
 
-def grading(folder: Path, samples: int = 160) -> dict[str, Any]:
-    (folder / "slow_task.py").write_text(SLOW)
-    sys.path.insert(0, str(folder))
-    from hone.config.shared import GradingConfig
+def graded_per_second(graders: int, samples: int) -> float:
+    env = load_environment("slow-task")
+    env.elsewhere = RemoteProcess
+    env.use_workers(GradingConfig(workers=graders))
+    example = env.split("train")[0]
+    work = [(example, f"<reversed_text>{number}</reversed_text>") for number in range(samples)]
+    try:
+        env.grade_many(work[:graders], 0)  # starts them
+        began = time.perf_counter()
+        env.grade_many(work, 0)
+        return samples / (time.perf_counter() - began)
+    finally:
+        env.close_workers()
 
+
+def grading(folder: Path, samples: int = 160) -> dict[str, Any]:
+    sys.path.insert(0, str(folder))
     rates = {}
     with cluster(2, 2) as nodes:
         connect(nodes.address, "bench")
-        for graders in (1, 2, 4):
-            env = load_environment("slow-task")
-            env.elsewhere = RemoteProcess
-            env.use_workers(GradingConfig(workers=graders))
-            example = next(iter(env.examples("train", seed=0)))
-            work = [(example, f"<reversed_text>{number}</reversed_text>") for number in range(samples)]
-            env.grade_many(work[:graders], 0)  # starts them
-            began = time.perf_counter()
-            env.grade_many(work, 0)
-            rates[graders] = samples / (time.perf_counter() - began)
-            env.close_workers()
-            print(f"grading, {graders} graders: {rates[graders]:.1f} samples/s of {graders / WAIT:.0f}", flush=True)
-        import ray
-
-        ray.shutdown()
+        try:
+            for graders in (1, 2, 4):
+                rates[graders] = graded_per_second(graders, samples)
+                print(f"grading, {graders} graders: {rates[graders]:.1f} samples/s of {graders / WAIT:.0f}", flush=True)
+        finally:
+            ray.shutdown()
     return {"samples_per_second": rates, "of_ideal": {n: rate * WAIT / n for n, rate in rates.items()}}
 
 
@@ -181,11 +190,10 @@ def recovery(folder: Path) -> dict[str, float]:
         seconds[what] = time.monotonic() - began
         print(f"recovery from the death of {what}: {seconds[what]:.1f} s", flush=True)
 
-    (folder / "slow_task.py").write_text(SLOW)
     with cluster(3) as nodes:
         other = nodes.add(4, apart=[])
         more = ["--cluster.address", nodes.address, "--cluster.graders", "2", "--inference.replicas", "2"]
-        more += ["--ckpt.interval", "1", "--max-steps", "2000", "--orchestrator.env.id", "slow-task"]
+        more += ["--ckpt.interval", "1", "--max-steps", "2000", "--orchestrator.env.args.wait", "true"]
         run = ClusterRun([*RUN, *more, "--inference.port", str(free_ports(2)), "--restarts", "9"], folder / "faults")
         try:
             run.at_step(3)
@@ -238,7 +246,7 @@ def main() -> None:
     parts = ("overhead", "grading", "recovery", "nodes")
     parser.add_argument("--only", choices=parts, nargs="+", default=parts)
     parser.add_argument("--rounds", type=int, default=3, help="of the overhead")
-    parser.add_argument("--out", type=Path, help="JSON file to write; parts that are in it already stay")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file; what is in it of other parts stays")
     args = parser.parse_args()
     interfaces = [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     if interfaces != ["lo"]:
@@ -246,15 +254,16 @@ def main() -> None:
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh", b"lo", 1))
     folder = Path(tempfile.mkdtemp(prefix="cluster-bench-"))
-    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     try:
         for part in args.only:
             (folder / part).mkdir()
+            (folder / part / "slow_task.py").write_text(SLOW)
             measure = {"grading": grading, "recovery": recovery, "nodes": nodes_against_plan}
             result[part] = overhead(folder / part, args.rounds) if part == "overhead" else measure[part](folder / part)
+            keep(result | {"machine": hardware()}, args.out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    show(result | {"machine": hardware()}, args.out)
 
 
 if __name__ == "__main__":

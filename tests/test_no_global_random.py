@@ -21,6 +21,7 @@ ALLOWED = {
     ("src/hone/runs/provenance.py", "imports secrets"),  # a run's id
     ("src/hone/commands/verify.py", "imports secrets"),  # which steps are checked: nobody may know them before
     ("src/hone/orchestrator/agents.py", "imports secrets"),  # the key of a rollout: other programs must not guess it
+    ("src/hone/orchestrator/cluster/nodes.py", "imports secrets"),  # the key to the servers of a run, on the network
 }
 
 # Of numpy.random: to be given a key or a seed. All else there draws from the global state.

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
+from hone.cli import main
 from hone.planning.nodes import Parts, step_seconds
 
+PART_OF = {"sampling": "sample", "grading": "grade", "training": "train", "weights": "weights"}
 PARTS = Parts(sample=4.0, grade=1.0, train=3.0, weights=2.0)
 
 
@@ -25,3 +29,18 @@ def test_a_version_behind_sampling_and_training_go_on_together():
 )
 def test_far_behind_the_slowest_part_sets_the_pace(parts, seconds):
     assert step_seconds(parts, 8) == pytest.approx(seconds)
+
+
+def test_the_command_shows_what_1_to_64_nodes_would_do(capsys):
+    assert main(["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster", "--gbit", "8", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    rows = plan["nodes"]
+    assert [row["nodes"] for row in rows] == [1, 2, 4, 8, 16, 32, 64]
+    one, usual = rows[0], plan["seconds"]["usual"]
+    assert one["sample"] == pytest.approx(usual["sample"]) and one["grade"] == usual["grade"]
+    assert one["train"] == pytest.approx(usual["train"] + usual["other"])
+    assert one["weights"] == pytest.approx(4 * plan["parameters"] / 1e9, rel=0.05), "fp32, at 8 Gbit/s"
+    for row in rows:
+        assert row["step"] == pytest.approx(row["sample"] + row["grade"] + row["train"] + row["weights"])
+        assert row["weights"] == pytest.approx(row["nodes"] * one["weights"])
+        assert row["sample"] <= one["sample"] and row[PART_OF[row["longest"]]] == max(row[p] for p in PART_OF.values())

@@ -1,8 +1,7 @@
-"""What runs on a node of the cluster: an actor that has one process of the run, and carries bytes to it.
+"""What runs on a node of the cluster: an actor that has one process of the run, and what that is sent.
 
-Ray calls its methods; the process listens on 127.0.0.1 of its node alone, so Ray's own ports are all that is open.
-Connections to it go through `open`, `write`, `read`; weights come through Ray's object store, which brings one copy to
-a node, and are put into its memory.
+A server listens on 127.0.0.1 of its node alone; the actor has a gate to it for those who know the run's secret. Weights
+come through Ray's object store, which brings one copy to a node, and are put into its memory.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ import ray
 
 import hone
 from hone.orchestrator.child import Child, serves
-from hone.orchestrator.cluster.tunnel import PART
+from hone.orchestrator.cluster.tunnel import let_in
 from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
 from hone.runs.files import NEW_PREFIX
 
@@ -54,9 +53,8 @@ class Host:
     def __init__(self) -> None:
         self._lines, self._child = Lines(), None
         self._port: int | None = None
-        self._listening = False
+        self._gate: asyncio.Server | None = None
         self._memory: tuple[Path, int] | None = None
-        self._connections: dict[str, tuple[asyncio.StreamReader, asyncio.StreamWriter]] = {}
         self._taking = asyncio.Lock()
 
     async def facts(self) -> dict[str, Any]:
@@ -64,7 +62,13 @@ class Host:
         return {"node": ray.get_runtime_context().get_node_id(), "name": socket.gethostname()} | versions()
 
     async def start(
-        self, role: str, command: Sequence[str], env: Mapping[str, str], files: Mapping[str, str], cwd: str
+        self,
+        role: str,
+        secret: bytes,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        files: Mapping[str, str],
+        cwd: str,
     ) -> int:
         """Start the process, a server on a free port of 127.0.0.1; return its pid.
 
@@ -85,33 +89,35 @@ class Host:
         if serves(role):
             self._port = free_port()
             words += ["--port", str(self._port)]
+            self._secret = secret
         self._child = Child(role, None, words, own | dict(env), self._lines)
         return self._child.pid
 
-    async def watch(self) -> tuple[list[bytes], int | None, int | None]:
-        """Return the lines of the process since the last call, its exit code, and once the port that it listens on.
+    async def watch(self) -> tuple[list[bytes], int | None, tuple[str, int] | None]:
+        """Return the lines of the process since the last call, its exit code, and once the gate of a server that is up.
 
         Waits until there is one of them.
         """
         assert self._child is not None, "`start` comes first"
         while True:
             code = self._child.poll()
-            port = None if self._listening else await self._listens()
-            if (lines := self._lines.take()) or code is not None or port:
-                return lines, code, port
+            gate = await self._opened() if self._port is not None and self._gate is None else None
+            if (lines := self._lines.take()) or code is not None or gate:
+                return lines, code, gate
             await asyncio.sleep(WATCH)
 
-    async def _listens(self) -> int | None:
-        """Return the server's port if it accepts connections."""
-        if self._port is None:
-            return None
+    async def _opened(self) -> tuple[str, int] | None:
+        """Open the gate to the server if that accepts connections; return its address."""
+        secret, port = self._secret, self._port
+        assert port is not None
         try:
-            _, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
         except OSError:
             return None
         writer.close()
-        self._listening = True
-        return self._port
+        address = ray.util.get_node_ip_address()
+        self._gate = await asyncio.start_server(lambda r, w: let_in((r, w), secret, port), address, 0)
+        return address, self._gate.sockets[0].getsockname()[1]
 
     async def send(self, signum: int) -> None:
         """Send a signal to the process."""
@@ -127,35 +133,14 @@ class Host:
         if self._memory is not None:
             leave_folder(*self._memory)
 
-    async def has(self, path: str) -> bool:
-        """Return True if there is something at this path."""
-        return os.path.exists(path)
+    async def has(self, path: str) -> tuple[str, bool]:
+        """Return which node this is, and True if there is something at this path."""
+        return ray.get_runtime_context().get_node_id(), os.path.exists(path)
 
-    async def take(self, folder: str, names: Sequence[str], *contents: Any) -> None:
+    async def take(self, folder: str, files: Mapping[str, Any]) -> None:
         """Put files into a folder, unless that is there. It appears whole, and its elder siblings but one go."""
         async with self._taking:
-            await asyncio.to_thread(put_files, Path(folder), names, contents)
-
-    async def open(self, connection: str) -> None:
-        """Connect to the process."""
-        self._connections[connection] = await asyncio.open_connection("127.0.0.1", self._port)
-
-    async def write(self, connection: str, data: bytes) -> None:
-        """Send on a connection."""
-        _, writer = self._connections[connection]
-        writer.write(data)
-        await writer.drain()
-
-    async def read(self, connection: str) -> bytes:
-        """Return what comes on a connection next; nothing at its end."""
-        reader, _ = self._connections[connection]
-        return await reader.read(PART)
-
-    async def close(self, connection: str) -> None:
-        """End a connection."""
-        _, writer = self._connections.pop(connection, (None, None))
-        if writer is not None:
-            writer.close()
+            await asyncio.to_thread(put_files, Path(folder), files)
 
 
 def versions() -> dict[str, Any]:
@@ -165,7 +150,7 @@ def versions() -> dict[str, Any]:
     return {"hone": hone.__version__, "numerics": NUMERICS, "python": platform.python_version()}
 
 
-def put_files(folder: Path, names: Sequence[str], contents: Sequence[Any]) -> None:
+def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     """Write files into `folder`, which appears whole. Its youngest sibling stays: a server may still read it."""
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -180,7 +165,7 @@ def put_files(folder: Path, names: Sequence[str], contents: Sequence[Any]) -> No
             time.sleep(WATCH)
     else:
         return
-    for name, content in zip(names, contents, strict=True):
+    for name, content in files.items():
         (fresh / name).parent.mkdir(parents=True, exist_ok=True)
         (fresh / name).write_bytes(content)
     fresh.rename(folder)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import os
+import secrets
 import socket
 import sys
 import time
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log
-from hone.orchestrator.cluster.tunnel import Target, Tunnels
+from hone.orchestrator.cluster.tunnel import Gate, Tunnels
 
 if TYPE_CHECKING:
     from hone.config.servers import ClusterConfig
@@ -89,7 +90,8 @@ class Cluster:
         self.node = ray.get_runtime_context().get_node_id()
         self.master = ray.util.get_node_ip_address()
         self.on_gpus = self.on_gpus and ray.cluster_resources().get("GPU", 0) > 0
-        self.tunnels = Tunnels(self.node)
+        self.secret = secrets.token_bytes(32)
+        self.tunnels = Tunnels(self.secret)
         if self.ranks:
             self._room(TRAINER)
         return self
@@ -215,14 +217,14 @@ class RemoteChild(Child):
             facts = self._placed(host.facts.remote())
             check_versions(facts)
             self.node, self._host = facts["name"], host
-            self.pid = ray.get(host.start.remote(self.role, *self._order()))
+            self.pid = ray.get(host.start.remote(self.role, cluster.secret, *self._order()))
             code = None
             while code is None:
-                lines, code, port = ray.get(host.watch.remote())
+                lines, code, gate = ray.get(host.watch.remote())
                 for line in lines:
                     self._pass_on(line)
-                if port is not None:
-                    self._point(Target(host, facts["node"], port))
+                if gate is not None:
+                    self._point(Gate(*gate))
             ray.get(host.end.remote(), timeout=ENDING)
             ray.kill(host)
             self._ended = code
@@ -236,9 +238,9 @@ class RemoteChild(Child):
         finally:
             self._point(None)
 
-    def _point(self, target: Target | None) -> None:
+    def _point(self, gate: Gate | None) -> None:
         if self.role in self._cluster.ports:
-            self._cluster.tunnels.point(self._cluster.ports[self.role], self.role, target)
+            self._cluster.tunnels.point(self._cluster.ports[self.role], self.role, gate)
 
     def _placed(self, facts: Any) -> dict[str, Any]:
         """Return what the actor says first, once it is placed; a line says what it waits for."""
@@ -280,7 +282,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
     except ImportError:
-        raise UserError('a cluster needs Ray, which is not installed: pip install "hone-rl[ray]"') from None
+        raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.50"') from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
         if address and TOKEN.is_file():  # as Ray does for a cluster that it starts; not for a given address

@@ -54,7 +54,7 @@ class Replicas:
         try:
             for role in self.commands:
                 self._start(role)
-            while not self.cluster.tunnels.targets(self.port):
+            while not self.cluster.tunnels.gates(self.port):
                 self._check()
                 time.sleep(LOOK)
         except BaseException:

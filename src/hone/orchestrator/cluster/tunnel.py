@@ -1,126 +1,109 @@
 """Ports of this machine that lead to servers on the nodes, wherever these are just now.
 
-Whoever samples sees servers at fixed addresses on 127.0.0.1. On this machine's node a connection goes straight to the
-server, to others through Ray, in whose trust it stays: no server listens to the network. Where there is no server just
-now, a connection is closed at once, as by a server that is down; of several, the one with the fewest gets it.
+Whoever samples sees servers at fixed addresses on 127.0.0.1. A server listens on 127.0.0.1 of its node alone; beside it
+a gate lets in who begins with the run's secret. Where there is no server just now, a connection is closed at once, as
+by a server that is down; of several, the one with the fewest gets it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hmac
 from dataclasses import dataclass
 from threading import Thread
-from typing import Any
-from uuid import uuid4
 
 PART = 2**20
-"""Most bytes that one call carries."""
+"""Most bytes that are passed on at a time."""
+GREETING = 10.0
+"""Seconds that a connection has to say the secret."""
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @dataclass(eq=False)
-class Target:
-    """Where a server is: behind the actor `host`, on a port of its node's 127.0.0.1; and the connections to it."""
+class Gate:
+    """Where a server is let in to, from other machines; and how many connections there are from here."""
 
-    host: Any
-    node: str
+    address: str
     port: int
     connections: int = 0
 
 
 class Tunnels:
-    """The ports, served by a thread. `node` is the id of this machine's."""
+    """The ports, served by a thread."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
-        self._targets: dict[int, dict[str, Target]] = {}
+    def __init__(self, secret: bytes) -> None:
+        self.secret = secret
+        self._gates: dict[int, dict[str, Gate]] = {}
         """By port, by role."""
         self._loop = asyncio.new_event_loop()
         Thread(target=self._loop.run_forever, name="tunnels", daemon=True).start()
 
     def listen(self, port: int) -> None:
         """Listen on a port of this machine from now on. OSError if another process does."""
-        if port not in self._targets:
-            self._targets[port] = {}
-            serving = asyncio.start_server(lambda r, w: self._serve(port, r, w), "127.0.0.1", port)
+        if port not in self._gates:
+            self._gates[port] = {}
+            serving = asyncio.start_server(lambda r, w: self._serve(port, (r, w)), "127.0.0.1", port)
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
-    def point(self, port: int, role: str, target: Target | None) -> None:
+    def point(self, port: int, role: str, gate: Gate | None) -> None:
         """Have connections to a port go to the server of a role, too; None: not any more."""
-        targets = self._targets[port] | ({role: target} if target else {})
-        if target is None:
-            targets.pop(role, None)
-        self._targets[port] = targets
+        others = {name: other for name, other in self._gates[port].items() if name != role}
+        self._gates[port] = others | ({role: gate} if gate else {})
 
-    def targets(self, port: int) -> list[Target]:
+    def gates(self, port: int) -> list[Gate]:
         """Return where connections to a port may go now."""
-        return list(self._targets[port].values())
+        return list(self._gates[port].values())
 
     def close(self) -> None:
         """Close the ports."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
-    async def _serve(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        targets = self._targets[port].values()
-        target = min(targets, key=lambda target: target.connections, default=None)
-        if target is None:
-            writer.close()
+    async def _serve(self, port: int, streams: Streams) -> None:
+        gate = min(self.gates(port), key=lambda gate: gate.connections, default=None)
+        if gate is None:
+            streams[1].close()
             return
-        target.connections += 1
+        gate.connections += 1
         try:
-            if target.node == self.node:
-                await _directly(target.port, reader, writer)
-            else:
-                await _by_ray(target.host, reader, writer)
-        except Exception:  # of the connection, or Ray's: the server or its node is gone
-            writer.transport.abort()
+            await join(streams, gate.address, gate.port, self.secret)
         finally:
-            target.connections -= 1
-            writer.close()
+            gate.connections -= 1
 
 
-async def _directly(port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    there, back = await asyncio.open_connection("127.0.0.1", port)
+async def let_in(streams: Streams, secret: bytes, port: int) -> None:
+    """Join a connection to `port` of this machine, if it begins with the secret."""
+    try:
+        said = await asyncio.wait_for(streams[0].readexactly(len(secret)), GREETING)
+    except (OSError, asyncio.IncompleteReadError, TimeoutError):
+        said = b""
+    if hmac.compare_digest(said, secret):
+        await join(streams, "127.0.0.1", port)
+    else:
+        streams[1].transport.abort()
+
+
+async def join(streams: Streams, address: str, port: int, greeting: bytes = b"") -> None:
+    """Connect to an address, and pass on what comes on either connection until one ends, which ends both."""
 
     async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         while data := await source.read(PART):
             sink.write(data)
             await sink.drain()
 
+    (reader, writer), back = streams, None
     try:
-        await _first(carry(reader, back), carry(there, writer))
+        there, back = await asyncio.open_connection(address, port)
+        back.write(greeting)
+        ways = [asyncio.ensure_future(carry(reader, back)), asyncio.ensure_future(carry(there, writer))]
+        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        for way in ways:
+            way.cancel()
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                await way
+    except OSError:  # it is gone
+        writer.transport.abort()
     finally:
-        back.close()
-
-
-async def _by_ray(host: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    connection = uuid4().hex
-    await host.open.remote(connection)
-
-    async def there() -> None:
-        while data := await reader.read(PART):
-            await host.write.remote(connection, data)
-
-    async def back() -> None:
-        while data := await host.read.remote(connection):
-            writer.write(data)
-            await writer.drain()
-
-    try:
-        await _first(there(), back())
-    finally:
-        host.close.remote(connection)
-
-
-async def _first(*directions: Any) -> None:
-    """Run both directions of a connection until one has ended, or failed."""
-    tasks = [asyncio.ensure_future(direction) for direction in directions]
-    try:
-        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-        for task in done:
-            task.result()
-    finally:
-        for task in tasks:
-            task.cancel()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await task
+        for sink in (writer, back):
+            if sink is not None:
+                sink.close()

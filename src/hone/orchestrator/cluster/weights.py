@@ -1,7 +1,6 @@
 """Weights on their way to servers on other nodes: through Ray's object store, one copy a node, into its memory.
 
-carry = Carrier(address, namespace, roles, memory)
-Fleet(servers, carry=carry)
+Fleet(servers, carry=Carrier(roles, memory))
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ class Carrier:
 
     def __init__(self, roles: Sequence[str], memory: Path | None) -> None:
         self.roles, self.memory = roles, memory
-        self._stored: tuple[Path, list[str], list[Any]] | None = None
+        self._stored: tuple[Path, Any] | None = None
+        self._here: set[Any] = set()
+        """The actors on this machine, which have its memory."""
         self._storing = threading.Lock()
 
     def __call__(self, number: int, folder: Path) -> None:
@@ -39,25 +40,29 @@ class Carrier:
 
         try:
             host = ray.get_actor(self.roles[number])
-            if ray.get(host.has.remote(str(folder)), timeout=SECONDS):
+            if host._actor_id in self._here:
+                return
+            node, there = ray.get(host.has.remote(str(folder)), timeout=SECONDS)
+            if node == ray.get_runtime_context().get_node_id():
+                self._here.add(host._actor_id)
+            if there:
                 return
             if self.memory is None or not folder.is_relative_to(self.memory):
                 raise Halt(
                     f"the node of {self.roles[number]} does not see {folder}: put output_dir on a file system that all "
                     "nodes share, or free memory in /dev/shm, through which weights travel"
                 )
-            names, contents = self._store(folder)
-            ray.get(host.take.remote(str(folder), names, *contents), timeout=SECONDS)
+            ray.get(host.take.remote(str(folder), self._store(folder)), timeout=SECONDS)
         except (ValueError, RayError) as error:
             raise Gone(f"{self.roles[number]} is not on any node now ({type(error).__name__})", None) from error
 
-    def _store(self, folder: Path) -> tuple[list[str], list[Any]]:
+    def _store(self, folder: Path) -> Any:
         """Put the files of a version into the object store, once; those of the version before go."""
         import ray
 
         with self._storing:
             if self._stored is None or self._stored[0] != folder:
                 files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
-                contents = [ray.put(np.fromfile(path, np.uint8)) for path in files]
-                self._stored = folder, [str(path.relative_to(folder)) for path in files], contents
-            return self._stored[1:]
+                contents = {str(path.relative_to(folder)): np.fromfile(path, np.uint8) for path in files}
+                self._stored = folder, ray.put(contents)
+            return self._stored[1]
