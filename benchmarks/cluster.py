@@ -57,6 +57,13 @@ RUN = [
     *("--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", "slow-task", "--alarms.action", "off"),
     *("--gap.action", "warn", "--orchestrator.env.args.wait", "false"),
 ]
+WORKLOADS = {
+    "16 x 8 completions of 24 tokens": [],
+    "16 x 32 completions of 64 tokens": [
+        *("--orchestrator.batch-size", "512", "--orchestrator.rollouts-per-example", "32"),
+        *("--orchestrator.sampling.max-tokens", "64", "--seq-len", "128"),
+    ],
+}
 HELD = f'''
 """Holds the servers of a run to a rate: the seconds of each answer are those of its tokens."""
 import asyncio, json, sys
@@ -138,17 +145,21 @@ def finish(argv: list[str], out: Path) -> Path:
 
 
 def overhead(folder: Path, rounds: int) -> dict[str, Any]:
-    steps = ["--max-steps", "12"]
-    times: dict[str, list[dict[str, float]]] = {"split": [], "cluster": []}
+    """Return by workload the ratio of a step's seconds, and the seconds of its phases."""
+    found = {}
     with cluster(1, 1) as nodes:
         modes = {"split": ["--mode", "split"], "cluster": ["--cluster.address", nodes.address]}
-        for turn in range(rounds):
-            for mode in list(modes)[:: 1 if turn % 2 else -1]:
-                port = ["--inference.port", str(free_ports(1))]
-                times[mode].append(step_times(finish([*modes[mode], *steps, *port], folder / f"{mode}-{turn}")))
-                print(f"overhead, round {turn + 1}/{rounds}: {mode} {times[mode][-1]['step']:.3f} s a step", flush=True)
-    ratios = [c["step"] / s["step"] for s, c in zip(times["split"], times["cluster"], strict=True)]
-    return {"ratio": median(ratios), "ratios": ratios, "times": times}
+        for name, more in WORKLOADS.items():
+            times: dict[str, list[dict[str, float]]] = {"split": [], "cluster": []}
+            for turn in range(rounds):
+                for mode in list(modes)[:: 1 if turn % 2 else -1]:
+                    flags = [*modes[mode], *more, "--max-steps", "12", "--inference.port", str(free_ports(1))]
+                    times[mode].append(step_times(finish(flags, folder / f"{mode}-{len(more)}-{turn}")))
+                    seconds = times[mode][-1]["step"]
+                    print(f"overhead, {name}, round {turn + 1}/{rounds}: {mode} {seconds:.3f} s a step", flush=True)
+            ratios = [c["step"] / s["step"] for s, c in zip(times["split"], times["cluster"], strict=True)]
+            found[name] = {"ratio": median(ratios), "ratios": ratios, "times": times}
+    return found
 
 
 def graded_per_second(graders: int, samples: int) -> float:

@@ -78,9 +78,12 @@ def test_a_replica_without_room_is_placed_on_a_node_that_joins(nodes, begin):
     run.says("waits for a node with 1 free core")  # whichever of the two
     other = cluster.add(1, apart=[])
     until(lambda: other.pids("/inference-"))
+    logs = run.out / "logs"
+    until(lambda: all("Serving " in (logs / f"inference-{n}.log").read_text() for n in (0, 1)))
     run.let_go()
     assert run.ended() == 0, run.output
     consumed_once(run.out)
+    assert "is back, and has version" in run.output
 
 
 def test_without_an_address_a_cluster_is_started_here(begin, tmp_path):

@@ -129,7 +129,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
         """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        return {CORES: str(processes * cores)} | devices
+        return {CORES: str((1 if config.cluster else processes) * cores)} | devices
 
     trainer = Role(
         TRAINER,

@@ -11,7 +11,7 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,17 +36,17 @@ class Grader:
         arguments = localized(arguments, code, Path(self._folder))
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
 
-    def get_ready(self) -> str | None:
-        """Wait until it can answer; return what went wrong, if it can't."""
-        try:
-            return self._process.get_ready(self._never)
-        except Closed:
-            return self._process.finish().failure("starting", None).detail
+    def get_ready(self) -> tuple[str, Any]:
+        """Wait until it can answer; see `ask`."""
+        return self._said(lambda: self._process.get_ready(self._never))
 
     def ask(self, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
-        """Return ("answer", as `Process.ask` does), or why there is none, in words that `RemoteProcess` reads."""
+        """Return ("answer", what `Process.ask` returns), or why there is none, in words that `RemoteProcess` reads."""
+        return self._said(lambda: self._process.ask(question, cpu, clock, self._never))
+
+    def _said(self, call: Callable[[], Any]) -> tuple[str, Any]:
         try:
-            return "answer", self._process.ask(question, cpu, clock, self._never)
+            return "answer", call()
         except TimeoutError:
             return "late", None
         except Garbled:
@@ -86,13 +86,17 @@ class RemoteProcess:
         return self._ended is None
 
     def get_ready(self, stop: int) -> str | None:
-        error = self._get(self._starting, stop, self._late)
+        error = self._answer(self._starting, stop, self._late)
         self.ready = error is None
         return error
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         # The actor keeps the time.
-        kind, answer = self._get(self._actor.ask.remote(question, cpu, clock), stop, None)
+        return self._answer(self._actor.ask.remote(question, cpu, clock), stop, None)
+
+    def _answer(self, reference: Any, stop: int, deadline: float | None) -> Any:
+        """Return what a call of the actor says; raise as `pool.Process` does."""
+        kind, answer = self._get(reference, stop, deadline)
         if kind == "answer":
             return answer
         if kind == "closed":

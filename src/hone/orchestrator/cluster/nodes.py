@@ -254,8 +254,11 @@ class RemoteChild(Child):
                 cluster.say(f"{self.role} waits for a node with {cluster.needs(self.role)} ({waited:.0f} s)")
         try:
             return ray.get(facts)
-        except ray.exceptions.RayTaskError as error:
-            raise UserError(f"a node of the cluster can't import hone ({error.cause}): install it there, too") from None
+        except ray.exceptions.RayActorError as error:
+            if not getattr(error, "actor_init_failed", False):
+                raise
+            reason = str(error).strip().splitlines()[-1]
+            raise UserError(f"a node of the cluster can't load hone ({reason}): install it there, too") from None
 
     def _order(self) -> tuple[list[str], dict[str, str], dict[str, str], str]:
         """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
@@ -281,17 +284,20 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         import ray
+        from ray.exceptions import RayError
     except ImportError:
-        raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.50"') from None
+        raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.59"') from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
-        if address and TOKEN.is_file():  # as Ray does for a cluster that it starts; not for a given address
+        if address and (
+            TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ
+        ):  # as Ray does for a cluster that it starts; not for a given address
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         if address and ":" in address:  # where nothing answers, Ray tries for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT).close()
         ray.init(address or "local", namespace=namespace, log_to_driver=False, logging_level=logging.ERROR, **start)
-    except (OSError, RuntimeError, ValueError) as error:
+    except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
             f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`, or leave out "

@@ -15,8 +15,8 @@ import numpy as np
 from hone.errors import Halt
 from hone.inference.client import Gone
 
-SECONDS = 600.0
-"""How long a node may take to get a version."""
+SECONDS, LOOK_SECONDS = 600.0, 20.0
+"""How long a node may take to get a version, and to say whether it has it."""
 
 
 class Carrier:
@@ -42,7 +42,7 @@ class Carrier:
             host = ray.get_actor(self.roles[number])
             if host._actor_id in self._here:
                 return
-            node, there = ray.get(host.has.remote(str(folder)), timeout=SECONDS)
+            node, there = ray.get(host.has.remote(str(folder)), timeout=LOOK_SECONDS)
             if node == ray.get_runtime_context().get_node_id():
                 self._here.add(host._actor_id)
             if there:
