@@ -186,12 +186,14 @@ class SplitRL(RL):
         if self.config.cluster is None:
             return [self._reached(url, transport, hello) for url in urls], set()
         began, found = time.monotonic(), dict[int, Server]()
-        while not found:
+        while True:
             is_last = time.monotonic() - began > self.config.orchestrator.client.timeout
             for number, url in enumerate(urls):
                 with nullcontext() if is_last else suppress(NoServer):
                     found[number] = self._reached(url, transport, hello, patience=0.0)
-            time.sleep(0.0 if found else 0.5)
+            if found:
+                break
+            time.sleep(0.5)
         first = next(iter(found.values()))
         others = {n: replace(first, endpoint=endpoint_of(self.config, url)) for n, url in enumerate(urls)}
         return list((others | found).values()), set(others) - set(found)

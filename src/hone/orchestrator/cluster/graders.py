@@ -38,13 +38,13 @@ class Grader:
 
     def get_ready(self) -> tuple[str, Any]:
         """Wait until it can answer; see `ask`."""
-        return self._said(lambda: self._process.get_ready(self._never))
+        return self._outcome(lambda: self._process.get_ready(self._never))
 
     def ask(self, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
         """Return ("answer", what `Process.ask` returns), or why there is none, in words that `RemoteProcess` reads."""
-        return self._said(lambda: self._process.ask(question, cpu, clock, self._never))
+        return self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
 
-    def _said(self, call: Callable[[], Any]) -> tuple[str, Any]:
+    def _outcome(self, call: Callable[[], Any]) -> tuple[str, Any]:
         try:
             return "answer", call()
         except TimeoutError:

@@ -21,6 +21,7 @@ from typing import Any
 import ray
 
 import hone
+from hone.inference.vllm.server import free_port
 from hone.orchestrator.child import Child, serves
 from hone.orchestrator.cluster.tunnel import let_in
 from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
@@ -58,8 +59,8 @@ class Host:
         self._taking = asyncio.Lock()
 
     async def facts(self) -> dict[str, Any]:
-        """Return which node this is, and what of hone it has."""
-        return {"node": ray.get_runtime_context().get_node_id(), "name": socket.gethostname()} | versions()
+        """Return the node's name, and the versions on it."""
+        return {"name": socket.gethostname()} | versions()
 
     async def start(
         self,
@@ -87,7 +88,7 @@ class Host:
         os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())
         words = [sys.executable, *command]
         if serves(role):
-            self._port = free_port()
+            self._port = free_port("127.0.0.1")
             words += ["--port", str(self._port)]
             self._secret = secret
         self._child = Child(role, None, words, own | dict(env), self._lines)
@@ -133,9 +134,9 @@ class Host:
         if self._memory is not None:
             leave_folder(*self._memory)
 
-    async def has(self, path: str) -> tuple[str, bool]:
-        """Return which node this is, and True if there is something at this path."""
-        return ray.get_runtime_context().get_node_id(), os.path.exists(path)
+    async def has(self, path: str) -> bool:
+        """Return True if there is something at this path."""
+        return os.path.exists(path)
 
     async def take(self, folder: str, files: Mapping[str, Any]) -> None:
         """Put files into a folder, unless that is there. It appears whole, and its elder siblings but one go."""
@@ -172,10 +173,3 @@ def put_files(folder: Path, files: Mapping[str, Any]) -> None:
     siblings = [path for path in folder.parent.iterdir() if path.name.startswith("step_") and path != folder]
     for old in sorted(siblings, key=lambda path: path.stat().st_mtime)[:-1]:
         shutil.rmtree(old, ignore_errors=True)
-
-
-def free_port() -> int:
-    """Return a port of 127.0.0.1 on which nothing listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

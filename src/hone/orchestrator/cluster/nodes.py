@@ -179,7 +179,7 @@ class RemoteChild(Child):
         self._cluster, self._command, self._env = cluster, command, env
         self._host: Any = None
         self._ended: int | None = None
-        self._lost, self._wanted = "", Event()
+        self._lost, self._killed = "", Event()
         self._thread = Thread(target=self._live, name=f"watch-{role}", daemon=True)
         self._thread.start()
 
@@ -203,7 +203,7 @@ class RemoteChild(Child):
 
     def kill(self) -> None:
         if self.code is None:
-            self._wanted.set()
+            self._killed.set()
             if self._host is not None:
                 self._cluster._ray.kill(self._host)
             else:
@@ -232,7 +232,7 @@ class RemoteChild(Child):
             self._pass_on(f"error: {error}\n".encode())
             self._ended = 2
         except Exception as error:  # Ray's: the actor, its worker or its node is gone
-            if not self._wanted.is_set():
+            if not self._killed.is_set():
                 self._lost = type(error).__name__
             self._ended = LOST
         finally:
@@ -246,7 +246,7 @@ class RemoteChild(Child):
         """Return what the actor says first, once it is placed; a line says what it waits for."""
         ray, cluster, began, said = self._cluster._ray, self._cluster, time.monotonic(), 0.0
         while not ray.wait([facts], timeout=0.5)[0]:
-            if self._wanted.is_set():
+            if self._killed.is_set():
                 raise UserError(f"{self.role} was not placed")
             waited = time.monotonic() - began
             if waited > max(SAY_AFTER, 2 * said):
@@ -289,9 +289,8 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.59"') from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
-        if address and (
-            TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ
-        ):  # as Ray does for a cluster that it starts; not for a given address
+        # As Ray does for a cluster that it starts itself, but not for a given address.
+        if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
         if address and ":" in address:  # where nothing answers, Ray tries for minutes
             host, _, port = address.rpartition(":")

@@ -48,7 +48,9 @@ class Replicas:
 
     def __enter__(self) -> Replicas:
         if (problem := port_problem(self.port)) is not None:
-            raise UserError(f"port {self.port} can't be listened on ({problem.strerror}): give another with --port")
+            raise UserError(
+                f"port {self.port} can't be listened on ({problem.strerror}): give another with --cluster.port"
+            )
         self.cluster.__enter__()
         self._scratch = tempfile.TemporaryDirectory(prefix="hone-replicas-")
         try:

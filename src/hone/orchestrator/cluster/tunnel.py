@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Thread
 
 PART = 2**20
@@ -22,11 +22,11 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 @dataclass(eq=False)
 class Gate:
-    """Where a server is let in to, from other machines; and how many connections there are from here."""
+    """Where connections to a server are let in on its node, and those that there are from here."""
 
     address: str
     port: int
-    connections: int = 0
+    connections: set[asyncio.StreamWriter] = field(default_factory=set)
 
 
 class Tunnels:
@@ -47,28 +47,37 @@ class Tunnels:
             asyncio.run_coroutine_threadsafe(serving, self._loop).result()
 
     def point(self, port: int, role: str, gate: Gate | None) -> None:
-        """Have connections to a port go to the server of a role, too; None: not any more."""
-        others = {name: other for name, other in self._gates[port].items() if name != role}
-        self._gates[port] = others | ({role: gate} if gate else {})
+        """Have connections to a port go to the server of a role, too; None: not any more, and end those that there are.
+
+        A node that lost its power closes none.
+        """
+
+        def change() -> None:
+            for writer in old.connections if (old := self._gates[port].pop(role, None)) else ():
+                writer.transport.abort()
+            if gate is not None:
+                self._gates[port][role] = gate
+
+        self._loop.call_soon_threadsafe(change)
 
     def gates(self, port: int) -> list[Gate]:
         """Return where connections to a port may go now."""
-        return list(self._gates[port].values())
+        return list(dict(self._gates[port]).values())
 
     def close(self) -> None:
         """Close the ports."""
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     async def _serve(self, port: int, streams: Streams) -> None:
-        gate = min(self.gates(port), key=lambda gate: gate.connections, default=None)
+        gate = min(self.gates(port), key=lambda gate: len(gate.connections), default=None)
         if gate is None:
             streams[1].close()
             return
-        gate.connections += 1
+        gate.connections.add(streams[1])
         try:
             await join(streams, gate.address, gate.port, self.secret)
         finally:
-            gate.connections -= 1
+            gate.connections.discard(streams[1])
 
 
 async def let_in(streams: Streams, secret: bytes, port: int) -> None:

@@ -29,8 +29,6 @@ class Carrier:
     def __init__(self, roles: Sequence[str], memory: Path | None) -> None:
         self.roles, self.memory = roles, memory
         self._stored: tuple[Path, Any] | None = None
-        self._here: set[Any] = set()
-        """The actors on this machine, which have its memory."""
         self._storing = threading.Lock()
 
     def __call__(self, number: int, folder: Path) -> None:
@@ -40,12 +38,7 @@ class Carrier:
 
         try:
             host = ray.get_actor(self.roles[number])
-            if host._actor_id in self._here:
-                return
-            node, there = ray.get(host.has.remote(str(folder)), timeout=LOOK_SECONDS)
-            if node == ray.get_runtime_context().get_node_id():
-                self._here.add(host._actor_id)
-            if there:
+            if ray.get(host.has.remote(str(folder)), timeout=LOOK_SECONDS):
                 return
             if self.memory is None or not folder.is_relative_to(self.memory):
                 raise Halt(
