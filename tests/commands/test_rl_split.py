@@ -30,7 +30,7 @@ def started(tmp_path: Path, line: str = "", gpus: tuple[str, ...] = ()) -> dict[
     given = config(line)
     servers = given.inference.replicas if given.orchestrator.client.base_url is None else 0
     place = placed(gpus, given.trainer.ranks, servers, given.inference.tensor_parallel)
-    return {role.name: role for role in roles(given, place, tmp_path)}
+    return {role.name: role for role in roles(given, place, tmp_path, on_gpus=bool(gpus))}
 
 
 def read_by(cls, role: Role):
@@ -49,7 +49,7 @@ def test_each_role_reads_the_config_of_the_run(tmp_path):
     assert read_by(TrainerRole, found["trainer"]).model_dump() == own and found["trainer"].ranks == 2
     assert read_by(OrchestratorRole, found["orchestrator"]).model_dump() == own
     server = read_by(ServeConfig, found["inference"])
-    assert (server.host, server.port, server.weights_folder) == ("127.0.0.1", 8123, Path("x/.transport/weights"))
+    assert (server.host, server.port, server.weights_folder) == ("127.0.0.1", 8123, Path("x/.transport/weights").absolute())
     assert found["inference"].port == 8123
 
 

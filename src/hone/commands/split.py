@@ -144,7 +144,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
         [*python, ORCHESTRATOR, "@", str(whole)],
         first=[*first, *drift],
         again=["--resume", *drift],
-        env={"CUDA_VISIBLE_DEVICES": ""} if placement.trainer else {},
+        env={"CUDA_VISIBLE_DEVICES": ""} if on_gpus else {},
     )
     servers = []
     names = server_roles(len(placement.inference))
