@@ -49,7 +49,11 @@ def test_each_role_reads_the_config_of_the_run(tmp_path):
     assert read_by(TrainerRole, found["trainer"]).model_dump() == own and found["trainer"].ranks == 2
     assert read_by(OrchestratorRole, found["orchestrator"]).model_dump() == own
     server = read_by(ServeConfig, found["inference"])
-    assert (server.host, server.port, server.weights_folder) == ("127.0.0.1", 8123, Path("x/.transport/weights").absolute())
+    assert (server.host, server.port, server.weights_folder) == (
+        "127.0.0.1",
+        8123,
+        Path("x/.transport/weights").absolute(),
+    )
     assert found["inference"].port == 8123
 
 
