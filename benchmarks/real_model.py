@@ -4,17 +4,20 @@
 
 - sampling: 64 different prompts of 32 tokens, 64 new tokens each, against transformers' `generate` and vLLM with
   logprobs, each in fp32 and bf16.
-- rl: a step of 8 prompts x 16 completions of 24 new tokens against TRL's GRPOTrainer, fp32 and bf16.
+- rl: a step of 8 prompts x 16 completions of 24 new tokens against TRL's GRPOTrainer, fp32 and bf16; of these two the
+  one that was slower in the first turn has no other.
 - sft: a step of 16 conversations of 64 tokens against transformers' model with torch's fused AdamW, fp32 and bf16.
 
-On one thread and on two. All sides of a case take turns, round by round; figures are medians. Beside them stand the
-limits that the machine's own rates, measured in the same run, leave to anybody. The weights come from the package index
-(or the hub), as for `--model.name smollm2-135m`; TRL needs the extra `bench`, vLLM an environment of its own.
+On one thread and on two; what `--threads` and `--cases` leave out stays in the file as it is. All sides of a case take
+turns, round by round; figures are medians. Beside them stand the limits that the machine's own rates, measured in the
+same run, leave to anybody. The weights come from the package index (or the hub), as for `--model.name smollm2-135m`;
+TRL needs the extra `bench`, vLLM an environment of its own.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
@@ -48,7 +51,7 @@ from hone.trainer.step import Trainer
 PRECISIONS = ("fp32", "bf16_linear")
 THEIRS = ("float32", "bfloat16")
 SAMPLING, RL, SFT_ROWS, SFT_TOKENS = sampling.Workload(64, 32, 64), Sizes(8, 16, 24), 16, 64
-STEPS = 2
+STEPS = 1
 """Counted steps of each turn, after one that warms up."""
 
 
@@ -124,16 +127,20 @@ def measure_rl(folder: Path, args: argparse.Namespace, threads: int, rates: dict
             row[name] = median(one["step"] for one in timed)
             phases.append({"side": name, "sample": timed[-1]["sample"], "train": timed[-1]["train"]})
         for dtype in THEIRS:
+            if dtype == args.slower:
+                continue
             with tempfile.TemporaryDirectory() as scratch:
                 side = TRLStep(folder, dtype == "bfloat16", STEPS + 1, Path(scratch), sizes)
                 row[f"trl_{dtype}"] = median(side.run())
         rounds.append(row)
+        if args.slower is None:
+            args.slower = max(THEIRS, key=lambda dtype: row[f"trl_{dtype}"])
         _say(f"rl, {threads} threads", number, args.rounds, row)
     sampled = sizes.prompts * sizes.rollouts * sizes.new_tokens
     trained = sizes.prompts * prompt + sampled
     return {
         "workload": {**asdict(sizes), "prompt_tokens": prompt},
-        "seconds": {name: median(row[name] for row in rounds) for name in rounds[0]},
+        "seconds": {name: median(row[name] for row in rounds if name in row) for name in rounds[0]},
         "hone_phases": phases,
         "faster": {"trl": faster(rounds, "trl")},
         "limit_seconds": {n: limit_seconds(parameters, trained, sampled, r) for n, r in rates["gflops"].items()},
@@ -197,19 +204,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side that count")
     parser.add_argument("--model", type=Path, help="folder of another model")
     parser.add_argument("--vllm-python", type=Path, help="the Python of vLLM's environment (default: .venv-vllm's)")
+    parser.add_argument("--slower", choices=THEIRS, help="the precision in which TRL is known to be slower")
     parser.add_argument("--quick", action="store_true", help="a toy of everything: says nothing but that it runs")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
     here = sampling.ROOT / ".venv-vllm/bin/python"
     args.vllm_python = args.vllm_python or (here if here.exists() and not args.quick else None)
     folder = args.model or cached("smollm2-135m")
-    result: dict[str, Any] = {}
+    result: dict[str, Any] = json.loads(args.out.read_bytes()) if args.out and args.out.exists() else {}
     for threads in args.threads:
         configure(threads, 0, deterministic=False)  # as the commands do; the peers run in this process too
         gflops = {name: gemm_gflops(getattr(torch, name)) for name in THEIRS}
         rates = {"gflops": gflops, "read_gigabytes": read_gigabytes()}
-        cases = {name: CASES[name](folder, args, threads, rates) for name in args.cases}
-        result[f"threads_{threads}"] = rates | cases
+        known = result.setdefault(f"threads_{threads}", {})
+        known |= rates | {name: CASES[name](folder, args, threads, rates) for name in args.cases}
     result["versions"] = {name: version(name) for name in ("torch", "transformers", "trl")}
     result["machine"] = hardware()
     show(result, args.out)

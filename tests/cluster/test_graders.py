@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from pathlib import Path
 
 import pytest
 
 from hone import digests
+from hone.runs.files import NEW_PREFIX
 
 pytestmark = pytest.mark.cluster
 
@@ -39,3 +41,31 @@ def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_pat
     assert folder == path[0] == f"{tmp_path}/scratch{tmp_path}/task"
     ((written, digest),) = sources.items()
     assert Path(written).read_text() == "X = 1\n" and digests.of_source(Path(written)) == digest
+
+
+def test_a_folder_that_only_the_orchestrators_machine_has_is_made_in_the_scratch_folder(tmp_path):
+    from hone.orchestrator.cluster.graders import localized
+
+    gone = tmp_path / "gone"
+    _, _, folder, *_ = localized(["my-task", {}, str(gone), [], {}, 10.0], {}, tmp_path / "scratch")
+    assert folder == f"{tmp_path}/scratch{gone}" and not gone.exists()
+
+
+def test_a_version_appears_whole_on_a_node_or_not_at_all(tmp_path, monkeypatch):
+    from hone.orchestrator.cluster.host import put_files
+
+    session = tmp_path / "session"
+    (killed := session / f"{NEW_PREFIX}step_1").mkdir(parents=True)
+    (killed / "half").touch()
+    for step in range(1, 4):
+        put_files(session / f"step_{step}", {"model.safetensors": b"x" * step, "parts/1": b"y"})
+    assert not killed.exists() and not (session / "step_1").exists(), "a version that no server reads any more is gone"
+    assert (session / "step_3" / "model.safetensors").read_bytes() == b"xxx"
+
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        put_files(session / "step_4", {"model.safetensors": b"x"})
+    assert sorted(path.name for path in session.glob("*step*")) == ["step_2", "step_3"]

@@ -24,8 +24,13 @@ def same_bytes(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in files)
 
 
+def left() -> set[Path]:
+    """What actors make on their nodes, for as long as they live."""
+    return {path for name in ("host", "task", "rl") for path in Path("/tmp").glob(f"hone-{name}-*")}
+
+
 def test_two_nodes_make_the_bytes_of_one_machine(nodes, begin):
-    cluster = nodes(2)
+    before, cluster = left(), nodes(2)
     other = cluster.add(3, apart=[])
     run = begin(*TWO, "--inference.port", free_ports(2), "--cluster.address", cluster.address, "--cluster.graders", 2)
     run.hold()
@@ -34,6 +39,7 @@ def test_two_nodes_make_the_bytes_of_one_machine(nodes, begin):
     assert "/dev/shm/hone-" in Path(f"/proc/{server}/maps").read_text(), "it maps what Ray has brought to its node"
     run.let_go()
     assert run.ended() == 0, run.output
+    assert left() == before
     consumed_once(run.out)
     alone = begin("--mode", "split", *TWO, "--inference.port", free_ports(2), out="split")
     assert alone.ended() == 0, alone.output
@@ -84,6 +90,14 @@ def test_a_replica_without_room_is_placed_on_a_node_that_joins(nodes, begin):
     assert run.ended() == 0, run.output
     consumed_once(run.out)
     assert "is back, and has version" in run.output
+
+
+def test_a_trainer_without_room_says_so_and_can_be_called_off(nodes, begin):
+    cluster = nodes(2)
+    run = begin("--inference.port", free_ports(1), "--cluster.address", cluster.address, "--cluster.cpus", 9)
+    run.says("trainer waits for 9 free cores on this machine")
+    run.process.send_signal(signal.SIGINT)
+    assert run.ended() == 128 + signal.SIGINT and "Stopped before the run began." in run.output
 
 
 def test_without_an_address_a_cluster_is_started_here(begin, tmp_path):

@@ -106,6 +106,20 @@ def test_one_of_several_servers_is_started_again_alone(launch):
     ) in out
 
 
+def test_servers_that_die_one_after_the_other_with_their_node_are_one_restart(launch):
+    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
+    first = [{"after": 0.2, "end": "SIGKILL"}, {}]
+    second = [{"starts": {"inference-0": 2}, "after": 0.0, "end": "SIGKILL"}, {}]
+    driver = {"starts": {"inference-1": 2}, "after": 0.2, "end": 0}
+    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
+    run = launch(
+        roles=names, restarts=1, orchestrator=[driver], **{"inference-0": first, "inference-1": second}, **ports
+    )
+    code, out, errors = run.ended()
+    assert code == 0 and [len(run.starts(name)) for name in names] == [2, 2, 1, 1], errors
+    assert out.count("restart 1 of 1") == 2
+
+
 def test_one_of_several_servers_that_a_user_has_to_mend_ends_the_run(launch):
     names = ["inference-0", "inference-1", "trainer", "orchestrator"]
     dies = {"starts": {"inference-0": 1, "inference-1": 1}, "after": 0.2, "end": 2}

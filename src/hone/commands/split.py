@@ -22,7 +22,7 @@ from hone.config.shared import ModelConfig
 from hone.errors import UserError
 from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
-from hone.orchestrator.child import INFERENCE, ORCHESTRATOR, TRAINER, Child
+from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, server_roles, share_of_cores, visible_gpus
 from hone.orchestrator.shared_memory import VARIABLE, shared_folder
@@ -161,8 +161,7 @@ def variables(memory: Path | None) -> dict[str, str]:
     """Return the environment of all roles: lines as they come, no spinning on cores that they share, and the folder in
     `memory` for weights.
     """
-    # What torchrun or a scheduler has set for this process is not for those of the run.
-    foreign = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", DETACHED, VARIABLE)
+    foreign = (*FOREIGN, DETACHED, VARIABLE)
     own = {name: value for name, value in os.environ.items() if name not in foreign}
     launched = {COMMAND: json.dumps(sys.argv), LAUNCHER: str(os.getpid())}
     launched |= {VARIABLE: str(memory)} if memory else {}

@@ -21,6 +21,9 @@ from typing import IO, Protocol
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
 
+FOREIGN = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun or a scheduler may have set for the launcher, or a node: they are not for those of a run."""
+
 
 def serves(role: str) -> bool:
     """Return True for a server's role."""

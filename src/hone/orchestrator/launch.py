@@ -36,6 +36,8 @@ PATIENCE = 10.0
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TICK = 0.05
+_TOGETHER = 60.0
+"""Seconds within which deaths of several servers, each once, count as one: that of their node."""
 _LETTING_GO = 30.0
 """Seconds that the port of a server that died may still be taken."""
 _FOLLOWING = 2.0
@@ -116,6 +118,8 @@ class Launch:
     child: Callable[[str, int | None, Sequence[str], dict[str, str], Log, bool], Child] = Child
     _children: dict[str, list[Child]] = field(default_factory=dict, init=False)
     _restarted: int = field(default=0, init=False)
+    _died_together: tuple[float, set[str]] = field(default=(float("-inf"), set()), init=False)
+    """When the latest of the servers began to die, and which have."""
     _unnoted: list[dict[str, Any]] = field(default_factory=list, init=False)
     """Restarts that no orchestrator has written down yet."""
     _is_open: bool = field(default=False, init=False)
@@ -219,7 +223,7 @@ class Launch:
             return self._not_begun(culprit)
         several = sum(serves(role.name) for role in self.roles) > 1
         waits = several and code is None and all(serves(child.role) for child in dead)  # the orchestrator does
-        if waits and culprit.code != 2 and self._restarted < self.restarts:
+        if waits and culprit.code != 2 and (self._restarted < self.restarts or self._died_with_others(dead)):
             self._start_servers(dead)
             return None
         if serves(culprit.role) and code is None:
@@ -272,14 +276,24 @@ class Launch:
         """Return True if one of the run's own servers is alive."""
         return any(serves(child.role) and child.code is None for child in self._all())
 
+    def _died_with_others(self, dead: Sequence[Child]) -> bool:
+        """Return True if servers just started again were lost at the same time, with their node, and not these."""
+        since, roles = self._died_together
+        return time.monotonic() < since + _TOGETHER and not any(child.role in roles for child in dead)
+
     def _start_servers(self, dead: Sequence[Child]) -> None:
         """Start servers again, and nothing else: the orchestrator asks the others, or waits."""
-        self._restarted += 1
+        names = {child.role for child in dead}
+        if self._died_with_others(dead):
+            self._died_together[1].update(names)
+        else:
+            self._restarted += 1
+            self._died_together = time.monotonic(), names
         for child in dead:
             again = f"starting it again (restart {self._restarted} of {self.restarts})"
             again += "; the others sample meanwhile." if self._others_serve() else "."
             self.say(f"{_capital(child.name)} {child.cause}: {again}")
-        self._start_when_free([role for role in self.roles if role.name in {child.role for child in dead}])
+        self._start_when_free([role for role in self.roles if role.name in names])
 
     def _start_when_free(self, roles: Sequence[Role]) -> None:
         """Start them; what a server has started (vLLM, which its own supervisor ends) may hold its port for a while."""

@@ -6,8 +6,10 @@ are used, else they are written to a folder of its own. Their digests are checke
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -16,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import RayActorError, RayError
 
+from hone.errors import UserError
 from hone.grading.pool import START_SECONDS, Closed, Ended, Garbled, Process, Stopped, readable
+from hone.orchestrator.cluster.host import versions
+from hone.orchestrator.cluster.nodes import SAY_AFTER, check_versions
 
 LOOK = 0.1
 """Seconds between two looks whether an answer is still wanted."""
+END_SECONDS = 5.0
+"""Seconds that an actor has to end its process; then it is killed, and the process with it."""
 
 
 class Grader:
@@ -35,6 +42,10 @@ class Grader:
         package = Path(__file__).parents[2]  # of hone, on this node
         arguments = localized(arguments, code, Path(self._folder))
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the node's name, and the versions on it."""
+        return {"name": socket.gethostname()} | versions()
 
     def get_ready(self) -> tuple[str, Any]:
         """Wait until it can answer; see `ask`."""
@@ -56,7 +67,7 @@ class Grader:
             return "closed", (ended.code, ended.words)
 
     def end(self) -> None:
-        """End the process."""
+        """End the process, whatever it is at, and remove its folder."""
         self._process.finish()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -72,21 +83,25 @@ class RemoteProcess:
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
     ) -> None:
-        self.ready, self._ended = False, None
+        self.ready, self._is_placed, self._ended = False, False, None
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
-        options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD")
+        # Two threads: it can be ended while it works at a question.
+        options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=2)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
-        self._starting = self._actor.get_ready.remote()
-        self._late = time.monotonic() + START_SECONDS
 
     @property
     def is_idle(self) -> bool:
         return self._ended is None
 
     def get_ready(self, stop: int) -> str | None:
-        error = self._answer(self._starting, stop, self._late)
+        try:
+            check_versions(self._get(self._actor.facts.remote(), stop, None, waits_for="a node with a free core"))
+        except UserError as error:
+            return str(error)
+        self._is_placed = True
+        error = self._answer(self._actor.get_ready.remote(), stop, time.monotonic() + START_SECONDS)
         self.ready = error is None
         return error
 
@@ -110,17 +125,25 @@ class RemoteProcess:
         self._actor.end.remote()
 
     def finish(self) -> Ended:
-        ray.kill(self._actor)  # Its process goes with it.
+        if self._is_placed:
+            with contextlib.suppress(RayError):
+                ray.get(self._actor.end.remote(), timeout=END_SECONDS)
+        ray.kill(self._actor)
         self._ended = self._ended or Ended(None, "")
         return self._ended
 
-    def _get(self, reference: Any, stop: int, deadline: float | None) -> Any:
+    def _get(self, reference: Any, stop: int, deadline: float | None, waits_for: str | None = None) -> Any:
         """Return a result; Stopped if it is not wanted any more, Closed if its node or its actor is gone."""
+        began, said = time.monotonic(), 0.0
         while not ray.wait([reference], timeout=LOOK)[0]:
             if readable(stop, 0):
                 raise Stopped
-            if deadline is not None and time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if deadline is not None and began + waited > deadline:
                 raise TimeoutError
+            if waits_for and waited > max(SAY_AFTER, 2 * said):
+                said = waited
+                print(f"a grading process waits for {waits_for} ({waited:.0f} s)", file=sys.stderr, flush=True)
         try:
             return ray.get(reference)
         except RayActorError:
@@ -134,7 +157,9 @@ def localized(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path)
     `path` becomes this node's own, and those entries before it that the task's files are below.
     """
     env_id, kwargs, home, path, sources, *more = arguments
-    shared = all(Path(file).is_file() and Path(file).read_bytes() == content for file, content in code.items())
+    shared = Path(home).is_dir() and all(
+        Path(file).is_file() and Path(file).read_bytes() == content for file, content in code.items()
+    )
 
     def there(name: str) -> str:
         return name if shared else str(folder / name.lstrip("/"))

@@ -7,13 +7,13 @@ come through Ray's object store, which brings one copy to a node, and are put in
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import platform
 import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,13 @@ import ray
 
 import hone
 from hone.inference.vllm.server import free_port
-from hone.orchestrator.child import Child, serves
+from hone.orchestrator.child import FOREIGN, Child, serves
 from hone.orchestrator.cluster.tunnel import let_in
 from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
 from hone.runs.files import NEW_PREFIX
 
 WATCH = 0.05
 """Seconds between two looks at the process."""
-OTHERS = 60.0
-"""Seconds that another process may take to put a version into this node's memory."""
 
 
 class Lines:
@@ -57,6 +55,7 @@ class Host:
         self._gate: asyncio.Server | None = None
         self._memory: tuple[Path, int] | None = None
         self._taking = asyncio.Lock()
+        self._folder = tempfile.TemporaryDirectory(prefix="hone-host-")
 
     async def facts(self) -> dict[str, Any]:
         """Return the node's name, and the versions on it."""
@@ -74,19 +73,18 @@ class Host:
         """Start the process, a server on a free port of 127.0.0.1; return its pid.
 
         `command` is for this node's Python; `env` are variables beside those of the node. `files` are texts that it
-        reads, by path: they are written where there are none.
+        reads, by their paths in `command`.
         """
         for name, text in files.items():
-            path = Path(name)
-            if not path.is_file() or path.read_text() != text:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text)
+            (Path(self._folder.name) / Path(name).name).write_text(text)
         if (memory := env.get(VARIABLE)) is not None and (lock := join_folder(Path(memory))) is not None:
             self._memory = Path(memory), lock
         # Ray gives a worker one thread, whatever the cores that it reserved.
-        own = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+        foreign = {"OMP_NUM_THREADS", *FOREIGN}
+        own = {name: value for name, value in os.environ.items() if name not in foreign}
         os.chdir(cwd if os.path.isdir(cwd) else tempfile.gettempdir())
-        words = [sys.executable, *command]
+        words = [sys.executable]
+        words += [str(Path(self._folder.name) / Path(word).name) if word in files else word for word in command]
         if serves(role):
             self._port = free_port("127.0.0.1")
             words += ["--port", str(self._port)]
@@ -133,6 +131,8 @@ class Host:
                 await asyncio.sleep(WATCH)
         if self._memory is not None:
             leave_folder(*self._memory)
+            self._memory = None
+        self._folder.cleanup()
 
     async def has(self, path: str) -> bool:
         """Return True if there is something at this path."""
@@ -152,24 +152,25 @@ def versions() -> dict[str, Any]:
 
 
 def put_files(folder: Path, files: Mapping[str, Any]) -> None:
-    """Write files into `folder`, which appears whole. Its youngest sibling stays: a server may still read it."""
+    """Write files into `folder`, which appears whole, by one process of the node at a time.
+
+    Its youngest sibling stays: a server may still read it. OSError if there is no room; nothing is left of it then.
+    """
     fresh = folder.with_name(f"{NEW_PREFIX}{folder.name}")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    until = time.monotonic() + OTHERS
-    while not folder.exists():
+    with open(folder.parent / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the process ends, however it does
+        if folder.exists():
+            return
+        shutil.rmtree(fresh, ignore_errors=True)  # of one that was killed
         try:
-            fresh.mkdir()
-            break
-        except FileExistsError:  # another process of this node is at it, or was killed
-            if time.monotonic() > until:
-                shutil.rmtree(fresh, ignore_errors=True)
-            time.sleep(WATCH)
-    else:
-        return
-    for name, content in files.items():
-        (fresh / name).parent.mkdir(parents=True, exist_ok=True)
-        (fresh / name).write_bytes(content)
-    fresh.rename(folder)
-    siblings = [path for path in folder.parent.iterdir() if path.name.startswith("step_") and path != folder]
-    for old in sorted(siblings, key=lambda path: path.stat().st_mtime)[:-1]:
-        shutil.rmtree(old, ignore_errors=True)
+            for name, content in files.items():
+                (fresh / name).parent.mkdir(parents=True, exist_ok=True)
+                (fresh / name).write_bytes(content)
+        except OSError:
+            shutil.rmtree(fresh, ignore_errors=True)
+            raise
+        fresh.rename(folder)
+        siblings = [path for path in folder.parent.iterdir() if path.name.startswith("step_") and path != folder]
+        for old in sorted(siblings, key=lambda path: path.stat().st_mtime)[:-1]:
+            shutil.rmtree(old, ignore_errors=True)

@@ -38,6 +38,8 @@ CONNECT = 10.0
 """Seconds that the head of the cluster may take to answer."""
 ENDING = 5.0
 """Seconds that an actor has to end its process."""
+TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
+"""Beginnings of the variables that a process on a node gets from this machine; all others are those of its node."""
 LOST = -9
 
 
@@ -79,6 +81,7 @@ class Cluster:
         self.namespace = f"hone-{os.getpid()}-{time.time_ns():x}"
         self._rooms: dict[str, Any] = {}
         self._placing = Lock()
+        self._children: list[RemoteChild] = []
 
     def __enter__(self) -> Cluster:
         config = self.config
@@ -102,6 +105,8 @@ class Cluster:
         return Needs(self.config.cpus, gpus)
 
     def __exit__(self, *_: object) -> None:
+        for child in self._children:  # Ray has to be there until their threads have ended
+            child.join()
         self.tunnels.close()
         self._ray.shutdown()
 
@@ -126,7 +131,16 @@ class Cluster:
             return Child(role, rank, command, env | self.variables, log, echo)
         if role in self.ports:
             self.tunnels.listen(self.ports[role])
-        return RemoteChild(self, role, rank, command, env, log)
+        child = RemoteChild(self, role, rank, command, env, log)
+        self._children = [other for other in self._children if other.code is None] + [child]
+        return child
+
+    def trainer_room(self) -> Any:
+        """Return what Ray fulfils when the trainer has its room; nothing else is placed before.
+
+        Servers must not take the last cores: without a trainer there is no run.
+        """
+        return self._room(TRAINER).ready() if self.ranks else self._ray.put(None)
 
     def host(self, role: str, rank: int | None) -> Any:
         """Return a new actor for a process of a role; it may have to wait for its room."""
@@ -135,8 +149,6 @@ class Cluster:
         from hone.orchestrator.cluster.host import Host
 
         needs = self.needs(role)
-        if self.ranks:  # servers must not take the last cores: without a trainer there is no run
-            self._ray.get(self._room(TRAINER).ready())
         room = PlacementGroupSchedulingStrategy(self._room(role), placement_group_bundle_index=rank or 0)
         options = {"num_cpus": needs.cpus, "num_gpus": needs.gpus, "max_concurrency": 1000}
         name = role if rank is None else f"{role}-{rank}"
@@ -179,7 +191,7 @@ class RemoteChild(Child):
         self._cluster, self._command, self._env = cluster, command, env
         self._host: Any = None
         self._ended: int | None = None
-        self._lost, self._killed = "", Event()
+        self._lost, self._killed, self._deadline = "", Event(), float("inf")
         self._thread = Thread(target=self._live, name=f"watch-{role}", daemon=True)
         self._thread.start()
 
@@ -193,30 +205,43 @@ class RemoteChild(Child):
         return f"is lost with its node or its actor ({self._lost})" if self._lost else super().cause
 
     def send(self, signum: int) -> None:
-        if self.code is None and self._host is not None:
+        if self._host is None:  # nothing that could heed it
+            self.kill()
+        elif self.code is None:
             self._host.send.remote(signum)
 
     def poll(self) -> int | None:
         if self.code is None:
+            if self._ended is None and time.monotonic() > self._deadline:  # its node does not answer
+                self._cluster._ray.kill(self._host)
+                self._ended = LOST
             self.code = self._ended
         return self.code
 
     def kill(self) -> None:
-        if self.code is None:
+        if self.code is None and not self._killed.is_set():
             self._killed.set()
             if self._host is not None:
-                self._cluster._ray.kill(self._host)
+                self._deadline = time.monotonic() + ENDING
+                self._host.end.remote()
             else:
                 self._ended = LOST
 
+    def join(self) -> None:
+        """Wait until the thread that sees to the process has ended, but not for a node that does not answer."""
+        self._thread.join(ENDING)
+
     def _live(self) -> None:
         """Place and start the process, pass on its lines, and see it end."""
-        ray, cluster = self._cluster._ray, self._cluster
+        ray, cluster, host = self._cluster._ray, self._cluster, None
         try:
+            self._wait(cluster.trainer_room(), TRAINER)
             host = cluster.host(self.role, self.rank)
             facts = self._placed(host.facts.remote())
             check_versions(facts)
             self.node, self._host = facts["name"], host
+            if self._killed.is_set():  # just now
+                return
             self.pid = ray.get(host.start.remote(self.role, cluster.secret, *self._order()))
             code = None
             while code is None:
@@ -226,7 +251,6 @@ class RemoteChild(Child):
                 if gate is not None:
                     self._point(Gate(*gate))
             ray.get(host.end.remote(), timeout=ENDING)
-            ray.kill(host)
             self._ended = code
         except UserError as error:
             self._pass_on(f"error: {error}\n".encode())
@@ -237,24 +261,36 @@ class RemoteChild(Child):
             self._ended = LOST
         finally:
             self._point(None)
+            if host is not None:
+                ray.kill(host)
 
     def _point(self, gate: Gate | None) -> None:
         if self.role in self._cluster.ports:
             self._cluster.tunnels.point(self._cluster.ports[self.role], self.role, gate)
 
-    def _placed(self, facts: Any) -> dict[str, Any]:
-        """Return what the actor says first, once it is placed; a line says what it waits for."""
-        ray, cluster, began, said = self._cluster._ray, self._cluster, time.monotonic(), 0.0
-        while not ray.wait([facts], timeout=0.5)[0]:
+    def _wait(self, reference: Any, role: str) -> None:
+        """Wait until Ray has room for a role; a line says what it waits for. UserError if that was called off."""
+        cluster, began, said = self._cluster, time.monotonic(), 0.0
+        while not cluster._ray.wait([reference], timeout=0.5)[0]:
             if self._killed.is_set():
                 raise UserError(f"{self.role} was not placed")
             waited = time.monotonic() - began
-            if waited > max(SAY_AFTER, 2 * said):
-                said = waited
-                cluster.say(f"{self.role} waits for a node with {cluster.needs(self.role)} ({waited:.0f} s)")
+            if waited > max(SAY_AFTER, 2 * said) and role == self.role and not self.rank:
+                said, needs = waited, f"{cluster.needs(role)}"
+                if role == TRAINER:
+                    needs += " on this machine" if cluster.ranks == 1 else f" for each of {cluster.ranks} ranks"
+                else:
+                    needs = f"a node with {needs}"
+                cluster.say(f"{role} waits for {needs} ({waited:.0f} s)")
+
+    def _placed(self, facts: Any) -> dict[str, Any]:
+        """Return what the actor says first, once it is placed."""
+        from ray.exceptions import RayActorError
+
+        self._wait(facts, self.role)
         try:
-            return ray.get(facts)
-        except ray.exceptions.RayActorError as error:
+            return self._cluster._ray.get(facts)
+        except RayActorError as error:
             if not getattr(error, "actor_init_failed", False):
                 raise
             reason = str(error).strip().splitlines()[-1]
@@ -264,7 +300,7 @@ class RemoteChild(Child):
         """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
         files = {path: Path(path).read_text() for path in read}
-        own = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(("HONE_", "HF_"))}
+        own = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
         if self.rank is not None:  # each rank sees its own GPU alone
             own |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
         own.pop("CUDA_VISIBLE_DEVICES", None)  # Ray says which

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Event, Thread
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 LOOK = 0.2
 """Seconds between two looks at the servers."""
+RESTARTS = 3
+"""How often a server is started again. One that has ended by itself would do so again."""
 
 
 class Replicas:
-    """The servers, `commands` by role, with the variables `env`. One that dies is started again.
+    """The servers, `commands` by role, with the variables `env`. One that is killed is started again.
 
     Entered once one of them listens. Raises UserError if one ends with what a user has to mend, or none comes up.
     """
@@ -43,6 +46,7 @@ class Replicas:
         self.commands, self.port, self.env, self.say = commands, port, env, say
         self.cluster = Cluster(config, dict.fromkeys(commands, port), on_gpus=True, say=say)
         self._children: dict[str, Child] = {}
+        self._restarts: Counter[str] = Counter()
         self._over = Event()
         self._watcher = Thread(target=self._watch, name="replicas", daemon=True)
 
@@ -85,15 +89,23 @@ class Replicas:
             self._replace()
 
     def _replace(self) -> None:
-        """Start again what has ended."""
+        """Start again what was killed."""
         for role, child in list(self._children.items()):
-            if child.poll() is not None:
-                self.say(f"{child.name} {child.cause}: starting it again")
+            if (code := child.poll()) is None:
+                continue
+            if code < 0 and self._restarts[role] < RESTARTS:
+                self._restarts[role] += 1
+                self.say(f"{child.name} {child.cause}: starting it again ({self._restarts[role]} of {RESTARTS})")
                 self._start(role)
+            else:
+                self.say(f"{child.name} {child.cause}: going on without it")
+                del self._children[role]
 
     def _check(self) -> None:
-        """Raise UserError if a server has ended by itself before one was up; start again what was killed."""
+        """Raise UserError if a server has ended by itself, or no more is started, before one was up."""
         for child in self._children.values():
             if (code := child.poll()) is not None and code >= 0:
                 raise UserError(f"{child.name} {child.cause} while it loaded")
         self._replace()
+        if not self._children:
+            raise UserError("none of the servers came up: see the lines above")

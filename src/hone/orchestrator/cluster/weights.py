@@ -34,7 +34,7 @@ class Carrier:
     def __call__(self, number: int, folder: Path) -> None:
         """Have a version at hand on the node of a server. Raises Gone if that is not there."""
         import ray
-        from ray.exceptions import RayError
+        from ray.exceptions import RayError, RayTaskError
 
         try:
             host = ray.get_actor(self.roles[number])
@@ -46,6 +46,12 @@ class Carrier:
                     "nodes share, or free memory in /dev/shm, through which weights travel"
                 )
             ray.get(host.take.remote(str(folder), self._store(folder)), timeout=SECONDS)
+        except RayTaskError as error:  # not of Ray, but of the node's memory
+            reason = getattr(error.cause, "strerror", None) or error.cause
+            raise Halt(
+                f"{folder} can't be put into memory on the node of {self.roles[number]} ({reason}): free memory in "
+                f"{folder.parent.parent} there"
+            ) from error
         except (ValueError, RayError) as error:
             raise Gone(f"{self.roles[number]} is not on any node now ({type(error).__name__})", None) from error
 
