@@ -5,7 +5,8 @@
 - sampling: 64 different prompts of 32 tokens, 64 new tokens each, against transformers' `generate` and vLLM with
   logprobs, each in fp32 and bf16.
 - rl: a step of 8 prompts x 16 completions of 24 new tokens against TRL's GRPOTrainer, fp32 and bf16; of these two the
-  one that was slower in the first turn has no other.
+  one that was slower in the first turn has no other. TRL takes its batch in four parts, for the whole does not fit
+  into 24 GiB.
 - sft: a step of 16 conversations of 64 tokens against transformers' model with torch's fused AdamW, fp32 and bf16.
 
 On one thread and on two; what `--threads` and `--cases` leave out stays in the file as it is. All sides of a case take
@@ -130,7 +131,7 @@ def measure_rl(folder: Path, args: argparse.Namespace, threads: int, rates: dict
             if dtype == args.slower:
                 continue
             with tempfile.TemporaryDirectory() as scratch:
-                side = TRLStep(folder, dtype == "bfloat16", STEPS + 1, Path(scratch), sizes)
+                side = TRLStep(folder, dtype == "bfloat16", STEPS + 1, Path(scratch), sizes, 1 if args.quick else 4)
                 row[f"trl_{dtype}"] = median(side.run())
         rounds.append(row)
         if args.slower is None:

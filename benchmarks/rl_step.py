@@ -109,9 +109,11 @@ class HoneStep:
 
 
 class TRLStep:
-    """TRL's GRPOTrainer, timed per optimiser step by a callback."""
+    """TRL's GRPOTrainer, timed per optimiser step by a callback. A step is trained in so many micro-batches."""
 
-    def __init__(self, folder: Path, bf16: bool, steps: int, workdir: Path, sizes: Sizes = Sizes()) -> None:
+    def __init__(
+        self, folder: Path, bf16: bool, steps: int, workdir: Path, sizes: Sizes = Sizes(), micro_batches: int = 1
+    ) -> None:
         import torch
         from datasets import Dataset
         from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
@@ -132,7 +134,8 @@ class TRLStep:
         ]
         args = GRPOConfig(
             output_dir=str(workdir / f"trl-{bf16}"),
-            per_device_train_batch_size=sizes.prompts * sizes.rollouts,
+            per_device_train_batch_size=sizes.prompts * sizes.rollouts // micro_batches,
+            gradient_accumulation_steps=micro_batches,
             num_generations=sizes.rollouts,
             max_completion_length=sizes.new_tokens,
             generation_kwargs={"min_new_tokens": sizes.new_tokens},

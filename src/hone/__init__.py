@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from hone.api import evaluate, rl, sft, study
     from hone.composition.rl import RL
     from hone.composition.sft import SFT
+    from hone.environments.services import HTTPReward, Judge
     from hone.runs import Run
 
 __version__ = "0.2.0"
-__all__ = ["RL", "SFT", "Run", "evaluate", "rl", "sft", "study"]
+__all__ = ["RL", "SFT", "HTTPReward", "Judge", "Run", "evaluate", "rl", "sft", "study"]
 
 _HOMES = {
     "rl": "hone.api",
@@ -28,6 +29,8 @@ _HOMES = {
     "RL": "hone.composition.rl",
     "SFT": "hone.composition.sft",
     "Run": "hone.runs",
+    "HTTPReward": "hone.environments.services",
+    "Judge": "hone.environments.services",
 }
 
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from real_server import serving
 
 import hone
 from hone.cli import main
-from hone.config.shared import EnvConfig
 from hone.errors import UserError
 from hone.runs import Run
 from hone.trainer.sft_data import sampled_rows
@@ -137,16 +137,24 @@ def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_d
     outcomes = [sample.score.outcome for sample in result.samples]
     assert len(outcomes) == 3 * 3 and str(outcomes[0]) == "grader_error"
     assert all(sample.trajectory.branches for sample in result.samples)
-    with pytest.raises(UserError, match="leave out base_url"):
-        args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
-        hone.evaluate("functions", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
 
 
-def test_an_argument_called_agent_makes_no_agent_of_another_task() -> None:
-    args = {"agent": "buyer"}
-    assert not EnvConfig(id="negotiation", args=args).is_agent and EnvConfig(id="functions", args=args).is_agent
-    with pytest.raises(UserError, match="nothing answers at"):
-        hone.evaluate("negotiation", model="m", base_url="http://127.0.0.1:9/v1", env_args=args)
+def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:
+    """With hone's own server at it: the very calls, in the same order, and their rewards."""
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    more = {"model": "hone/tiny", "num_examples": 3, "rollouts_per_example": 2, "max_tokens": 6, "seed": 1}
+    with serving() as served:
+        more |= {"base_url": f"{served.url}/v1", "env_args": args}
+        result = hone.evaluate("functions", **more)
+        calls = [sample.trajectory for sample in result.samples]
+        assert [str(sample.score.outcome) for sample in result.samples[:2]] == ["grader_error"] * 2
+        assert all(reply.turns == 3 and reply.completion_tokens for reply in calls[2:])
+        assert all(set(sample.score.components) == {"letters", "long"} for sample in result.samples[2:])
+        again = hone.evaluate("functions", **more)
+        assert [s.score.components for s in again.samples] == [s.score.components for s in result.samples]
+        more |= {"env_args": args | {"agent_limits": {"max_calls": 2}}}
+        result = hone.evaluate("functions", **more)
+        assert {str(sample.score.outcome) for sample in result.samples} == {"truncated"}
 
 
 def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:

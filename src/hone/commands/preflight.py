@@ -38,7 +38,7 @@ class Audit(Observer):
         self._lines = ["The task was not audited (--no-audit)."]
 
     def check(self, training: Any) -> None:
-        from hone.environments.agents import REWARDED_BY_PROGRAM, AgentTask
+        from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
 
         config = training.config
         if _had_before(config, training.envs):
@@ -46,7 +46,7 @@ class Audit(Observer):
         self._record = {"verdict": "skipped", "why": "--no-audit"}
         if not config.audit:
             return
-        audited = {name for name, env in training.envs.items() if not isinstance(env, AgentTask)}
+        audited = {name for name, env in training.envs.items() if not isinstance(env, AgentEnv)}
         agents = len(training.envs) - len(audited)
         self._lines = [f"The agent was not audited: {REWARDED_BY_PROGRAM}."] * agents
         if not audited:

@@ -16,6 +16,7 @@ from typing import Any
 from hone.commands.status import Status, command, print_labelled, print_table
 from hone.config.reproduce import RegradeConfig
 from hone.config.tasks import TaskConfig
+from hone.environments import services
 from hone.environments.loading import configured, load_environment
 from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
@@ -171,6 +172,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         raise UserError(f"{run.path} has no rollouts yet: there is nothing to grade")
     steps = steps_within(config.steps, known, "--steps")[:: config.every]
     graders = load_graders(run, config)
+    services.record_in(run.path, "read")
     regraded = _grade(run, steps, graders, config)
     parts = windows(regraded.points)
     if not parts:

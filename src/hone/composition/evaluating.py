@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.composition.parts import use_graders
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.config.shared import EngineConfig, EnvConfig, InitConfig, LoraConfig
-from hone.environments import Environment
+from hone.config.shared import EngineConfig, InitConfig, LoraConfig
+from hone.environments import Environment, services
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
@@ -44,8 +44,6 @@ class Evaluation:
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
-        if config.base_url is not None and EnvConfig(id=config.env, args=config.env_args).is_agent:
-            raise UserError("hone eval of an agent needs local weights: leave out base_url")
         self.config, self._exact_keys = _with_model(config)
         self.folder = results_folder(self.config) if config.save else None
         self.env = env or configured(config.env, config.env_args, config.template, "template")
@@ -66,6 +64,7 @@ class Evaluation:
             "split_name": config.split_name,
             "progress": progress,
         }
+        services.record_in(self.folder)
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)

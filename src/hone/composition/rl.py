@@ -31,8 +31,8 @@ from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import TAUGHT_BY, OnlineEvalConfig, RLConfig
-from hone.environments import Environment, MultiTurnEnv
-from hone.environments.agents import AgentTask
+from hone.environments import Environment, MultiTurnEnv, services
+from hone.environments.agents import AgentEnv
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
@@ -313,7 +313,7 @@ class RL(Training):
 
     def _check_agents(self) -> None:
         """Raise UserError for what a run can't have whose rollouts a program makes."""
-        if not any(isinstance(env, AgentTask) for env in self.all_envs):
+        if not any(isinstance(env, AgentEnv) for env in self.all_envs):
             return
         orch = self.config.orchestrator
         problems = {
@@ -439,6 +439,7 @@ class RL(Training):
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
             return run
+        services.record_in(config.output_dir)
         for name, overlap in self.overlaps.items():
             if run.start_step == 0 and overlap is not None and overlap.rows:
                 parts.report_overlap(config, self.envs[name], overlap, run)
@@ -458,7 +459,7 @@ class RL(Training):
         run.note(reward_ranges=self.env.rubric.ranges_as_lists(), **facts)
         if given is not None:
             parts.note_given(given, run)
-        if any(isinstance(env, AgentTask) for env in self.all_envs):
+        if any(isinstance(env, AgentEnv) for env in self.all_envs):
             run.mark_inexact(run.start_step, "a program makes the rollouts, and nothing shows that it repeats itself")
         parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
         return run

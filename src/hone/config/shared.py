@@ -12,7 +12,6 @@ from pydantic import Field, field_validator, model_validator
 
 from hone.config.alarms import AlarmsConfig
 from hone.config.base import BaseConfig
-from hone.config.hoist import FUNCTIONS
 from hone.errors import UserError
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
@@ -363,11 +362,6 @@ class EnvConfig(BaseConfig):
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
-
-    @property
-    def is_agent(self) -> bool:
-        """Return True if a program makes the rollouts (`hone.environments.agents`)."""
-        return self.id == FUNCTIONS and bool({"agent", "agent_command"} & self.args.keys())
 
     def same_task(self, other: EnvConfig) -> bool:
         """Return True if both are one task, however it is sampled."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hone.environments.environment import Completion
+from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
@@ -58,8 +58,77 @@ class AgentLimits:
         return cls(**(limits or {}))
 
 
-class AgentTask(FunctionTask):
-    """Examples for the program `run` (an async function) or `command` (a command line)."""
+@dataclass(frozen=True)
+class Rewarded:
+    """What a rollout was worth: scores by name, and their weights (by default 1).
+
+    `right` says if its answer is; by default it is if the first score is at least 1. Calls of the model under one of
+    the session ids `untrained` are not the policy's part, and are not trained.
+    """
+
+    scores: Mapping[str, float]
+    weights: Mapping[str, float] | None = None
+    right: bool | None = None
+    untrained: frozenset[str] = frozenset()
+
+
+class ProgramFailed(Exception):
+    """Why a rollout has no reward, in words, and what kind of failure that is."""
+
+    def __init__(self, words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> None:
+        super().__init__(words)
+        self.outcome = outcome
+
+
+class AgentEnv(SingleTurnEnv):
+    """An environment whose rollouts something else drives: it calls the model, and rewards what came of it.
+
+    One of three drives: `run` (an async function of a client and an example), `command` (a command line), or `episode`,
+    a method that has a process of its own make the rollout of an example, with the model at a URL and under a key.
+    """
+
+    run: Callable[..., Any] | None = None
+    command: str | None = None
+    agent_limits: AgentLimits
+
+    async def episode(self, url: str, key: str, example: Example) -> Rewarded:
+        """Make a rollout. Raises ProgramFailed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End what makes the rollouts."""
+
+    @property
+    def late_grading_reason(self) -> str | None:
+        return REWARDED_BY_PROGRAM
+
+    def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
+        """Return the scores that the program gave. Raises UserError for completions that it did not make."""
+        return [self._score(completion) for _, completion in pairs]
+
+    def _score(self, completion: Completion) -> Score:
+        if not isinstance(completion, Trajectory | Reply):
+            raise UserError(NOT_REGRADED)
+        if completion.failure is not None:
+            return Score(math.nan, {}, {}, *completion.failure)
+        state = completion.state or {}
+        if "rewards" not in state:
+            raise UserError(NOT_REGRADED)
+        rewards = dict(state["rewards"])
+        weights = state.get("weights") or dict.fromkeys(rewards, 1.0)
+        total = sum(weights[name] * score for name, score in rewards.items())
+        detail = "; ".join(
+            [*([state["limit"]] if state["limit"] else []), *(f"{k} {v:.3g}" for k, v in rewards.items())]
+        )
+        if state["gave_up"]:
+            return Score(total, rewards, weights, Outcome.TRUNCATED, detail)
+        right = state.get("right")
+        right = next(iter(rewards.values())) >= 1.0 if right is None else right
+        return Score(total, rewards, weights, Outcome.CORRECT if right else Outcome.WRONG, detail)
+
+
+class AgentTask(AgentEnv, FunctionTask):
+    """Examples for the program `run` or `command`."""
 
     def __init__(
         self,
@@ -77,10 +146,6 @@ class AgentTask(FunctionTask):
         self.run, self.command, self.agent_limits = run, command, limits
         self.max_turns = limits.max_calls
 
-    @property
-    def late_grading_reason(self) -> str | None:
-        return REWARDED_BY_PROGRAM
-
     def check_rollouts(self) -> None:
         if self.command is None:
             return
@@ -90,28 +155,6 @@ class AgentTask(FunctionTask):
             raise UserError(f"agent_command {self.command!r} is no command line: {error}") from None
         if not program or shutil.which(program[0]) is None:
             raise UserError(f"agent_command {self.command!r}: there is no program {' '.join(program)!r} here")
-
-    def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
-        """Return the scores that the program gave. Raises UserError for completions that it did not make."""
-        return [self._score(completion) for _, completion in pairs]
-
-    def _score(self, completion: Completion) -> Score:
-        if not isinstance(completion, Trajectory | Reply):
-            raise UserError(NOT_REGRADED)
-        if completion.failure is not None:
-            return Score(math.nan, {}, {}, *completion.failure)
-        state = completion.state or {}
-        if "rewards" not in state:
-            raise UserError(NOT_REGRADED)
-        rewards = dict(state["rewards"])
-        total, weights = sum(rewards.values()), dict.fromkeys(rewards, 1.0)
-        detail = "; ".join(
-            [*([state["limit"]] if state["limit"] else []), *(f"{k} {v:.3g}" for k, v in rewards.items())]
-        )
-        if state["gave_up"]:
-            return Score(total, rewards, weights, Outcome.TRUNCATED, detail)
-        right = next(iter(rewards.values())) >= 1.0
-        return Score(total, rewards, weights, Outcome.CORRECT if right else Outcome.WRONG, detail)
 
 
 @inline

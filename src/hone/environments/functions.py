@@ -33,6 +33,7 @@ from hone.environments.environment import Environment, Origin, SingleTurnEnv
 from hone.environments.kept_source import kept_source
 from hone.environments.parsers import completion_text
 from hone.environments.rubric import OFFERED, RewardFunc, Rubric, component_name, is_async, is_inline
+from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.types import content_hash
@@ -320,6 +321,8 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
     """Return the function, if it is one with a name. Raises UserError if not."""
+    if isinstance(func, Service):
+        return func  # type: ignore[return-value]
     if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
         raise UserError(f"{func!r} in {where} is not a named function: define one with `def`")
     return func

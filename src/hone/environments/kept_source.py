@@ -19,6 +19,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, ModuleType, NoneType
 from typing import Any
 
+from hone.environments.services import Service
+
 HEAD = '"""Functions of this run and what they use, as they were when it began."""\n'
 
 
@@ -53,7 +55,8 @@ class _Writer:
 
     def write(self, functions: Sequence[Callable[..., Any]]) -> str:
         for function in functions:
-            self._define(function.__name__, function, inspect.unwrap(function).__globals__)  # type: ignore[attr-defined]
+            module = {} if isinstance(function, Service) else inspect.unwrap(function).__globals__  # type: ignore[attr-defined]
+            self._define(function.__name__, function, module)
         head = "\n".join([HEAD, *([self._future] if self._future else []), *sorted(self._imports)])
         return "\n\n".join([head, *self._pieces]) + "\n"
 
@@ -66,6 +69,9 @@ class _Writer:
         self._defined[name] = value
         if isinstance(value, ModuleType):
             self._imports.add(f"import {value.__name__}" + (f" as {name}" if value.__name__ != name else ""))
+        elif isinstance(value, Service):
+            self._imports.add("import hone")
+            self._pieces.append(f"{name} = {value.source}")
         elif isinstance(value, re.Pattern):
             self._imports.add("import re")
             self._pieces.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")

@@ -13,6 +13,7 @@ from typing import Any
 
 from hone import rng
 from hone.environments import Environment
+from hone.environments.agents import AgentEnv
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
 from hone.evaluation.dialogues import Dialogues
@@ -84,7 +85,17 @@ def evaluate_url(
             return client.retries
 
     began = time.perf_counter()
-    retries = asyncio.run(sample())
+    if isinstance(env, AgentEnv):
+        from hone.evaluation.agents import run_at_url
+
+        def body_of(place: tuple[int, int], number: int) -> dict[str, Any]:
+            return request_body(body, seed, *place, exact_keys, number)
+
+        answers, retries = run_at_url(
+            env, endpoint, model, {place: examples[place[0]] for place in places}, body_of, progress
+        )
+    else:
+        retries = asyncio.run(sample())
     sampled = time.perf_counter()
     failed: list[FailedRollout] = []
     delivered: list[tuple[int, int, Reply]] = []

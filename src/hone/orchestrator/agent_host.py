@@ -29,13 +29,13 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.environments.agents import AgentTask, checked_rewards
+from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rewards
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
 from hone.orchestrator.agents import GAVE_UP, Call, Rollout
-from hone.types import Outcome, Trajectory
+from hone.types import Message, Outcome, Trajectory
 
 BATCH_WAIT_SECONDS = 0.02
 """Time without a new call after which those that wait are sampled, though other programs still run."""
@@ -52,7 +52,7 @@ TAIL = 4096
 class Host:
     """Runs the programs of `rollouts` while it is open."""
 
-    def __init__(self, task: AgentTask, rollouts: Sequence[Rollout]) -> None:
+    def __init__(self, task: AgentEnv, rollouts: Sequence[Rollout]) -> None:
         self.task, self.rollouts = task, rollouts
         self._by_key = {rollout.api_key: rollout for rollout in rollouts}
         self._news: queue.SimpleQueue[Call | str] = queue.SimpleQueue()
@@ -146,7 +146,7 @@ class Host:
 
     async def _all(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
-            if self.task.command is not None:
+            if self.task.run is None:
                 await stack.enter_async_context(self._listening())
             places = asyncio.Semaphore(self.task.agent_limits.concurrency)
             async with asyncio.TaskGroup() as group:
@@ -157,7 +157,7 @@ class Host:
         """Run the program of one rollout; note how it ended."""
         async with places:
             self._news.put("begun")
-            rewards, failure = {}, None
+            rewarded, failure = Rewarded({}), None
             program = asyncio.create_task(self._program(rollout))
             try:
                 done, _ = await asyncio.wait({program}, timeout=self.task.agent_limits.timeout)
@@ -166,26 +166,30 @@ class Host:
                 elif program.cancelled():
                     failure = Outcome.GRADER_ERROR, "the program cancelled itself"
                 elif (error := program.exception()) is None:
-                    rewards = program.result()
+                    rewarded = program.result()
                 else:
                     text = "".join(traceback.format_exception(error))
-                    words = str(error) if isinstance(error, ProgramFailed) else text[-TAIL:]
-                    failure = Outcome.GRADER_ERROR, words
+                    failure = Outcome.GRADER_ERROR, text[-TAIL:]
+                    if isinstance(error, ProgramFailed):
+                        failure = error.outcome, str(error)
                     if rollout.limit and rollout.limit in text:
-                        rewards, failure = GAVE_UP, None
+                        rewarded, failure = GAVE_UP, None
             finally:
                 program.cancel()  # one that does not heed it is left behind, and its key refused
-                rollout.close(rewards, failure)
+                rollout.close(rewarded, failure)
                 self._news.put("ended")
-                if self.task.command is not None:
+                if self.task.run is None:
                     await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
 
-    async def _program(self, rollout: Rollout) -> dict[str, float]:
+    async def _program(self, rollout: Rollout) -> Rewarded:
         """Return the rewards; whatever goes wrong with the program or its rewards is an exception of this task."""
+        task = self.task
         try:
-            given = await (self._function if self.task.command is None else self._process)(rollout)
+            if task.run is None and task.command is None:
+                return await task.episode(self._url, rollout.api_key, rollout.example)
+            given = await (self._function if task.run is not None else self._process)(rollout)
             try:
-                return checked_rewards(given)
+                return Rewarded(checked_rewards(given))
             except ValueError as error:
                 raise ProgramFailed(str(error)) from None
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
@@ -266,20 +270,22 @@ class Host:
 
     async def _chat(self, request: HttpRequest) -> Response:
         try:
-            rollout, raw = self._rollout(request), bytearray()
-            async for part in request.stream():
-                raw += part
-                if len(raw) > MAX_BODY:
-                    raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
-            body: ChatRequest = parse(ChatRequest, bytes(raw))
+            rollout, body = self._rollout(request), await self._body(request)
             if request.headers.get("x-stainless-retry-count", "0") != "0" and (known := rollout.repeated(body)):
                 return _reply(known, body)
-            call = rollout.begin(body)
+            call = rollout.begin(body, request.headers.get("x-session-id", ""))
             self._news.put(call)
             return await while_connected(request, self._answered(call, body))
         except (ApiError, UserError) as error:
-            known_error = as_api_error(error)
-            return JSONResponse(known_error.body(), known_error.status)
+            return as_error(error)
+
+    async def _body(self, request: HttpRequest) -> ChatRequest:
+        raw = bytearray()
+        async for part in request.stream():
+            raw += part
+            if len(raw) > MAX_BODY:
+                raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
+        return parse(ChatRequest, bytes(raw))
 
     async def _answered(self, call: Call, body: ChatRequest) -> Response:
         try:
@@ -297,10 +303,6 @@ class Host:
         return rollout
 
 
-class ProgramFailed(Exception):
-    """Why a command's rollout has no reward, in words."""
-
-
 def _size(file: IO[bytes]) -> int:
     return os.fstat(file.fileno()).st_size
 
@@ -316,15 +318,29 @@ def _kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
 
 
+def as_error(error: ApiError | UserError) -> Response:
+    """Return the answer to a call that can't be answered."""
+    known = as_api_error(error)
+    return JSONResponse(known.body(), known.status)
+
+
 def _reply(call: Call, body: ChatRequest) -> Response:
-    """Return the answer to a call, in OpenAI's form."""
+    """Return the answer to a call."""
     assert call.turn is not None
     calls = call.reply.get("tool_calls", [])
     reason = "tool_calls" if calls else call.turn.stop_reason
-    message = call.reply | ({"content": None} if calls and not call.reply["content"] else {})
     head = {"id": f"chatcmpl-{call.rollout.sample_id}-{call.number}", "created": 0, "model": body.model or "policy"}
     prompt, sampled = len(call.request.prompt_ids), call.turn.num_sampled
     usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+    return chat_response(body, head, call.reply, reason, usage)
+
+
+def chat_response(
+    body: ChatRequest, head: dict[str, Any], reply: Message, reason: str, usage: dict[str, int]
+) -> Response:
+    """Return an answer in OpenAI's form: at once, or as the two chunks and the end of a stream."""
+    calls = reply.get("tool_calls") or []
+    message = reply | ({"content": None} if calls and not reply["content"] else {})
     if not body.stream:
         choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
         return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})

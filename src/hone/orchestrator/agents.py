@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agents import AgentEnv, AgentLimits, Rewarded
 from hone.errors import Halt, UserError
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
@@ -46,6 +46,8 @@ class Call:
     request: Request
     parent: Call | None
     future: asyncio.Future[Trajectory]
+    session: str = ""
+    """Who asks, of several in one rollout: the header X-Session-ID."""
     reply: Message = field(default_factory=dict)
     turn: Trajectory | None = None
     full: Message = field(default_factory=dict)
@@ -87,10 +89,10 @@ class Rollout:
         self.limit = ""
         """The bound that a call was refused for, in words."""
         self.closed = False
-        self.rewards: dict[str, float] = {}
+        self.rewarded = Rewarded({})
         self.failure: tuple[Outcome, str] | None = None
 
-    def begin(self, body: ChatRequest) -> Call:
+    def begin(self, body: ChatRequest, session: str = "") -> Call:
         """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
@@ -112,7 +114,8 @@ class Rollout:
         request = Request(tuple(ids), messages, key, self.sample_id, most, number)
         if parent is not None:
             parent.continued = True
-        call = Call(self, number, messages, tools, request, parent, asyncio.get_running_loop().create_future())
+        future = asyncio.get_running_loop().create_future()
+        call = Call(self, number, messages, tools, request, parent, future, session)
         self.sampled += most  # calls side by side share what is left; `commit` gives back what was not used
         self.calls.append(call)
         return call
@@ -147,9 +150,9 @@ class Rollout:
             if call.parent is not None:
                 call.parent.continued = False
 
-    def close(self, rewards: dict[str, float], failure: tuple[Outcome, str] | None) -> None:
-        """End the rollout; calls without an answer get a 410 and are dropped."""
-        self.closed, self.rewards = True, rewards
+    def close(self, rewarded: Rewarded, failure: tuple[Outcome, str] | None) -> None:
+        """End the rollout; calls without an answer get a 410 and are dropped, and so are those that don't train."""
+        self.closed, self.rewarded = True, rewarded
         if failure is not None:  # a program's words may hold half a surrogate pair, which no file takes
             self.failure = failure[0], failure[1].encode("utf-8", "replace").decode()
         for call in [call for call in self.calls if call.turn is None]:
@@ -157,6 +160,7 @@ class Rollout:
                 call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
                 call.future.exception()  # asyncio would report it where nobody waits any more
             self.drop(call)
+        self.calls = [call for call in self.calls if call.session not in rewarded.untrained]
 
     def trajectory(self) -> Trajectory:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
@@ -165,8 +169,10 @@ class Rollout:
         lines = [trajectory_of(call) for call in self.calls if call not in parents]
         if failure is None and not lines:
             failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
-        gave_up = self.rewards is GAVE_UP
-        state = {"rewards": self.rewards, "limit": self.limit, "gave_up": gave_up, "calls": len(self.calls)}
+        given = self.rewarded
+        state = {"rewards": given.scores, "limit": self.limit, "gave_up": given is GAVE_UP, "calls": len(self.calls)}
+        if given.weights is not None:
+            state |= {"weights": given.weights, "right": given.right}
         if not lines:
             lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
         first, *branches = lines
@@ -196,7 +202,7 @@ class Rollout:
         return ApiError(400, words, "messages", "context_length_exceeded")
 
 
-GAVE_UP = {"reward": 0.0}
+GAVE_UP = Rewarded({"reward": 0.0})
 """The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
@@ -251,7 +257,7 @@ def nothing_sampled(ids: list[int], prompt: list[Message], sample_id: str) -> Tr
 
 
 def run_agents(
-    task: AgentTask,
+    task: AgentEnv,
     policy: Sampler,
     maker: RequestMaker,
     examples: Sequence[Example],

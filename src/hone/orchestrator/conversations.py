@@ -18,7 +18,7 @@ import numpy as np
 
 from hone import rng
 from hone.environments import Environment, MultiTurnEnv
-from hone.environments.agents import AgentTask
+from hone.environments.agents import AgentEnv
 from hone.environments.multi_turn import Answer, settled
 from hone.errors import Halt, UserError
 from hone.grading import GraderFailure
@@ -100,7 +100,7 @@ def roll_out(
 
     `finished` gets a rollout of one turn, without tools, as soon as it has ended.
     """
-    if isinstance(env, AgentTask):
+    if isinstance(env, AgentEnv):
         from hone.orchestrator.agents import run_agents
 
         return run_agents(env, policy, maker, examples, draws, step, sampling)

@@ -28,6 +28,7 @@ from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
+from hone.environments.agents import AgentEnv
 from hone.errors import UserError, first_line
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
@@ -208,17 +209,16 @@ class RebuiltRL(Rebuilt):
         self.samplers: dict[str, GroupSampler] = {}
         self.evaluate: Evaluate | None = None
         self.publish: Publish | None = None
-        every_task = [*config.tasks().values(), *config.eval_tasks().values()]
-        if not replay_only and any(one.orchestrator.env.is_agent for one in every_task):
-            raise UserError(
-                "a program made rollouts of this run, and is not run again: `hone replay` retrains from what was "
-                "recorded"
-            )
         info, envs, evals = records.run.info, dict[str, Environment](), dict[str, Environment]()
         if not replay_only:
             with needed_here("task"):
                 envs = {name: task_of(one) for name, one in config.tasks().items()}
                 evals = eval_envs(config, envs)
+            if any(isinstance(env, AgentEnv) for env in [*envs.values(), *evals.values()]):
+                raise UserError(
+                    "a program made rollouts of this run, and is not run again: `hone replay` retrains from what was "
+                    "recorded"
+                )
         self.curricula = {}
         for name, one in config.tasks().items():
             left_out = info["left_outs"][name] if name else info.get("left_out", [])

@@ -34,7 +34,18 @@ GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
 """Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
 NAMES = (
     *("config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", AUDIT, PAUSED),
-    *("rollouts", TOKENS, "checkpoints", "weights", SPOOL, "logs", "superseded", "wandb", "trackio"),
+    *(
+        "judgements.jsonl",
+        "rollouts",
+        TOKENS,
+        "checkpoints",
+        "weights",
+        SPOOL,
+        "logs",
+        "superseded",
+        "wandb",
+        "trackio",
+    ),
     *(*CARD, "curve.svg", RESULTS, "metadata.json", "run.json"),
 )
 """Files that hone writes in the directory of a run or an evaluation; run.json, the last, is also moved away last.

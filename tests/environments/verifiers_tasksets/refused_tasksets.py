@@ -31,25 +31,12 @@ def _task(body: str) -> str:
 
 
 CASES = {
-    "runtime": (
-        HEAD + _task("@vf.reward\nasync def tests(self, trace, runtime) -> float:\n    return 1.0"),
-        'prompt="1"',
-        "its reward tests needs a runtime",
-    ),
     "container": (HEAD + _task("NEEDS_CONTAINER = True"), 'prompt="1"', "need a container"),
-    "setup": (HEAD + _task("async def setup(self, trace, runtime):\n    pass"), 'prompt="1"', "have a setup"),
-    "score": (
-        HEAD + _task("async def score(self, trace, runtime=None):\n    pass"),
-        'prompt="1"',
-        "score\\(\\) of their",
+    "image": (
+        HEAD + PLAIN,
+        'prompt=[vf.UserMessage(content=[{"type": "image_url", "image_url": {"url": "data:,"}}])]',
+        "more than text",
     ),
-    "tools": (
-        HEAD + _task("@classmethod\ndef toolsets(cls, config):\n    return [object()]"),
-        'prompt="1"',
-        "come with tools",
-    ),
-    "user": (HEAD + PLAIN, "prompt=None", "a user opens the conversation"),
-    "image": (HEAD + PLAIN, 'prompt="1", image="python:3.11"', "task 0 has image"),
     "no_reward": (
         HEAD + "class Task(vf.Task[Data, vf.State, vf.TaskConfig]):\n    pass\n",
         'prompt="1"',

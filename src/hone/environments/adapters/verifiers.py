@@ -2,23 +2,38 @@
 
     hone eval verifiers:my-taskset -m hone/tiny -n 20 -a '{"split": "train"}'
 
-A taskset is scored by its own `task.score(trace)`, on a trace of the prompt and the one answer. Each reward function is
-a component with its own weight. verifiers and the taskset run in a process of their own, without network once the tasks
-are loaded and under a limit of processor time, in hone's environment or in `.venv-verifiers`. What needs more than a
-prompt and an answer is refused: a runtime, a container, tools, a simulated user, a judge, an environment of its own.
+- **Text**: a taskset of a prompt and an answer is scored by its own `task.score(trace)`, on a trace of both. Each
+  reward function is a component with its own weight. verifiers and the taskset run in a process of their own, without
+  network once the tasks are loaded and under a limit of processor time.
+- **Episodes**: any other, with tools, a user, a judge, hooks or an environment of its own, is run by verifiers
+  (`verifiers_driver.py`), whose agents call the policy as programs do: see `hone.environments.agents`. Rewards are
+  components, metrics are components without weight.
+
+Both run in hone's environment or in `.venv-verifiers`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib.util
+import itertools
+import json
 import os
+import signal
+import subprocess
 import sys
+import tempfile
+import threading
+import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import hone
+from hone.environments.agents import AgentEnv, AgentLimits, ProgramFailed, Rewarded, checked_rewards, reward
 from hone.environments.data import DataSource, Row, Rows, hold_out, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.parsers import completion_text
@@ -26,7 +41,7 @@ from hone.environments.rubric import RewardFunc, Rubric, inline
 from hone.errors import UserError
 from hone.grading import GraderFailure
 from hone.grading.pool import NoVerdict, Worker
-from hone.types import Message
+from hone.types import Example, Message, Outcome
 
 OWN_ENVIRONMENT = Path(".venv-verifiers/bin/python")
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
@@ -34,6 +49,8 @@ SCORE_SECONDS, LOAD_SECONDS = 5, 600
 """Processor time for scoring an answer, and for importing verifiers or loading a taskset."""
 SCORE_CLOCK, LOAD_CLOCK = 60.0, 3600.0
 """The backstops by the clock: a download may take long."""
+END_SECONDS = 10.0
+"""What verifiers gets to end what it started."""
 
 
 class Served:
@@ -43,15 +60,19 @@ class Served:
     Raises UserError for a taskset that is refused.
     """
 
-    def __init__(self, env_id: str, taskset_id: str, config: dict[str, Any], limit: int) -> None:
+    def __init__(
+        self, env_id: str, taskset_id: str, config: dict[str, Any], limit: int, env: dict[str, Any] | None
+    ) -> None:
         self._env_id, self._limit = env_id, limit
         script = Path(__file__).with_name("verifiers_worker.py")
-        arguments = [taskset_id, config, os.getcwd()]
+        arguments = [taskset_id, config, os.getcwd(), env]
         self._worker = Worker(script, arguments, f"scoring by {env_id}", str(_python(env_id)))
         self._keys: list[str] | None = None
         reply = self._admitted(["describe"])
-        self.weights: dict[str, float] = reply["weights"]
-        """Of each reward function, in the order they run."""
+        self.weights: dict[str, float] = reply.get("weights", {})
+        """Of each reward function, in the order they run; none where verifiers makes the rollouts."""
+        self.env: dict[str, Any] | None = reply.get("env")
+        """The config of the environment that makes them."""
         self.sources: dict[str, str] = reply["sources"]
         """A digest of the taskset's source, and the version of verifiers."""
 
@@ -103,16 +124,13 @@ class Served:
             ) from None
 
 
-class Verifiers(SingleTurnEnv):
+class Tasks(SingleTurnEnv):
     """Rows have the column `index`, the number of a task of the taskset: `env.example(index=3)`."""
 
-    has_own_process = True
-
-    def __init__(self, served: Served, correctness: str, **kwargs: Any) -> None:
-        self._served, weights = served, served.weights
+    def __init__(self, served: Served, **kwargs: Any) -> None:
+        self._served = served
         self._row = functools.lru_cache(maxsize=4096)(served.row)
-        funcs = [self._component(name, first=i == 0) for i, name in enumerate(weights)]
-        super().__init__(rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
+        super().__init__(**kwargs)
 
     def format_row(self, row: Row) -> Row:
         index = row["index"]
@@ -124,6 +142,17 @@ class Verifiers(SingleTurnEnv):
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         """Return the digests of any environment, with the taskset's source and the version of verifiers."""
         return super().digests(splits) | self._served.sources
+
+
+class Verifiers(Tasks):
+    """Tasks whose answers are scored as text."""
+
+    has_own_process = True
+
+    def __init__(self, served: Served, correctness: str, **kwargs: Any) -> None:
+        weights = served.weights
+        funcs = [self._component(name, first=i == 0) for i, name in enumerate(weights)]
+        super().__init__(served, rubric=Rubric(funcs, list(weights.values()), correctness=correctness), **kwargs)
 
     def _component(self, name: str, first: bool) -> RewardFunc:
         """Return the reward function `name`. The first one has the taskset score the answer, for all."""
@@ -140,6 +169,134 @@ class Verifiers(SingleTurnEnv):
         return component
 
 
+class Episodes(AgentEnv, Tasks):
+    """Tasks whose rollouts verifiers makes and rewards, in a process of its own: one for all, started at the first."""
+
+    def __init__(
+        self, served: Served, name: str, correctness: str | None, limits: AgentLimits, tasks: int, **kwargs: Any
+    ) -> None:
+        super().__init__(served, rubric=Rubric([reward], [1.0], correctness="reward"), **kwargs)
+        self.agent_limits, self.max_turns = limits, limits.max_calls
+        self._correctness = correctness
+        order = {"env": served.env, "folder": os.getcwd(), "tasks": tasks}
+        self._driver = Driver(_python(name), order, f"verifiers:{name}")
+
+    def check_rollouts(self) -> None:
+        """Raise UserError if verifiers does not get ready."""
+        self._driver.start()
+
+    async def episode(self, url: str, key: str, example: Example) -> Rewarded:
+        found = await self._driver.episode(example.info["index"], url, key)
+        if (failed := found.get("failed")) is not None:
+            raise ProgramFailed(failed, Outcome.GRADER_TIMEOUT if found["timeout"] else Outcome.GRADER_ERROR)
+        weights = dict(sorted(found["weights"].items(), key=lambda item: -item[1]))
+        scores = {name: found["scores"][name] for name in weights}
+        try:
+            scores = checked_rewards(scores)
+        except ValueError as error:
+            raise ProgramFailed(str(error)) from None
+        decides = self._correctness or next(iter(scores))
+        if decides not in scores:
+            raise ProgramFailed(f"correctness is {decides!r}; this rollout has {', '.join(scores)}")
+        return Rewarded(scores, weights, scores[decides] >= 1.0, frozenset(found["untrained"]))
+
+    def close(self) -> None:
+        self._driver.close()
+
+
+class Driver:
+    """The process that makes episodes (`verifiers_driver.py`). One that ends is started again by the next episode."""
+
+    def __init__(self, python: Path, order: dict[str, Any], name: str) -> None:
+        self._command = [str(python), "-P", str(Path(__file__).with_name("verifiers_driver.py")), json.dumps(order)]
+        self._name = name
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._open: dict[int, Future[dict[str, Any]]] = {}
+        self._numbers = itertools.count()
+
+    def start(self) -> None:
+        """Start it if it does not run, and wait until it is ready. Raises UserError if it does not get ready."""
+        with self._lock:
+            if self._process is not None and self._process.poll() is None:
+                return
+            self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+            pipe = subprocess.PIPE
+            process = subprocess.Popen(
+                self._command, stdin=pipe, stdout=pipe, stderr=self._words, start_new_session=True
+            )
+            self._process = process
+            weakref.finalize(self, _end, process)
+            assert process.stdout is not None
+            first = process.stdout.readline()
+            said = json.loads(first) if first else {"error": self._last_words()}
+            if "error" in said:
+                _end(process)
+                raise UserError(f"{self._name} cannot be run: {said['error']}")
+            threading.Thread(target=self._read, args=(process,), name="verifiers", daemon=True).start()
+
+    async def episode(self, index: int, url: str, key: str) -> dict[str, Any]:
+        """Return what came of an episode of a task (`verifiers_driver.summary`). Raises ProgramFailed if it is lost."""
+        try:
+            await asyncio.to_thread(self.start)
+        except UserError as error:
+            raise ProgramFailed(str(error)) from None
+        number, future = next(self._numbers), Future[dict[str, Any]]()
+        self._open[number] = future
+        try:
+            self._send({"number": number, "index": index, "url": url, "key": key})
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            with suppress(ProgramFailed):
+                self._send({"cancel": number})
+            raise
+        finally:
+            self._open.pop(number, None)
+
+    def close(self) -> None:
+        """End it, and all that it started."""
+        if self._process is not None:
+            _end(self._process)
+
+    def _send(self, order: dict[str, Any]) -> None:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            with self._lock:
+                self._process.stdin.write(json.dumps(order).encode() + b"\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise ProgramFailed(f"verifiers' process has ended: {self._last_words()}") from None
+
+    def _read(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            found = json.loads(line)
+            if (future := self._open.pop(found["number"], None)) is not None and not future.cancelled():
+                future.set_result(found)
+        process.wait()
+        lost = ProgramFailed(f"verifiers' process has ended: {self._last_words()}")
+        for number in list(self._open):
+            if (future := self._open.pop(number, None)) is not None and not future.cancelled():
+                future.set_exception(lost)
+
+    def _last_words(self) -> str:
+        self._words.seek(max(0, os.fstat(self._words.fileno()).st_size - 2**14))
+        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Let a process end what it started, then end it."""
+    if process.poll() is None and process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 def load(
     name: str,
     /,
@@ -147,24 +304,24 @@ def load(
     correctness: str | None = None,
     held_out: float = 0.1,
     max_tasks: int = 100_000,
+    env: dict[str, Any] | None = None,
+    agent_limits: dict[str, Any] | None = None,
     **config: Any,
-) -> Verifiers:
+) -> Tasks:
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
     `correctness` names the reward function that decides whether an answer is right (≥ 1), by default the one of the
     largest weight. `held_out` is the share of the prompts, by content, that is for evaluation. Of a taskset without end
-    the first `max_tasks` tasks are taken. UserError without verifiers, and for a taskset that is refused.
+    the first `max_tasks` tasks are taken. With `env`, the config of an environment of verifiers (`{}` for the taskset's
+    own), verifiers makes the rollouts, within `agent_limits`; so it does where text alone can't be scored. UserError
+    without verifiers, and for a taskset that is refused.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:
         raise UserError(f"{env_id}: held_out is {held_out}; it must be a share between 0 and 1")
     if max_tasks < 2:
         raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
-    served = Served(env_id, name, config, max_tasks)
-    weights = served.weights
-    correctness = correctness or max(weights, key=lambda reward: weights[reward])
-    if correctness not in weights:
-        raise UserError(f"{env_id}: correctness is {correctness!r}; its reward functions are {', '.join(weights)}")
+    served = Served(env_id, name, config, max_tasks, env)
 
     @functools.cache
     def halves() -> tuple[Rows, Rows]:
@@ -172,13 +329,22 @@ def load(
         rows = indexed_rows(lambda i: {"index": i, "key": keys[i]}, len(keys), env_id)
         return hold_out(rows, lambda row: row["key"], held_out)
 
-    return Verifiers(
-        served,
-        correctness,
-        dataset=DataSource(lambda _: halves()[0], reads=False),
-        eval_dataset=DataSource(lambda _: halves()[1], reads=False),
-        id=env_id,
-    )
+    data: dict[str, Any] = {
+        "dataset": DataSource(lambda _: halves()[0], reads=False),
+        "eval_dataset": DataSource(lambda _: halves()[1], reads=False),
+        "id": env_id,
+    }
+    if served.env is not None:
+        return Episodes(served, name, correctness, AgentLimits.of(agent_limits), max_tasks, **data)
+    if agent_limits is not None:
+        raise UserError(
+            f'{env_id}: agent_limits are for rollouts that verifiers makes: add "env": {{}}, or leave it out'
+        )
+    weights = served.weights
+    correctness = correctness or max(weights, key=lambda reward: weights[reward])
+    if correctness not in weights:
+        raise UserError(f"{env_id}: correctness is {correctness!r}; its reward functions are {', '.join(weights)}")
+    return Verifiers(served, correctness, **data)
 
 
 def _python(env_id: str) -> Path:

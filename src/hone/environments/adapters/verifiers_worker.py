@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import hashlib
 import inspect
 import itertools
+import shutil
 import socket
 import sys
 from collections.abc import Callable
@@ -14,21 +16,27 @@ from pathlib import Path
 from typing import Any
 
 
-def start(taskset_id: str, config: dict[str, Any], folder: str) -> Callable[[list[Any]], Any]:
+def start(
+    taskset_id: str, config: dict[str, Any], folder: str, env: dict[str, Any] | None
+) -> Callable[[list[Any]], Any]:
     """Return the function that answers questions about a taskset that is installed, or a package in `folder`:
 
-    - `["describe"]`: {"weights": of each reward function, "sources": what scores} or {"refused": why};
+    - `["describe"]`: {"sources": what scores} with {"weights": of each reward function} or, where text alone can't be
+      scored, {"episodes": why, "env": the config of the environment that verifiers runs}; or {"refused": why};
     - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. There is no network from here on;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
     """
     sys.path.append(folder)
-    served = Served(taskset_id, config)
+    served = Served(taskset_id, config, env)
 
     def answer(question: list[Any]) -> Any:
         return getattr(served, question[0])(*question[1:])
 
     return answer
+
+
+IMAGES = "a prompt of more than text, which hone's models don't read"
 
 
 class Refused(Exception):
@@ -38,23 +46,27 @@ class Refused(Exception):
 class Served:
     """A taskset and its tasks."""
 
-    def __init__(self, taskset_id: str, config: dict[str, Any]) -> None:
-        self.id, self.config = taskset_id, config
+    def __init__(self, taskset_id: str, config: dict[str, Any], env: dict[str, Any] | None) -> None:
+        self.id, self.config, self.env = taskset_id, config, env
         self.tasks: list[Any] = []
+        self.episodes: str | None = None
 
     def describe(self) -> dict[str, Any]:
         try:
             self.taskset = self._made()
-            return {"weights": self._weights(), "sources": self._sources()}
+            self.episodes = "an env was given" if self.env is not None else self._needs_episodes()
+            found = {"weights": self._weights()} if self.episodes is None else self._episodes()
+            return found | {"sources": self._sources()}
         except Refused as why:
             return {"refused": str(why)}
 
     def load(self, limit: int) -> dict[str, Any]:
         self.tasks = list(itertools.islice(self.taskset, limit))
-        _stay_offline()
+        if self.episodes is None:
+            _stay_offline()
         try:
             for i, task in enumerate(self.tasks):
-                check_task(task, i)
+                check_task(task, i, self.episodes is not None)
         except Refused as why:
             return {"refused": str(why)}
         return {"keys": [hashlib.blake2b(repr(messages(t)).encode(), digest_size=8).hexdigest() for t in self.tasks]}
@@ -101,35 +113,80 @@ class Served:
             raise Refused(f"does not take {'.'.join(map(str, fault['loc']))!r}: {fault['msg']}") from None
         except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
             raise Refused(f"cannot be loaded: {error}") from None
-        if env.__name__ != "SingleAgentEnv":
-            raise Refused(f"is refused: its {env.__name__} drives the rollouts, and hone drives single answers only")
+        self.drives = env.__name__
         return taskset
 
-    def _weights(self) -> dict[str, float]:
-        """Return the weights of the reward functions. Raises Refused if text alone cannot be scored."""
+    def _needs_episodes(self) -> str | None:
+        """Return why verifiers has to make the rollouts, in words; None if a prompt and an answer are all there is."""
         kind, config = type(self.taskset).task_type(), self.taskset.config
+        if self.drives != "SingleAgentEnv":
+            return f"its {self.drives} has rules of its own"
         if kind.NEEDS_CONTAINER:
-            raise Refused("is refused: its tasks need a container, and hone has no runtime for them")
+            return "its tasks need a container"
         if type(self.taskset).toolsets(config) or kind.toolsets(config.task):
-            raise Refused("is refused: its tasks come with tools, and hone does not run tools of verifiers")
-        for name in ("setup", "finalize"):
+            return "its tasks come with tools"
+        for name in ("setup", "finalize", "score"):
             if _overrides(kind, name):
-                raise Refused(f"is refused: its tasks have a {name}(), which needs a runtime that hone does not have")
-        if _overrides(kind, "score"):
-            raise Refused("is refused: its tasks score by a score() of their own, which hone cannot check")
+                return f"its tasks have a {name}() of their own"
         if config.task.judges or _overrides(kind, "plugged_judges"):
-            raise Refused("is refused: a judge gives its rewards, and a judge calls a model")
-        task = kind(_no_data(kind), config.task)
-        rewards = task.hooks("reward")
+            return "a judge gives its rewards"
+        if needing := [fn.__name__ for fn in self._rewards() if _required(fn, "runtime")]:
+            return f"its reward {' and '.join(needing)} looks at a runtime"
+        if any(problem_of(task.data) for task in itertools.islice(self.taskset, 1)):
+            return "its tasks are more than a prompt of text"
+        return None
+
+    def _rewards(self) -> list[Callable[..., Any]]:
+        kind = type(self.taskset).task_type()
+        return kind(_no_data(kind), self.taskset.config.task).hooks("reward")
+
+    def _weights(self) -> dict[str, float]:
+        """Return the weights of the reward functions."""
+        rewards = self._rewards()
         if not rewards:
             raise Refused("is refused: it has no reward function")
-        needing = [fn.__name__ for fn in rewards if _required(fn, "runtime")]
-        if needing:
-            raise Refused(
-                f"is refused: its reward {' and '.join(needing)} needs a runtime that hone does not have, and "
-                "verifiers would leave it out in silence"
-            )
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
+
+    def _episodes(self) -> dict[str, Any]:
+        """Return why verifiers makes the rollouts, and the config of the environment that does.
+
+        What the config does not say is chosen so that nothing a model writes is run on this machine: agents chat, with
+        the task's tools (`null`), as local processes.
+        """
+        from pydantic import ValidationError
+        from verifiers.v1.configs.agent import agent_config_fields  # pyright: ignore[reportMissingImports]
+        from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]
+
+        given = {**(self.env or {}), "taskset": {**self.config, "id": self.id}}
+        try:
+            plain = loaders.resolve_env_config(copy.deepcopy(given))
+            for role in agent_config_fields(plain):
+                mine = dict(given.get(role) or {})
+                mine.setdefault("runtime", {"type": "subprocess"})
+                if plain.agent_harnesses()[role].id == "bash" and "harness" not in mine:
+                    mine["harness"] = {"id": "null"}
+                given[role] = mine
+            env = loaders.load_environment(loaders.resolve_env_config(copy.deepcopy(given)))
+        except ValidationError as error:
+            fault = error.errors()[0]
+            raise Refused(f"does not take {'.'.join(map(str, fault['loc']))!r}: {fault['msg']}") from None
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            raise Refused(f"cannot be loaded: {error}") from None
+        for role, agent in env._agent_specs.items():
+            kind, harness = agent.runtime.type, env._harnesses[role]
+            if kind in ("docker", "podman", "apptainer") and shutil.which(kind) is None:
+                raise Refused(f"is refused: its {role} runs in {kind}, which is not installed here")
+            if kind == "subprocess" and (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER):
+                raise Refused(
+                    f"is refused: its {role} ({harness.config.id}) would run what a model writes on this machine; give "
+                    f'it a container: "env": {{"{role}": {{"runtime": {{"type": "docker"}}}}}}'
+                )
+            if kind == "subprocess" and type(self.taskset).task_type().NEEDS_CONTAINER:
+                raise Refused(
+                    "is refused: its tasks need a container; with docker installed, give it one: "
+                    f'"env": {{"{role}": {{"runtime": {{"type": "docker"}}}}}}'
+                )
+        return {"episodes": self.episodes, "env": given}
 
     def _sources(self) -> dict[str, str]:
         """Digest the modules or packages that the taskset and its tasks come from; add the version of verifiers."""
@@ -141,24 +198,33 @@ class Served:
         return {"taskset": digest.hexdigest(), "verifiers": version("verifiers")}
 
 
-def check_task(task: Any, index: int) -> None:
-    """Raise Refused if the task needs more than text."""
-    data = task.data
+def check_task(task: Any, index: int, episodes: bool) -> None:
+    """Raise Refused if the task needs more than text; where verifiers makes `episodes`, for images alone."""
+    problem = problem_of(task.data)
+    if problem is not None and not episodes:
+        raise Refused(f'is refused: task {index} has {problem}; with "env": {{}} verifiers makes the rollouts')
+    if problem == IMAGES:
+        raise Refused(f"is refused: task {index} has {problem}")
+
+
+def problem_of(data: Any) -> str | None:
+    """Return what a task has beyond a prompt of text, in words."""
     if data.prompt is None:
-        raise Refused(f"is refused: task {index} has no prompt, so a user opens the conversation, and hone has none")
+        return "no prompt, so a user opens the conversation"
     for field in ("image", "agent_user", "skills", "artifacts"):
         if getattr(data, field, None):
-            raise Refused(f"is refused: task {index} has {field}, which needs a runtime that hone does not have")
-    if not isinstance(data.prompt, str):
-        for message in data.prompt:
-            if not isinstance(message.content, str):
-                raise Refused(f"is refused: task {index} has a prompt of more than text")
+            return f"{field}, which a container has to provide"
+    if not isinstance(data.prompt, str) and not all(isinstance(message.content, str) for message in data.prompt):
+        return IMAGES
+    return None
 
 
 def messages(task: Any) -> list[dict[str, str]]:
     """Return the messages of a task's prompt, its system prompt first."""
     data = task.data
     system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    if data.prompt is None:
+        return [*system, {"role": "user", "content": data.name or data.description or f"(task {task.key})"}]
     if isinstance(data.prompt, str):
         return [*system, {"role": "user", "content": data.prompt}]
     return system + [{"role": message.role, "content": message.content} for message in data.prompt]

@@ -1,0 +1,184 @@
+"""verifiers, as it makes rollouts for `hone.environments.adapters.verifiers`: JSON lines in, JSON lines out.
+
+    python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
+
+`{"number": 3, "index": 7, "url": …, "key": …}` makes an episode of task 7, whose calls of the model go to that URL
+under that key; `{"cancel": 3}` gives it up. Standard output has a line `{"ready": true}` or `{"error": …}`, then one
+for each episode: its number, and what `summary` returns. What libraries print goes to the standard error. When the
+input ends, all that it started is ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import itertools
+import json
+import os
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+POLICY_URL = "http://policy.invalid/v1"
+"""Stands for the policy's endpoint, which is another in each step: `policy_client` knows those of all episodes."""
+
+
+def main() -> None:
+    told = json.loads(sys.argv[1])
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    sys.path.append(told["folder"])
+    before = os.environ.get("PYTHONPATH")  # Tool servers import the taskset in processes of their own.
+    os.environ["PYTHONPATH"] = os.pathsep.join([*([before] if before else []), told["folder"]])
+    try:
+        asyncio.run(serve(told, out))
+    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
+        out.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+
+
+async def serve(told: dict[str, Any], out: Any) -> None:
+    """Make the episodes that standard input asks for, side by side, until it ends."""
+    from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
+
+    use_installed_packages()
+    routes = policy_client()
+    env = load_environment(resolve_env_config(told["env"]))
+    tasks = list(itertools.islice(env.taskset, told["tasks"]))
+    context = ModelContext(model="policy", client=EvalClientConfig(base_url=POLICY_URL, api_key_var="HONE_NO_KEY"))
+    running: dict[int, asyncio.Task[None]] = {}
+
+    async def episode(order: dict[str, Any]) -> None:
+        slot, mine = RunSlot(tasks[order["index"]]), []
+
+        def minted(trace: Any) -> None:
+            routes[trace.id] = order["url"], order["key"]
+            mine.append(trace.id)
+
+        try:
+            found = summary(await env.run_slot(slot, context, on_trace=minted))
+        except Exception as error:
+            found = {"failed": f"{type(error).__name__}: {error}", "timeout": isinstance(error, TimeoutError)}
+        finally:
+            for trace in mine:
+                routes.pop(trace, None)
+            running.pop(order["number"], None)
+        out.write(json.dumps({"number": order["number"]} | found) + "\n")
+
+    async with env.serving():
+        out.write('{"ready": true}\n')
+        orders = asyncio.StreamReader(limit=2**26)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
+        while line := await orders.readline():
+            order = json.loads(line)
+            if "cancel" in order:
+                if (task := running.get(order["cancel"])) is not None:
+                    task.cancel()
+            else:
+                running[order["number"]] = asyncio.create_task(episode(order))
+        for task in list(running.values()):
+            task.cancel()
+        await asyncio.gather(*running.values(), return_exceptions=True)
+
+
+def summary(episode: Any) -> dict[str, Any]:
+    """Return what an episode was worth: `scores` and `weights` of rewards and metrics, or `failed`, and whose calls are
+    not the policy's. Of several traces of one agent they are the means.
+    """
+    traces = [trace for trace in episode.traces if trace.agent.trainable]
+    untrained = [trace.id for trace in episode.traces if not trace.agent.trainable]
+    errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors if not trace.ok)]
+    if not episode.ok or not traces:
+        late = episode.is_timeout or any(trace.is_timeout for trace in episode.traces)
+        words = f"{errors[-1].type}: {errors[-1].message}" if errors else "no agent that is trained took part"
+        return {"failed": words, "timeout": late, "untrained": untrained}
+    several = len({trace.agent.name for trace in traces}) > 1
+    scores: dict[str, list[float]] = {}
+    weights: dict[str, float] = {}
+    for trace in traces:
+        prefix = f"{trace.agent.name}." if several else ""
+        for name, reward in trace.rewards.items():
+            if reward is None:
+                return {"failed": f"the reward {name} was not run", "timeout": False, "untrained": untrained}
+            scores.setdefault(prefix + name, []).append(float(reward.score))
+            weights[prefix + name] = float(reward.weight)
+        for name, value in trace.metrics.items():
+            if value is not None and prefix + name not in weights | scores:
+                scores.setdefault(prefix + name, []).append(float(value))
+                weights[prefix + name] = 0.0
+    means = {name: sum(values) / len(values) for name, values in scores.items()}
+    return {"scores": means, "weights": weights, "untrained": untrained}
+
+
+def policy_client() -> dict[str, tuple[str, str]]:
+    """Have calls of the policy go where their trace's episode says; return those places, by trace.
+
+    verifiers keeps a client for each endpoint as long as it serves, and the policy's changes with each episode.
+    """
+    from verifiers.v1.clients import EvalClient, client  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.clients.client import SESSION_ID_HEADER  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.interception import server  # pyright: ignore[reportMissingImports]
+
+    routes: dict[str, tuple[str, str]] = {}
+
+    class PolicyClient(EvalClient):
+        async def _request(self, url: str, body: dict, headers: Any, *, stream: bool = False) -> Any:
+            base, key = routes[headers[SESSION_ID_HEADER]]
+            headers["authorization"] = f"Bearer {key}"
+            return await super()._request(url.replace(POLICY_URL, base, 1), body, headers, stream=stream)
+
+    def resolve(config: Any) -> Any:
+        return PolicyClient(config) if config.base_url == POLICY_URL else client.resolve_client(config)
+
+    server.resolve_client = resolve
+    return routes
+
+
+def use_installed_packages() -> None:
+    """Have programs that run as local processes use this environment where it has what they ask for.
+
+    verifiers makes an environment for each by `uv`, which has to be there, and to reach a package index.
+    """
+    from verifiers.v1.runtimes import SubprocessRuntime  # pyright: ignore[reportMissingImports]
+
+    made = SubprocessRuntime.prepare_uv_script
+
+    async def prepare(
+        self: Any, script: str | bytes, env: dict[str, str] | None = None, *, activate: bool = True
+    ) -> Any:
+        text = script.decode() if isinstance(script, bytes) else script
+        if not all(map(is_installed, dependencies(text))):
+            return await made(self, script, env, activate=activate)
+        path = Path(self.scripts_dir) / f"here-{hashlib.sha256(text.encode()).hexdigest()[:32]}.py"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_suffix(f".{os.getpid()}")
+            fresh.write_text(text)
+            fresh.rename(path)
+        return [sys.executable, str(path)]
+
+    SubprocessRuntime.prepare_uv_script = prepare
+
+
+def dependencies(script: str) -> list[str]:
+    """Return what a script's own metadata (PEP 723) says that it needs."""
+    import tomllib
+
+    head = script.partition("# /// script\n")[2].partition("# ///\n")[0]
+    return tomllib.loads("".join(f"{line[2:]}\n" for line in head.splitlines())).get("dependencies", [])
+
+
+def is_installed(requirement: str) -> bool:
+    from packaging.requirements import Requirement
+
+    wanted = Requirement(requirement)
+    try:
+        return wanted.specifier.contains(version(wanted.name), prereleases=True)
+    except PackageNotFoundError:
+        return False
+
+
+if __name__ == "__main__":
+    main()

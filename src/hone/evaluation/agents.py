@@ -1,0 +1,170 @@
+"""Programs that make rollouts (`hone.environments.agents`) with a model behind a URL: they run as they do in training,
+and their calls are passed on to its server.
+
+    answers, retries = run_at_url(env, endpoint, model, {(0, 0): example}, body_of, progress)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+
+from hone.environments.agents import AgentEnv, Rewarded
+from hone.errors import UserError
+from hone.evaluation.client import ChatClient, Failure
+from hone.inference.endpoint import Endpoint
+from hone.inference.server.app import while_connected
+from hone.inference.server.protocol import ApiError, ChatRequest
+from hone.orchestrator.agent_host import Host, as_error, chat_response
+from hone.orchestrator.agents import GAVE_UP, ROLLOUT_ENDED, same_messages
+from hone.types import Example, Outcome, Reply
+
+Place = tuple[int, int]
+"""Which example, and which of its rollouts."""
+Body = Callable[[Place, int], dict[str, Any]]
+"""What the call of this number of a rollout has beside model, messages and tools."""
+
+
+def run_at_url(
+    env: AgentEnv,
+    endpoint: Endpoint,
+    model: str,
+    examples: Mapping[Place, Example],
+    body_of: Body,
+    progress: Callable[[int, int], None],
+) -> tuple[dict[Place, Reply | Failure], int]:
+    """Run the program for each example; return what came of it, and how many requests were tried again.
+
+    A rollout whose program fails after the server did is a Failure. Ctrl-C ends all, and what is done is returned.
+    """
+    rollouts = [UrlRollout(env, example, place) for place, example in examples.items()]
+    host = UrlHost(env, rollouts, endpoint, model, body_of, progress)
+    try:
+        with host:
+            host.waiting_calls()  # There are none: it waits for all to end.
+    except KeyboardInterrupt:
+        if not any(rollout.calls for rollout in rollouts):
+            raise
+    done = [rollout for rollout in rollouts if rollout.ended]
+    return {rollout.place: rollout.answer() for rollout in done}, host.retries
+
+
+class UrlRollout:
+    """One rollout: the calls of a program, and what was answered. Used on the thread of the programs alone."""
+
+    def __init__(self, env: AgentEnv, example: Example, place: Place) -> None:
+        self.limits, self.example, self.place = env.agent_limits, example, place
+        self.sample_id = "0-{}-{}".format(*place)
+        self.api_key = f"hone-{self.sample_id}-{secrets.token_hex(16)}"
+        self.calls: list[tuple[str, Reply]] = []
+        """Who asked, and the conversation with its answer."""
+        self.asked = 0
+        self.limit = self.lost = ""
+        self.closed = self.ended = False
+        self.rewarded, self.failure = Rewarded({}), None
+
+    def begin(self) -> int:
+        """Return the number of a call. Raises ApiError if there may be no more."""
+        if self.closed:
+            raise ApiError(410, ROLLOUT_ENDED)
+        sampled = sum(reply.completion_tokens or 0 for _, reply in self.calls)
+        if self.asked >= self.limits.max_calls:
+            self.limit = f"the rollout has made its {self.limits.max_calls} calls (max_calls)"
+        elif self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
+            self.limit = f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)"
+        if self.limit:
+            raise ApiError(400, self.limit, "messages", "context_length_exceeded")
+        self.asked += 1
+        return self.asked - 1
+
+    def close(self, rewarded: Rewarded, failure: tuple[Outcome, str] | None) -> None:
+        """End the rollout."""
+        self.closed = self.ended = True
+        self.rewarded, self.failure = rewarded, failure
+        self.calls = [(who, reply) for who, reply in self.calls if who not in rewarded.untrained]
+
+    def answer(self) -> Reply | Failure:
+        """Return the last conversation of the rollout, with its rewards."""
+        if self.failure is not None and self.lost:
+            return Failure(self.lost)
+        given, prompt = self.rewarded, self.example.prompt
+        state = {"rewards": given.scores, "limit": self.limit, "gave_up": given is GAVE_UP, "calls": len(self.calls)}
+        if given.weights is not None:
+            state |= {"weights": given.weights, "right": given.right}
+        replies = [reply for _, reply in self.calls]
+        last = replies[-1] if replies else Reply(prompt, "stop", self.sample_id)
+        counts = [reply.completion_tokens for reply in replies]
+        begins = same_messages(last.messages[: len(prompt)], prompt)  # a recorded sample begins so
+        return replace(
+            last,
+            messages=last.messages if begins else [*prompt, *last.messages],
+            completion_tokens=None if None in counts else sum(count or 0 for count in counts),
+            seconds=sum(reply.seconds for reply in replies),
+            turns=max(1, len(replies)),
+            state=state,
+            failure=self.failure,
+        )
+
+
+class UrlHost(Host):
+    """Runs the programs, and passes their calls on."""
+
+    def __init__(
+        self,
+        env: AgentEnv,
+        rollouts: list[UrlRollout],
+        endpoint: Endpoint,
+        model: str,
+        body_of: Body,
+        progress: Callable[[int, int], None],
+    ) -> None:
+        super().__init__(env, rollouts)  # type: ignore[arg-type]
+        self.endpoint, self.model, self.body_of, self.progress = endpoint, model, body_of, progress
+        self.retries = 0
+
+    async def _all(self) -> None:
+        self._places = asyncio.Semaphore(self.endpoint.concurrency)
+        async with ChatClient(self.endpoint) as self._client:
+            try:
+                await super()._all()
+            finally:
+                self.retries = self._client.retries
+
+    async def _one(self, rollout: Any, places: asyncio.Semaphore) -> None:
+        await super()._one(rollout, places)
+        self.progress(sum(one.ended for one in self.rollouts), len(self.rollouts))  # type: ignore[attr-defined]
+
+    async def _chat(self, request: HttpRequest) -> Response:
+        try:
+            rollout: Any = self._rollout(request)
+            body = await self._body(request)
+            number = rollout.begin()
+            who = request.headers.get("x-session-id", "")
+            return await while_connected(request, self._pass_on(rollout, body, number, who))
+        except (ApiError, UserError) as error:
+            return as_error(error)
+
+    async def _pass_on(self, rollout: UrlRollout, body: ChatRequest, number: int, who: str) -> Response:
+        messages = [message.for_template() for message in body.messages]
+        more = self.body_of(rollout.place, number)
+        if (limit := body.max_completion_tokens or body.max_tokens) is not None:
+            more = more | {"max_tokens": min(limit, more.get("max_tokens") or limit)}
+        if body.tools and body.tool_choice != "none":
+            more = more | {"tools": body.tools}
+        async with self._places:
+            reply = await self._client.complete(self.model, messages, more, rollout.sample_id)
+        if isinstance(reply, Failure):
+            rollout.lost = reply.reason
+            return JSONResponse(ApiError(502, reply.reason).body(), 502)
+        rollout.calls.append((who, reply))
+        calls = reply.messages[-1].get("tool_calls")
+        usage = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
+        usage["total_tokens"] = sum(usage.values())
+        head = {"id": f"chatcmpl-{rollout.sample_id}-{number}", "created": 0, "model": body.model or self.model}
+        return chat_response(body, head, reply.messages[-1], "tool_calls" if calls else reply.stop_reason, usage)

@@ -1,0 +1,195 @@
+"""Rewards by services: a judge behind the OpenAI protocol and a server of one's own, both real servers on 127.0.0.1."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+import hone
+from hone.cli import main
+from hone.environments import Rubric, SingleTurnEnv, services
+from hone.environments.services import JUDGEMENTS, HTTPReward, Judge, Replies, record_in, usage
+from hone.errors import UserError
+from hone.types import Outcome
+
+ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(8)]
+
+
+class Server(ThreadingHTTPServer):
+    """Answers with `replies` in turn, the last for ever: a status, or what is said."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.replies: list[int | str | float | dict] = ["Of 10 I give it 7"]
+        self.asked: list[dict] = []
+        self.url = f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        said = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
+        status = said if isinstance(said, int) else 200
+        if self.path == "/v1/chat/completions":
+            message = {"role": "assistant", "content": str(said)}
+            answer: object = {
+                "id": "1",
+                "object": "chat.completion",
+                "created": 0,
+                "model": body["model"],
+                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
+            }
+        else:
+            answer = said
+        content = json.dumps(answer).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    threading.Thread(target=found.serve_forever, daemon=True).start()
+    yield found
+    found.shutdown()
+    found.server_close()
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replies of one test are not those of another."""
+    monkeypatch.delenv(services.VARIABLE, raising=False)
+    monkeypatch.setattr(Replies, "_known", {})
+
+
+def judge(server: Server, **more: object) -> Judge:
+    given = {"prompt": "Is {completion} right for {prompt}? It is {answer}.", "out_of": 10, "price": (1.0, 2.0)} | more
+    return Judge("judge-model", base_url=f"{server.url}/v1", **given)  # type: ignore[arg-type]
+
+
+def graded(reward, *texts: str):
+    env = SingleTurnEnv(dataset=ROWS, rubric=Rubric([reward]))
+    return env.grade_many([(env.split("train")[3], text) for text in texts])
+
+
+def test_a_judge_is_asked_once_for_each_completion_and_its_replies_are_kept(server: Server, tmp_path: Path):
+    record_in(tmp_path)
+    first, second, again = graded(judge(server), "three", "four", "three")
+    assert [score.reward for score in (first, second, again)] == [0.7, 0.7, 0.7]
+    assert first.outcome is Outcome.WRONG or first.outcome is Outcome.UNPARSABLE
+    said = sorted(body["messages"][0]["content"] for body in server.asked)
+    assert said[0] == "Is four right for What is 3?? It is 3." and len({*said}) == 2
+    before = len(server.asked)
+    assert before == 2
+    assert graded(judge(server), "three")[0].reward == 0.7 and len(server.asked) == before
+    lines = [json.loads(line) for line in (tmp_path / JUDGEMENTS).read_text().splitlines()]
+    assert {(line["name"], line["text"], line["tokens_in"], line["tokens_out"]) for line in lines} == {
+        ("judge", "Of 10 I give it 7", 100, 10)
+    }
+    assert lines[0]["cost"] == pytest.approx(120e-6)
+    assert usage(tmp_path) == f"{before} replies of judge, {100 * before} tokens in and {10 * before} out, 0.00024 spent"
+
+
+def test_recorded_replies_need_no_network_and_others_are_not_asked_for_in_a_check(server: Server, tmp_path: Path):
+    record_in(tmp_path)
+    graded(judge(server), "three")
+    Replies._known.clear()
+    record_in(tmp_path, "only")
+    known, other = graded(judge(server), "three", "five")
+    assert known.reward == 0.7
+    assert other.outcome is Outcome.GRADER_ERROR and "no reply of judge" in other.detail
+    assert len(server.asked) == 1
+
+
+def test_a_line_that_a_kill_has_cut_off_is_asked_again(server: Server, tmp_path: Path):
+    record_in(tmp_path)
+    graded(judge(server), "three")
+    path = tmp_path / JUDGEMENTS
+    path.write_bytes(path.read_bytes()[:-20])
+    Replies._known.clear()
+    assert graded(judge(server), "three")[0].reward == 0.7 and len(server.asked) == 2
+    Replies._known.clear()
+    graded(judge(server), "four")
+    assert len(server.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("replies", "words"), [([400], "400"), (["it is good"], "gave no number"), ([503], "503")], ids=str
+)
+def test_a_judge_that_fails_is_a_grader_error_and_never_a_reward_of_0(server: Server, replies, words):
+    server.replies = replies
+    (score,) = graded(judge(server, retries=0), "three")
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and words in score.detail
+
+
+def test_a_judge_that_is_down_is_asked_again(server: Server):
+    server.replies = [503, "0.5"]
+    assert graded(judge(server, out_of=1.0), "three")[0].reward == 0.5 and len(server.asked) == 2
+
+
+def test_a_server_rewards_by_a_number_or_an_object(server: Server):
+    reward = HTTPReward(f"{server.url}/score", retries=1)
+    server.replies = [0.25, {"reward": 0.75}, 503, 1.0]
+    assert [graded(reward, text)[0].reward for text in ("a", "b", "c")] == [0.25, 0.75, 1.0]
+    assert server.asked[0]["completion"] == [{"role": "assistant", "content": "a"}]
+    assert server.asked[0]["answer"] == "3" and server.asked[0]["prompt"][-1]["content"] == "What is 3?"
+    server.replies = [{"score": 1}]
+    (score,) = graded(reward, "d")
+    assert score.outcome is Outcome.GRADER_ERROR and "gave no number" in score.detail
+    server.server_close()
+    (score,) = graded(HTTPReward("http://127.0.0.1:1/score", retries=0), "e")
+    assert score.outcome is Outcome.GRADER_ERROR and "does not answer" in score.detail
+
+
+def test_bad_arguments_are_named():
+    with pytest.raises(UserError, match=r"has no \{completion\}"):
+        Judge("m", "rate this")
+    with pytest.raises(UserError, match="no name for a reward"):
+        HTTPReward("http://x", name="a b")
+
+
+def test_a_run_with_a_judge_is_resumed_verified_and_graded_again_without_it(server: Server, tmp_path: Path, capsys):
+    server.replies = ["4"]
+    folder = tmp_path / "run"
+    run = hone.rl(
+        reward_funcs=[exact, judge(server)],
+        dataset=[{"prompt": f"{i} + 1 is", "answer": str(i + 1)} for i in range(12)],
+        model="hone/tiny",
+        max_steps=2,
+        seq_len=64,
+        output_dir=str(folder),
+        **{
+            "orchestrator.batch_size": 8,
+            "orchestrator.rollouts_per_example": 4,
+            "orchestrator.sampling.max_tokens": 4,
+        },
+    )
+    assert [run.samples(step)["judge"].to_pylist() for step in (0, 1)] == [[0.4] * 8] * 2
+    assert "hone.Judge(model='judge-model'" in (folder / "rewards.py").read_text()
+    asked = len(server.asked)
+    assert asked and "replies of judge" in capsys.readouterr().out
+    server.shutdown()
+    server.server_close()
+    Replies._known.clear()
+    assert main(["regrade", str(folder), "--trust-local-task"]) == 0
+    assert main(["verify", str(folder), "--steps", "2", "--trust-local-task"]) == 0, capsys.readouterr()
+    assert len(server.asked) == asked
+
+
+def exact(completion, answer):
+    return float(completion[-1]["content"].strip() == answer)

@@ -1,0 +1,229 @@
+"""Tasksets that verifiers runs itself: tools, a user, a judge, several agents. What the policy says is scripted."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from processes import wait_until_gone
+
+from hone.cli import main
+from hone.environments import load_environment
+from hone.environments.adapters.verifiers import Episodes, Verifiers
+from hone.errors import UserError
+from hone.inference.types import Completion, SamplingParams
+from hone.model.chat import load_renderer
+from hone.orchestrator.agents import run_agents
+from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.conversations import RequestMaker
+from hone.orchestrator.types import Request
+from hone.runs import Run
+from hone.types import Outcome, Trajectory
+
+FOLDER = Path(__file__).parent / "verifiers_tasksets"
+RENDERER = load_renderer("hone/tiny")
+CALL = '<tool_call>{"name": "counter_bump", "arguments": {}}</tool_call>'
+pytestmark = pytest.mark.adapters
+
+
+class Scripted:
+    """A policy that says what `says` makes of a request's messages."""
+
+    def __init__(self, says: Callable[[list[dict[str, Any]]], str]) -> None:
+        self.says = says
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Trajectory]:
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Trajectory:
+        ids = [*RENDERER.tokenizer.encode(self.says(request.messages)).ids, RENDERER.stop_ids[0]]
+        completion = Completion(token_ids=ids, logprobs=[-0.5] * len(ids), stop_reason="stop")
+        return trajectory(request, completion, [0] * len(ids), RENDERER)
+
+
+@pytest.fixture
+def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Episodes]]:
+    """Loads a taskset of this folder; what runs it is ended."""
+    monkeypatch.chdir(FOLDER)
+    made: list[Any] = []
+
+    def given(name: str, **arguments: Any) -> Any:
+        made.append(load_environment(f"verifiers:{name}", **arguments))
+        return made[-1]
+
+    yield given
+    for env in made:
+        if isinstance(env, Episodes):
+            env.close()
+
+
+def played(env: Episodes, says: Callable[[list[dict[str, Any]]], str], rollouts: int = 1) -> list[Trajectory]:
+    maker = RequestMaker(RENDERER, rollouts, 2048, 200, 0, "rollout")
+    return run_agents(env, Scripted(says), maker, [env.example(index=0)], [0], 0, SamplingParams())  # type: ignore[arg-type]
+
+
+def score(env: Episodes, one: Trajectory) -> Any:
+    return env.grade(env.example(index=0), one)
+
+
+def test_a_tool_with_state_is_called_and_what_the_policy_said_is_trained(load):
+    env = load("counting")
+    assert isinstance(env, Episodes)
+
+    def says(messages: list[dict[str, Any]]) -> str:
+        return CALL if sum(message["role"] == "tool" for message in messages) < 2 else "done"
+
+    (one,) = played(env, says)
+    assert one.failure is None, one.failure
+    roles = [message["role"] for message in one.messages]
+    assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
+    assert "calls=2" in str(one.messages[4]["content"]) and not one.branches
+    spoken = RENDERER.tokenizer.decode(one.token_ids[one.sampled_mask].tolist())
+    assert spoken == f"{CALL}{CALL}done"
+    assert np.all(one.logprobs[one.sampled_mask] == -0.5)
+    graded = score(env, one)
+    assert graded.components["counted"] == pytest.approx(2 / 3) and graded.components["turns"] == 3
+    assert graded.weights == {"counted": 1.0, "turns": 0.0} and graded.reward == pytest.approx(2 / 3)
+    assert graded.outcome is Outcome.WRONG
+
+
+def test_a_user_opens_and_answers(load):
+    env = load("talk")
+    first, second = played(env, lambda messages: "aye" if "And then?" in messages[-1]["content"] else "mm", 2)
+    for one in (first, second):
+        assert [message["role"] for message in one.messages][-4:] == ["user", "assistant", "user", "assistant"]
+        graded = score(env, one)
+        assert graded.components == {"vowels": 0.5} and graded.reward == 1.0 and graded.outcome is Outcome.WRONG
+
+
+def test_of_several_agents_those_that_are_not_trained_leave_no_tokens(load):
+    env = load("duet")
+    (one,) = played(env, lambda _messages: "ab")
+    assert not one.branches, "b is not trained"
+    graded = score(env, one)
+    assert graded.components == {"short": 1.0, "same": 1.0} and graded.outcome is Outcome.CORRECT
+
+
+def test_siblings_of_an_episode_are_trajectories_of_one_sample(load):
+    env = load("capitals", env={"id": "best-of-n", "n": 3})
+    (one,) = played(env, lambda _messages: "Paris")
+    assert len(one.branches) == 2
+    graded = score(env, one)
+    assert graded.components["exact"] == 1.0 and graded.components["pass_at_n"] == 1.0
+    assert graded.weights["exact"] == 2.0 and graded.weights["pass_at_n"] == 0.0 and graded.reward == 3.0
+
+
+class Judge(BaseHTTPRequestHandler):
+    """A judge that says 0.25, or that it is busy."""
+
+    busy = False
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        message = {"role": "assistant", "content": "0.25"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        head = {"id": "1", "object": "chat.completion", "created": 0, "model": "judge", "usage": usage}
+        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
+        content = json.dumps({**head, "choices": choices}).encode()
+        self.send_response(503 if Judge.busy else 200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_judge_at_a_url_rewards_and_one_that_is_down_is_a_grader_error(load, monkeypatch):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    url = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "api_key_var": "NO_KEY", "model": "judge"}
+    try:
+        env = load("judged", task={"judge": url})
+        (one,) = played(env, lambda _messages: "x")
+        assert score(env, one).components == {"rated": 0.25}
+        monkeypatch.setattr(Judge, "busy", True)
+        (one,) = played(env, lambda _messages: "x")
+        assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and "503" in one.failure[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_again(load):
+    env = load("talk", agent_limits={"timeout": 4.0})
+
+    def slow(messages: list[dict[str, Any]]) -> str:
+        if not called:
+            called.append(True)
+            time.sleep(8)
+        return "a"
+
+    called: list[bool] = []
+    (late,) = played(env, slow)
+    assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
+    pid = env._driver._process.pid  # type: ignore[union-attr]
+    env.agent_limits = type(env.agent_limits)(timeout=600.0)
+    (fine,) = played(env, slow)
+    assert fine.failure is None and env._driver._process.pid == pid  # type: ignore[union-attr]
+
+
+def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
+    env = load("talk")
+
+    def says(messages: list[dict[str, Any]]) -> str:
+        if not killed:
+            killed.append(env._driver._process.pid)  # type: ignore[union-attr]
+            env._driver._process.kill()  # type: ignore[union-attr]
+        return "a"
+
+    killed: list[int] = []
+    (lost,) = played(env, says)
+    assert lost.failure is not None and "process has ended" in lost.failure[1]
+    (fine,) = played(env, says)
+    assert fine.failure is None
+    pid = env._driver._process.pid  # type: ignore[union-attr]
+    env.close()
+    wait_until_gone({pid})
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "words"),
+    [
+        ("counting", {"env": {"agent": {"harness": {"id": "bash"}}}}, "would run what a model writes on this machine"),
+        ("counting", {"env": {"agent": {"runtime": {"type": "podman"}}}}, "podman, which is not installed here"),
+        ("counting", {"env": {"agnt": {}}}, "does not take 'agnt'"),
+        ("capitals", {"agent_limits": {"timeout": 1.0}}, "agent_limits are for rollouts that verifiers makes"),
+    ],
+)
+def test_bad_input_is_one_sentence(load, name: str, arguments: dict[str, Any], words: str):
+    with pytest.raises(UserError, match=words):
+        load(name, **arguments)
+
+
+def test_what_text_alone_scores_is_still_scored_as_text(load):
+    assert isinstance(load("capitals"), Verifiers)
+
+
+def test_rl_trains_on_episodes_and_replays_them(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capfd):
+    for name in ("counting", "duet"):
+        (tmp_path / f"{name}.py").write_text((FOLDER / f"{name}.py").read_text())
+    monkeypatch.chdir(tmp_path)
+    flags = ["--model.name", str(tiny_model_dir), "--max-steps", "2", "--orchestrator.batch-size", "4"]
+    flags += ["--orchestrator.rollouts-per-example", "2", "--seq-len", "1024"]
+    flags += ["--orchestrator.sampling.max-tokens", "8"]
+    flags += ["--display", "plain", "--orchestrator.grading.max-failed", "1.0"]
+    assert main(["rl", "--orchestrator.env.id", "verifiers:duet", *flags]) == 0, capfd.readouterr().err
+    run = Run("outputs")
+    rows = [row for step in (0, 1) for row in run.rollouts(step).to_pylist()]
+    assert len(rows) == 8 and all(set(dict(row["components"])) == {"short", "same"} for row in rows), rows
+    assert main(["replay", "outputs"]) == 0
+    few = ["-n", "1", "-r", "1", "--max-tokens", "4"]
+    assert main(["eval", "verifiers:counting", "-m", str(tiny_model_dir), *few]) == 0, capfd.readouterr().err
