@@ -116,7 +116,6 @@ def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
     for given, words in (
         ({"agent": agent, "reward_funcs": [plain]}, "gives the rewards itself"),
         ({"agent": plain}, "async def"),
-        ({"agent": agent, "mode": "split"}, "split"),
         ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
         ({"agent": "my_agent:agend"}, "did you mean agent"),
         ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),

@@ -294,3 +294,26 @@ def test_a_component_that_is_no_number_breaks_no_page(tmp_path: Path) -> None:
     broken = row("x", reward=None, outcome="grader_error", components=[("ratio", float("nan"))])
     write_run(tmp_path / "a", {0: [broken]})
     assert client(tmp_path).get("/run/a/sample/0/0/").status_code == 200
+
+
+def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_path: Path) -> None:
+    ids = encode("Yes!")
+    asked = encode("Other?")
+    branch = {
+        "token_ids": [*asked, *ids],
+        "sampled_mask": [False] * len(asked) + [True] * len(ids),
+        "logprobs": [0.0] * len(asked) + [-0.5] * len(ids),
+        "versions": [-1] * len(asked) + [0] * len(ids),
+        "stop_reason": "stop",
+        "messages": [{"role": "user", "content": "Other?"}, {"role": "assistant", "content": "Yes!"}],
+    }
+    write_run(tmp_path / "runs" / "agent", {0: [right("first words", branches=json.dumps([branch])), right("alone")]})
+    viewer = client(tmp_path / "runs")
+    page = viewer.get("/run/agent/sample/0/0/")
+    assert "the program had 2 conversations" in text_of(page.text) and "first words" in text_of(page.text)
+    other = text_of(viewer.get("/run/agent/sample/0/0/?trajectory=1").text)
+    assert "Other?" in other and "Yes!" in other and "first words" not in other
+    assert f"{len(ids)} tokens, stopped by stop" in other
+    assert "which share the advantage" not in text_of(viewer.get("/run/agent/sample/0/1/").text)
+    missing = viewer.get("/run/agent/sample/0/0/?trajectory=2")
+    assert missing.status_code in (400, 404) and "has no trajectory 2" in text_of(missing.text)

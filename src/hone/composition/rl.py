@@ -317,7 +317,6 @@ class RL(Training):
             return
         orch = self.config.orchestrator
         problems = {
-            "mode = split": self.config.mode == "split",
             "a teacher": self.config.teacher is not None,
             'orchestrator.advantage.components = "normalize"': orch.advantage.components == "normalize",
             'orchestrator.truncated = "penalize"': orch.truncated == "penalize",

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from starlette.datastructures import QueryParams
@@ -110,6 +111,11 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
     entry, store, number, _ = _open(site, slug, step)
     index = whole("row", row)
     one = store.sample(number, index)
+    branches, trajectory = _branches(one), whole("trajectory", query.get("trajectory") or "0")
+    if trajectory:
+        if trajectory > len(branches):
+            raise UserError(f"completion {index} has no trajectory {trajectory}: the last is {len(branches)}")
+        one = _of_branch(one, branches[trajectory - 1], trajectory)
     color = query.get("color") or "logprob"
     if color not in (*tokens.QUANTITIES, "none"):
         raise UserError(f"color cannot be {color[:50]!r}: it is one of {', '.join(tokens.QUANTITIES)} or none")
@@ -137,6 +143,8 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         shown=len(shown),
         filters={name: query[name] for name in FILTERS if query.get(name)},
         kept={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
+        trajectory=trajectory,
+        trajectories=1 + len(branches),
         blocks=blocks,
         prompt=conversation.turns(conversation.messages_of(one["prompt"]), sampled=False),
         read=read,
@@ -150,6 +158,27 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         info=_pretty(one.get("info")),
         versions=_versions(one),
     )
+
+
+def _branches(one: Row) -> list[dict[str, Any]]:
+    """Return the further trajectories of a sample that a program made: other conversations that it had."""
+    try:
+        found = parse_json(one.get("branches") or "[]")
+    except ValueError:
+        found = []
+    return [branch for branch in found if isinstance(branch, dict)] if isinstance(found, list) else []
+
+
+def _of_branch(one: Row, branch: dict[str, Any], number: int) -> Row:
+    """Return a sample's row with one of its further trajectories in place of the first."""
+    messages, mask = branch.get("messages"), branch.get("sampled_mask") or []
+    messages = messages if conversation.is_messages(messages) else []
+    turns = sum(bool(is_sampled) and not before for before, is_sampled in itertools.pairwise([False, *mask]))
+    spoken = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
+    first = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)
+    told = {name: branch.get(name) for name in ("token_ids", "sampled_mask", "logprobs", "versions", "stop_reason")}
+    told |= {"prompt": json.dumps(messages[:first]), "completion": json.dumps(messages[first:])}
+    return one | told | {"tokens": sum(map(bool, mask)), "branch": number, "teacher_logprobs": None}
 
 
 def _versions(one: Row) -> list[tuple[int, int]]:

@@ -151,6 +151,8 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
 
 def _measured(run: Run, row: Row, sampled: int) -> tuple[dict[str, Any], str]:
     """Return what the train step noted of the sampled tokens; nothing, and why, if that is not there."""
+    if row.get("branch"):
+        return {}, "what the train step noted is shown of the first trajectory only"
     try:
         table = run.token_stats(row["step"])
     except (UserError, OSError) as error:
