@@ -20,9 +20,9 @@ def arguments(folder: Path, file: Path) -> list:
 
 def test_a_shared_folder_is_used_as_it_is(tmp_path):
     (file := tmp_path / "my_task.py").write_text("X = 1\n")
-    from hone.orchestrator.cluster.graders import localized
+    from hone.orchestrator.cluster.graders import arguments_for_node
 
-    found = localized(arguments(tmp_path, file), {str(file): file.read_bytes()}, tmp_path / "scratch")
+    found = arguments_for_node(arguments(tmp_path, file), {str(file): file.read_bytes()}, tmp_path / "scratch")
     assert found[:3] == ["my-task", {"a": 1}, str(tmp_path)] and found[5] == 10.0
     assert found[3][0] == str(tmp_path) and "/nowhere" not in found[3] and set(sys.path) <= set(found[3])
     assert found[4] == {str(file): digests.of_source(file)} and not (tmp_path / "scratch").exists()
@@ -32,11 +32,11 @@ def test_a_shared_folder_is_used_as_it_is(tmp_path):
 def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_path, there):
     (file := tmp_path / "task" / "my_task.py").parent.mkdir()
     file.write_text("X = 1\n")
-    from hone.orchestrator.cluster.graders import localized
+    from hone.orchestrator.cluster.graders import arguments_for_node
 
     given = arguments(file.parent, file), {str(file): file.read_bytes()}
     file.unlink() if there is None else file.write_text(there)
-    env_id, kwargs, folder, path, sources, timeout = localized(*given, tmp_path / "scratch")
+    env_id, kwargs, folder, path, sources, timeout = arguments_for_node(*given, tmp_path / "scratch")
     assert (env_id, kwargs, timeout) == ("my-task", {"a": 1}, 10.0)
     assert folder == path[0] == f"{tmp_path}/scratch{tmp_path}/task"
     ((written, digest),) = sources.items()
@@ -44,10 +44,10 @@ def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_pat
 
 
 def test_a_folder_that_only_the_orchestrators_machine_has_is_made_in_the_scratch_folder(tmp_path):
-    from hone.orchestrator.cluster.graders import localized
+    from hone.orchestrator.cluster.graders import arguments_for_node
 
     gone = tmp_path / "gone"
-    _, _, folder, *_ = localized(["my-task", {}, str(gone), [], {}, 10.0], {}, tmp_path / "scratch")
+    _, _, folder, *_ = arguments_for_node(["my-task", {}, str(gone), [], {}, 10.0], {}, tmp_path / "scratch")
     assert folder == f"{tmp_path}/scratch{gone}" and not gone.exists()
 
 

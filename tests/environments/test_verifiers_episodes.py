@@ -61,7 +61,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Episodes]]:
     yield given
     for env in made:
         if isinstance(env, Episodes):
-            env.close()
+            env.close_workers()
 
 
 def played(env: Episodes, says: Callable[[list[dict[str, Any]]], str], rollouts: int = 1) -> list[Trajectory]:
@@ -167,12 +167,13 @@ def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_aga
         return "a"
 
     called: list[bool] = []
+    env.check_rollouts()
     (late,) = played(env, slow)
     assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
-    pid = env._driver._process.pid  # type: ignore[union-attr]
+    pid = env._driver._life.pid  # type: ignore[union-attr]
     env.agent_limits = type(env.agent_limits)(timeout=600.0)
     (fine,) = played(env, slow)
-    assert fine.failure is None and env._driver._process.pid == pid  # type: ignore[union-attr]
+    assert fine.failure is None and env._driver._life.pid == pid  # type: ignore[union-attr]
 
 
 def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
@@ -180,8 +181,8 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
 
     def says(messages: list[dict[str, Any]]) -> str:
         if not killed:
-            killed.append(env._driver._process.pid)  # type: ignore[union-attr]
-            env._driver._process.kill()  # type: ignore[union-attr]
+            killed.append(env._driver._life.pid)  # type: ignore[union-attr]
+            env._driver._life._process.kill()  # type: ignore[union-attr]
         return "a"
 
     killed: list[int] = []
@@ -189,8 +190,8 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
     assert lost.failure is not None and "process has ended" in lost.failure[1]
     (fine,) = played(env, says)
     assert fine.failure is None
-    pid = env._driver._process.pid  # type: ignore[union-attr]
-    env.close()
+    pid = env._driver._life.pid  # type: ignore[union-attr]
+    env.close_workers()
     wait_until_gone({pid})
 
 

@@ -64,6 +64,35 @@ async def once(client: openai.AsyncOpenAI, example: Any) -> float:
     return float(len(message.content or ""))
 
 
+def test_a_call_may_have_stops_of_its_own() -> None:
+    stops: list[str] = []
+    said: list[str] = []
+
+    async def two(client: openai.AsyncOpenAI, example: Any) -> float:
+        first = await ask(client, example.prompt, **({"stop": stops} if stops else {}))
+        again = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+        await ask(client, again)
+        said.append(first.content)
+        return 1.0
+
+    played(task_of(two), 1, examples=1)
+    stops.append(said[0][2])
+    (cut,) = played(task_of(two), 1, examples=1)
+    assert cut.failure is None and not cut.branches, "the second call goes on from the first"
+    assert said[1] == said[0][: said[0].index(stops[0])]
+    first = int(cut.sampled_mask.argmax())
+    assert RENDERER.tokenizer.decode(cut.token_ids[first:].tolist()).startswith(said[1] + stops[0]), "it is trained on"
+
+
+def test_a_wish_for_a_tool_is_no_error() -> None:
+    async def wishes(client: openai.AsyncOpenAI, example: Any) -> float:
+        await ask(client, example.prompt, tools=TOOLS, tool_choice="required")
+        return 1.0
+
+    (one,) = played(task_of(wishes), 1, examples=1)
+    assert one.failure is None
+
+
 def test_one_call_is_sampled_as_a_task_of_one_turn_is() -> None:
     def zero(completion: Any) -> float:
         return 0.0
@@ -252,7 +281,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True}, "logprobs is the run's to set"),
     ({"temperature": 0.3}, "temperature is the run's to set"),
     ({"seed": 3}, "seed is the run's to set"),
-    ({"stop": ["x"]}, "stop is the run's to set"),
     ({"extra_body": {"best": 1}}, "best is not a field of this request"),
     ({"tools": [{"type": "function"}]}, "is no function"),
 ]

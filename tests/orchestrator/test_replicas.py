@@ -33,7 +33,7 @@ def test_a_killed_server_is_started_again_so_often(monkeypatch):
     for _ in range(RESTARTS + 2):
         found._replace()
     assert started == ["inference-0"] * RESTARTS
-    assert said[-1] == "inference-0 ended with -9: going on without it" and len(said) == RESTARTS + 1
+    assert said[-1] == "inference-0 ended with -9: no server is left" and len(said) == RESTARTS + 1
 
 
 def test_a_server_that_ends_by_itself_is_not_started_again(monkeypatch):

@@ -21,6 +21,7 @@ from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
 from hone.environments.loading import configured
+from hone.environments.services import Service
 from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
@@ -59,9 +60,11 @@ def use_graders(
 ) -> None:
     """Have a task's functions run in processes of this machine, or of the cluster where it has graders."""
     if cluster is not None and cluster.graders:
+        if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
+            raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
         from hone.orchestrator.cluster.graders import RemoteProcess
 
-        grading, env.elsewhere = grading.model_copy(update={"workers": cluster.graders}), RemoteProcess
+        grading, env.make_process = grading.model_copy(update={"workers": cluster.graders}), RemoteProcess
     env.use_workers(grading, deterministic=deterministic)
 
 

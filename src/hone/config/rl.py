@@ -282,7 +282,7 @@ class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
     common = {
-        "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward data",
+        "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward agent data",
         "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.above budget.hours
             budget.usd mode""",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
@@ -292,7 +292,8 @@ class RLConfig(RunConfig):
             trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
         "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
         "Watching": "wandb.project wandb.name alarms.action predict display",
-        "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
+        "Machine": """precision deterministic threads model.device orchestrator.client.base_url inference.backend
+            cluster.address""",
     }
     choices = {"algorithm": SUMMARIES}
 

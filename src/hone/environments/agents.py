@@ -63,21 +63,30 @@ class Rewarded:
     """What a rollout was worth: scores by name, and their weights (by default 1).
 
     `right` says if its answer is; by default it is if the first score is at least 1. Calls of the model under one of
-    the session ids `untrained` are not the policy's part, and are not trained.
+    the session ids `untrained` are not the policy's part, and are not trained. `gave_up`: the program failed for a
+    bound that the model used up.
     """
 
     scores: Mapping[str, float]
     weights: Mapping[str, float] | None = None
     right: bool | None = None
     untrained: frozenset[str] = frozenset()
+    gave_up: bool = False
+
+    def state(self, limit: str, calls: int) -> dict[str, Any]:
+        """Return what a rollout's trajectory keeps of it, for `AgentEnv.grade_many`."""
+        kept = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
+        return kept if self.weights is None else kept | {"weights": dict(self.weights), "right": self.right}
 
 
 class ProgramFailed(Exception):
-    """Why a rollout has no reward, in words, and what kind of failure that is."""
+    """Why a rollout has no reward, in words, and what kind of failure that is. `untrained` as in `Rewarded`."""
 
-    def __init__(self, words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> None:
+    def __init__(
+        self, words: str, outcome: Outcome = Outcome.GRADER_ERROR, untrained: frozenset[str] = frozenset()
+    ) -> None:
         super().__init__(words)
-        self.outcome = outcome
+        self.outcome, self.untrained = outcome, untrained
 
 
 class AgentEnv(SingleTurnEnv):
@@ -94,9 +103,6 @@ class AgentEnv(SingleTurnEnv):
     async def episode(self, url: str, key: str, example: Example) -> Rewarded:
         """Make a rollout. Raises ProgramFailed."""
         raise NotImplementedError
-
-    def close(self) -> None:
-        """End what makes the rollouts."""
 
     @property
     def late_grading_reason(self) -> str | None:

@@ -18,6 +18,7 @@ from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Measured, Rubric, Sample
+from hone.environments.services import Service
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.grading import Work, together
@@ -126,7 +127,7 @@ class Environment:
         self.isolated = False
         """True: functions marked `inline` run in worker processes too, where they can be killed."""
         self._workers: Workers | None = None
-        self.elsewhere: Callable[..., Any] | None = None
+        self.make_process: Callable[..., Any] | None = None
         """Makes a grading process on another machine, as `grading.pool.Process` makes one on this."""
         self.progress: Progress = lambda words: None
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
@@ -137,7 +138,8 @@ class Environment:
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
         """Set how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
-        self.limits = Limits(config.workers, config.timeout, config.memory_gib, deterministic)
+        patience = [func.patience for func in self.rubric.funcs.values() if isinstance(func, Service)]
+        self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
     def start_workers(self, samples: int) -> None:
         """Start as many processes as so many samples need, without waiting for them."""
@@ -363,7 +365,7 @@ class Environment:
         if self._workers is None:
             from hone.environments.workers import Workers
 
-            self._workers = Workers(origin, self.limits, lambda words: self.progress(words), self.elsewhere)
+            self._workers = Workers(origin, self.limits, lambda words: self.progress(words), self.make_process)
         return self._workers
 
     def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:

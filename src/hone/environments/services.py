@@ -22,14 +22,14 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import IO, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
+from hone.runs.outputs import JUDGEMENTS
 from hone.types import content_hash
 
-JUDGEMENTS = "judgements.jsonl"
 VARIABLE = "HONE_JUDGEMENTS"
 """Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
@@ -46,6 +46,7 @@ class Service:
     """A reward function that asks a service: async, and inline, for it only waits."""
 
     name: str
+    timeout: float
     concurrency: int
     inline = True
 
@@ -53,6 +54,11 @@ class Service:
         if not self.name.isidentifier():
             raise UserError(f"{self.name!r} is no name for a reward: take letters, digits and _")
         self.__name__, self._gate = self.name, _Gate(self.concurrency)
+
+    @property
+    def patience(self) -> float:
+        """Seconds that grading has to wait for it: a try that hangs, and one that is answered late."""
+        return 2 * self.timeout
 
     @property
     def source(self) -> str:
@@ -67,7 +73,8 @@ class Judge(Service):
 
     `prompt` is what it is asked, with {prompt}, {completion} and {answer} in it. `read` gets another number out of a
     reply, None for none. The key is in the variable `api_key_env`. `price` is what a million tokens cost, in and out;
-    `concurrency` the most requests at a time. It waits `timeout` seconds for a reply and asks `retries` times again.
+    `concurrency` the most requests at a time. It waits `timeout` seconds for a reply and asks `retries` times again,
+    all within twice that time: `grading.timeout` is at least so long for its task.
     """
 
     model: str
@@ -93,7 +100,8 @@ class Judge(Service):
         values["completion"] = completion_text(state["completion"])
         text = _FIELDS.sub(lambda match: str(values[match[1]]), self.prompt)
         asked = {"model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": self.max_tokens}
-        reply = await _recorded(self.name, asked, lambda: self._ask(asked), self._gate)
+        place = {"url": self.base_url or os.environ.get("OPENAI_BASE_URL"), **asked}
+        reply = await _recorded(self.name, place, lambda: self._ask(asked), self._gate)
         number = self.read(reply["text"])
         if number is None or not math.isfinite(number):
             raise ValueError(f"{self.name} gave no number: {reply['text'][-200:]!r}")
@@ -131,7 +139,7 @@ class HTTPReward(Service):
 
     async def __call__(self, state: dict[str, Any]) -> float:
         asked = {name: state[name] for name in ("prompt", "completion", "answer", "info")}
-        reply = (await _recorded(self.name, asked, lambda: self._ask(asked), self._gate))["reply"]
+        reply = (await _recorded(self.name, {"url": self.url, **asked}, lambda: self._ask(asked), self._gate))["reply"]
         number = reply.get("reward") if isinstance(reply, dict) else reply
         if isinstance(number, bool | int | float) and math.isfinite(number):
             return float(number)
@@ -204,37 +212,43 @@ class Replies:
 
     def find(self, key: str) -> dict[str, Any] | None:
         """Return the reply to what has this key."""
-        if key not in self._replies:
-            self._read_on()
+        if key not in self._replies and self.path is not None and self.path.exists():
+            with self._lock, open(self.path, "rb") as file:
+                self._read_on(file)
         return self._replies.get(key)
 
     def add(self, key: str, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """Write a reply down; return it."""
+        """Write a reply down, unless another process has one to this; return the one that counts."""
         line = json.dumps({"key": key, "name": name, **reply}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
         with self._lock:
-            self._replies[key] = reply
             if self.path is not None and self.writes:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "ab") as file:
+                with open(self.path, "ab+") as file:
                     fcntl.flock(file, fcntl.LOCK_EX)
-                    file.write(line)
-        return reply
+                    self._read_on(file)
+                    if key not in self._replies:
+                        is_cut = self._read < file.seek(0, os.SEEK_END)  # by a kill
+                        file.write(b"\n" * is_cut + line)
+            return self._replies.setdefault(key, reply)
 
-    def _read_on(self) -> None:
-        """Read what others have written since; a line that was cut off by a kill is passed over."""
-        if self.path is None or not self.path.exists():
-            return
-        with self._lock, open(self.path, "rb") as file:
-            file.seek(self._read)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._read += len(line)
-                try:
-                    found = json.loads(line)
-                    self._replies.setdefault(found.pop("key"), found)
-                except (ValueError, KeyError):
-                    continue
+    def _read_on(self, file: IO[bytes]) -> None:
+        """Read what was written since; what a kill has cut off is passed over."""
+        file.seek(self._read)
+        for line in file:
+            if not line.endswith(b"\n"):
+                break
+            self._read += len(line)
+            if (found := _parsed(line)) is not None:
+                self._replies.setdefault(found.pop("key"), found)
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    """Return what a line of the file holds; None for one that was cut off."""
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and {"key", "name"} <= found.keys() else None
 
 
 def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
@@ -242,6 +256,7 @@ def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "re
 
     Mode "read": what is there is used, and what is asked is not written down; "only": nothing else is asked.
     """
+    Replies._known.clear()
     os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"
 
 
@@ -250,7 +265,7 @@ def usage(folder: Path) -> str | None:
     path = folder / JUDGEMENTS
     if not path.exists():
         return None
-    lines = [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\n")]
+    lines = [found for line in path.read_bytes().splitlines() if (found := _parsed(line)) is not None]
     words = f"{len(lines):,} repl{'y' if len(lines) == 1 else 'ies'} of {', '.join(sorted({x['name'] for x in lines}))}"
     tokens = [sum(line.get(name, 0) for line in lines) for name in ("tokens_in", "tokens_out")]
     cost = sum(line.get("cost", 0.0) for line in lines)

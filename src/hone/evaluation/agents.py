@@ -22,7 +22,15 @@ from hone.inference.endpoint import Endpoint
 from hone.inference.server.app import while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.orchestrator.agent_host import Host, as_error, chat_response
-from hone.orchestrator.agents import GAVE_UP, ROLLOUT_ENDED, same_messages
+from hone.orchestrator.agents import (
+    NO_CALL,
+    ROLLOUT_ENDED,
+    SAMPLING_FIELDS,
+    behind_prompt,
+    refuse_other_sampling,
+    same_messages,
+    writable,
+)
 from hone.types import Example, Outcome, Reply
 
 Place = tuple[int, int]
@@ -51,7 +59,9 @@ def run_at_url(
     except KeyboardInterrupt:
         if not any(rollout.calls for rollout in rollouts):
             raise
-    done = [rollout for rollout in rollouts if rollout.ended]
+    if host.refused is not None:
+        raise host.refused
+    done = [rollout for rollout in rollouts if rollout.is_done]
     return {rollout.place: rollout.answer() for rollout in done}, host.retries
 
 
@@ -64,51 +74,58 @@ class UrlRollout:
         self.api_key = f"hone-{self.sample_id}-{secrets.token_hex(16)}"
         self.calls: list[tuple[str, Reply]] = []
         """Who asked, and the conversation with its answer."""
-        self.asked = 0
+        self.asked = self.sampled = 0
         self.limit = self.lost = ""
-        self.closed = self.ended = False
+        self.closed = False
         self.rewarded, self.failure = Rewarded({}), None
 
-    def begin(self) -> int:
-        """Return the number of a call. Raises ApiError if there may be no more."""
+    @property
+    def is_done(self) -> bool:
+        """False for one that Ctrl-C has ended."""
+        return self.failure is not None or bool(self.rewarded.scores)
+
+    def begin(self, most: int | None) -> tuple[int, int | None]:
+        """Return the number of a call, and the tokens that it may have of `most`. Raises ApiError if there are none."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
-        sampled = sum(reply.completion_tokens or 0 for _, reply in self.calls)
+        left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         if self.asked >= self.limits.max_calls:
             self.limit = f"the rollout has made its {self.limits.max_calls} calls (max_calls)"
-        elif self.limits.max_tokens is not None and sampled >= self.limits.max_tokens:
+        elif left is not None and left < 1:
             self.limit = f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)"
         if self.limit:
             raise ApiError(400, self.limit, "messages", "context_length_exceeded")
-        self.asked += 1
-        return self.asked - 1
+        most = min((x for x in (left, most) if x is not None), default=None)
+        self.asked, self.sampled = self.asked + 1, self.sampled + (most or 0)
+        return self.asked - 1, most
 
     def close(self, rewarded: Rewarded, failure: tuple[Outcome, str] | None) -> None:
         """End the rollout."""
-        self.closed = self.ended = True
-        self.rewarded, self.failure = rewarded, failure
+        self.closed, self.rewarded, self.failure = True, rewarded, writable(failure)
         self.calls = [(who, reply) for who, reply in self.calls if who not in rewarded.untrained]
 
     def answer(self) -> Reply | Failure:
-        """Return the last conversation of the rollout, with its rewards."""
+        """Return the first conversation of the rollout, as far as it went, with the rewards."""
         if self.failure is not None and self.lost:
             return Failure(self.lost)
-        given, prompt = self.rewarded, self.example.prompt
-        state = {"rewards": given.scores, "limit": self.limit, "gave_up": given is GAVE_UP, "calls": len(self.calls)}
-        if given.weights is not None:
-            state |= {"weights": given.weights, "right": given.right}
+        failure, prompt = self.failure, self.example.prompt
         replies = [reply for _, reply in self.calls]
-        last = replies[-1] if replies else Reply(prompt, "stop", self.sample_id)
+        if failure is None and not replies:
+            failure = Outcome.GRADER_ERROR, self.limit or NO_CALL
+        first = replies[0] if replies else Reply(prompt, "stop", self.sample_id)
+        for reply in replies[1:]:
+            length = len(first.messages)
+            if len(reply.messages) > length and same_messages(reply.messages[:length], first.messages):
+                first = reply
         counts = [reply.completion_tokens for reply in replies]
-        begins = same_messages(last.messages[: len(prompt)], prompt)  # a recorded sample begins so
         return replace(
-            last,
-            messages=last.messages if begins else [*prompt, *last.messages],
+            first,
+            messages=behind_prompt(first.messages, prompt),
             completion_tokens=None if None in counts else sum(count or 0 for count in counts),
             seconds=sum(reply.seconds for reply in replies),
             turns=max(1, len(replies)),
-            state=state,
-            failure=self.failure,
+            state=self.rewarded.state(self.limit, len(replies)),
+            failure=failure,
         )
 
 
@@ -126,7 +143,9 @@ class UrlHost(Host):
     ) -> None:
         super().__init__(env, rollouts)  # type: ignore[arg-type]
         self.endpoint, self.model, self.body_of, self.progress = endpoint, model, body_of, progress
-        self.retries = 0
+        self.retries, self.ended = 0, 0
+        self.refused: UserError | None = None
+        """Why no request can succeed."""
 
     async def _all(self) -> None:
         self._places = asyncio.Semaphore(self.endpoint.concurrency)
@@ -138,33 +157,48 @@ class UrlHost(Host):
 
     async def _one(self, rollout: Any, places: asyncio.Semaphore) -> None:
         await super()._one(rollout, places)
-        self.progress(sum(one.ended for one in self.rollouts), len(self.rollouts))  # type: ignore[attr-defined]
+        self.ended += 1
+        self.progress(self.ended, len(self.rollouts))
 
     async def _chat(self, request: HttpRequest) -> Response:
         try:
             rollout: Any = self._rollout(request)
             body = await self._body(request)
-            number = rollout.begin()
+            more = self.body_of(rollout.place, rollout.asked)
+            refuse_other_sampling(body, {name: more[name] for name in SAMPLING_FIELDS if name in more})
+            more = {n: value for n in SAMPLING_FIELDS if (value := getattr(body, n)) is not None} | more
+            wished = (body.max_completion_tokens or body.max_tokens, more.get("max_tokens"))
+            number, most = rollout.begin(min((x for x in wished if x is not None), default=None))
+            more = more | ({"max_tokens": most} if most is not None else {})
+            more = more | ({"stop": [*_listed(more.get("stop")), *body.stop]} if body.stop else {})
+            more = more | ({"tools": body.tools} if body.tools and body.tool_choice != "none" else {})
             who = request.headers.get("x-session-id", "")
-            return await while_connected(request, self._pass_on(rollout, body, number, who))
+            return await while_connected(request, self._pass_on(rollout, body, number, more, who))
         except (ApiError, UserError) as error:
             return as_error(error)
 
-    async def _pass_on(self, rollout: UrlRollout, body: ChatRequest, number: int, who: str) -> Response:
+    async def _pass_on(
+        self, rollout: UrlRollout, body: ChatRequest, number: int, more: dict[str, Any], who: str
+    ) -> Response:
         messages = [message.for_template() for message in body.messages]
-        more = self.body_of(rollout.place, number)
-        if (limit := body.max_completion_tokens or body.max_tokens) is not None:
-            more = more | {"max_tokens": min(limit, more.get("max_tokens") or limit)}
-        if body.tools and body.tool_choice != "none":
-            more = more | {"tools": body.tools}
-        async with self._places:
-            reply = await self._client.complete(self.model, messages, more, rollout.sample_id)
+        try:
+            async with self._places:
+                reply = await self._client.complete(self.model, messages, more, rollout.sample_id)
+        except UserError as error:
+            self.refused = error
+            self._main.cancel()
+            raise
         if isinstance(reply, Failure):
             rollout.lost = reply.reason
             return JSONResponse(ApiError(502, reply.reason).body(), 502)
         rollout.calls.append((who, reply))
+        rollout.sampled += (reply.completion_tokens or 0) - (more.get("max_tokens") or 0)
         calls = reply.messages[-1].get("tool_calls")
         usage = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
         usage["total_tokens"] = sum(usage.values())
         head = {"id": f"chatcmpl-{rollout.sample_id}-{number}", "created": 0, "model": body.model or self.model}
         return chat_response(body, head, reply.messages[-1], "tool_calls" if calls else reply.stop_reason, usage)
+
+
+def _listed(stop: Any) -> list[str]:
+    return [stop] if isinstance(stop, str) else list(stop or [])

@@ -549,7 +549,7 @@ def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, ma
     code = os.read(status, 100) if readable(status, _END_SECONDS) else b""
     if not code:  # the keeper was killed, or stopped
         popen.kill()
-        _kill_marked(marker.encode())
+        kill_marked(marker.encode())
     popen.wait()
     text = os.pread(words, _WORDS, max(0, os.fstat(words).st_size - _WORDS)).decode("utf-8", "replace")
     text = text.partition("\n\nExtension modules: ")[0]  # a list of faulthandler's, which depends on what ran before
@@ -559,7 +559,7 @@ def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, ma
     return Ended(json.loads(code or b"null"), cut(text.strip(), 2000))
 
 
-def _kill_marked(marker: bytes) -> None:
+def kill_marked(marker: bytes) -> None:
     """Kill the processes that have this environment variable, where the system tells: what a keeper has not kept."""
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):

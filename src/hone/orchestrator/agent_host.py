@@ -21,6 +21,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 import uvicorn
@@ -34,7 +35,7 @@ from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
-from hone.orchestrator.agents import GAVE_UP, Call, Rollout
+from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Rollout
 from hone.types import Message, Outcome, Trajectory
 
 BATCH_WAIT_SECONDS = 0.02
@@ -172,8 +173,9 @@ class Host:
                     failure = Outcome.GRADER_ERROR, text[-TAIL:]
                     if isinstance(error, ProgramFailed):
                         failure = error.outcome, str(error)
+                        rewarded = Rewarded({}, untrained=error.untrained)
                     if rollout.limit and rollout.limit in text:
-                        rewarded, failure = GAVE_UP, None
+                        rewarded, failure = replace(GAVE_UP, untrained=rewarded.untrained), None
             finally:
                 program.cancel()  # one that does not heed it is left behind, and its key refused
                 rollout.close(rewarded, failure)
@@ -285,7 +287,7 @@ class Host:
             raw += part
             if len(raw) > MAX_BODY:
                 raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
-        return parse(ChatRequest, bytes(raw))
+        return parse(AgentRequest, bytes(raw))
 
     async def _answered(self, call: Call, body: ChatRequest) -> Response:
         try:

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Kept, Message, Outcome, Trajectory
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
+NO_CALL = "the program made no call that was answered"
 
 
 @dataclass(eq=False)
@@ -48,6 +50,8 @@ class Call:
     future: asyncio.Future[Trajectory]
     session: str = ""
     """Who asks, of several in one rollout: the header X-Session-ID."""
+    stops: tuple[str, ...] = ()
+    """Texts that end this call, beside those of the run."""
     reply: Message = field(default_factory=dict)
     turn: Trajectory | None = None
     full: Message = field(default_factory=dict)
@@ -55,12 +59,13 @@ class Call:
     continued: bool = False
     """Another call goes on from this one, or is about to."""
 
-    def goes_on_with(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None) -> bool:
-        """Return True if a call with these messages can continue this one."""
+    def goes_on_with(self, messages: Sequence[Message], tools: list[dict[str, Any]] | None, session: str) -> bool:
+        """Return True if a call of this session with these messages can continue this one."""
         length = len(self.messages)
         return (
             self.turn is not None
             and not self.continued
+            and self.session == session
             and self.tools == tools
             and len(messages) > length + 1
             and same_messages(messages[:length], self.messages)
@@ -96,7 +101,7 @@ class Rollout:
         """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
-        refuse_other_sampling(body, self.sampling)
+        refuse_other_sampling(body, {name: getattr(self.sampling, name) for name in SAMPLING_FIELDS})
         if self.asked >= self.limits.max_calls:
             raise self._limit_reached(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
@@ -104,7 +109,7 @@ class Rollout:
             raise self._limit_reached(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
         messages = [message.for_template() for message in body.messages]
         tools = (body.tools or None) if body.tool_choice != "none" else None
-        ids, parent = self._prompt(messages, tools)
+        ids, parent = self._prompt(messages, tools, session)
         room = self.maker.limit(len(ids))
         if room < 1:
             raise self._limit_reached(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
@@ -115,7 +120,7 @@ class Rollout:
         if parent is not None:
             parent.continued = True
         future = asyncio.get_running_loop().create_future()
-        call = Call(self, number, messages, tools, request, parent, future, session)
+        call = Call(self, number, messages, tools, request, parent, future, session, tuple(body.stop or ()))
         self.sampled += most  # calls side by side share what is left; `commit` gives back what was not used
         self.calls.append(call)
         return call
@@ -134,7 +139,8 @@ class Rollout:
         prompt = len(call.request.prompt_ids)
         self.sampled += turn.num_sampled - call.request.max_tokens
         maker = replace(self.maker, tools=call.tools)
-        call.turn, call.full = turn, maker.message(turn.token_ids[prompt:].tolist(), self.sampling)
+        sampling = sampled_as(self.sampling, call)
+        call.turn, call.full = turn, maker.message(turn.token_ids[prompt:].tolist(), sampling)
         opened, text = self.maker.renderer.opened_by_template, call.full["content"]
         calls = call.full.get("tool_calls", []) if call.tools and not turn.truncated else []
         if not all(one["function"]["name"] for one in calls):
@@ -153,8 +159,7 @@ class Rollout:
     def close(self, rewarded: Rewarded, failure: tuple[Outcome, str] | None) -> None:
         """End the rollout; calls without an answer get a 410 and are dropped, and so are those that don't train."""
         self.closed, self.rewarded = True, rewarded
-        if failure is not None:  # a program's words may hold half a surrogate pair, which no file takes
-            self.failure = failure[0], failure[1].encode("utf-8", "replace").decode()
+        self.failure = writable(failure)
         for call in [call for call in self.calls if call.turn is None]:
             if not call.future.done():
                 call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
@@ -168,22 +173,19 @@ class Rollout:
         parents = {call.parent for call in self.calls}
         lines = [trajectory_of(call) for call in self.calls if call not in parents]
         if failure is None and not lines:
-            failure = Outcome.GRADER_ERROR, self.limit or "the program made no call that was answered"
-        given = self.rewarded
-        state = {"rewards": given.scores, "limit": self.limit, "gave_up": given is GAVE_UP, "calls": len(self.calls)}
-        if given.weights is not None:
-            state |= {"weights": given.weights, "right": given.right}
+            failure = Outcome.GRADER_ERROR, self.limit or NO_CALL
+        state = self.rewarded.state(self.limit, len(self.calls))
         if not lines:
             lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
         first, *branches = lines
-        # A recorded sample begins with its example's messages.
-        begins = same_messages(first.messages[: len(prompt)], prompt)
-        messages = first.messages if begins else [*prompt, *first.messages]
+        messages = behind_prompt(first.messages, prompt)
         return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
 
-    def _prompt(self, messages: list[Message], tools: list[dict[str, Any]] | None) -> tuple[list[int], Call | None]:
+    def _prompt(
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, session: str
+    ) -> tuple[list[int], Call | None]:
         """Return the ids to sample from, and the call whose ids they begin with, if any."""
-        found = [call for call in self.calls if call.goes_on_with(messages, tools)]
+        found = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
         if found:
             parent = max(found, key=lambda call: len(call.messages))
             assert parent.turn is not None
@@ -202,20 +204,41 @@ class Rollout:
         return ApiError(400, words, "messages", "context_length_exceeded")
 
 
-GAVE_UP = Rewarded({"reward": 0.0})
+GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
 """The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
 
 
-def refuse_other_sampling(body: ChatRequest, sampling: SamplingParams) -> None:
-    """Raise ApiError for what a call of a rollout can't ask for: it is sampled as the run says."""
+def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> None:
+    """Raise ApiError for what a call of a rollout can't ask for: it is sampled as the run says, `sampling`."""
     asked = {"n": body.n != 1, "logprobs": bool(body.logprobs), "top_logprobs": bool(body.top_logprobs)}
-    asked |= {name: getattr(body, name) not in (None, getattr(sampling, name)) for name in SAMPLING_FIELDS}
-    asked |= {name: getattr(body, name) is not None for name in ("seed", "key", "stop")}
+    asked |= {name: getattr(body, name) not in (None, value) for name, value in sampling.items()}
+    asked |= {name: getattr(body, name) is not None for name in ("seed", "key")}
     asked |= {name: bool(getattr(body, name)) for name in ("stop_token_ids", "ignore_eos", "return_kept_ids")}
     asked["return_token_ids"] = body.return_token_ids
     if (wrong := next((name for name, is_asked in asked.items() if is_asked), None)) is not None:
         raise ApiError(400, f"{wrong} is the run's to set while it trains (orchestrator.sampling): leave it out", wrong)
+
+
+class AgentRequest(ChatRequest):
+    """A call of a program: it may wish for a certain tool call, which the model decides on as ever."""
+
+    tool_choice: Any = None
+
+
+def sampled_as(sampling: SamplingParams, call: Call) -> SamplingParams:
+    """Return how a call is sampled: as the run says, until one of its own stops, too."""
+    return replace(sampling, stop=(*sampling.stop, *call.stops)) if call.stops else sampling
+
+
+def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Message]:
+    """Return a conversation as a sample records it: it begins with its example's messages."""
+    return messages if same_messages(messages[: len(prompt)], prompt) else [*prompt, *messages]
+
+
+def writable(failure: tuple[Outcome, str] | None) -> tuple[Outcome, str] | None:
+    """Return a failure whose words a file takes: a program's may hold half a surrogate pair."""
+    return failure and (failure[0], failure[1].encode("utf-8", "replace").decode())
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
@@ -277,8 +300,11 @@ def run_agents(
     ]
     with Host(task, rollouts) as host:
         while calls := host.waiting_calls():
-            calls.sort(key=lambda call: (call.rollout.index, call.number))
-            turns = policy.sample([call.request for call in calls], sampling)
+            calls.sort(key=lambda call: (call.stops, call.rollout.index, call.number))
+            turns: list[Trajectory] = []
+            for _, alike in groupby(calls, key=lambda call: call.stops):
+                members = list(alike)
+                turns += policy.sample([call.request for call in members], sampled_as(sampling, members[0]))
             for call, turn in zip(calls, turns, strict=True):
                 prompt = turn.token_ids[: len(turn.token_ids) - turn.num_sampled]
                 if tuple(prompt.tolist()) != call.request.prompt_ids:

@@ -37,7 +37,7 @@ SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
 _TICK = 0.05
 _TOGETHER = 60.0
-"""Seconds within which deaths of several servers, each once, count as one: that of their node."""
+"""Seconds within which deaths of different servers, by signals or with their node, count as one."""
 _LETTING_GO = 30.0
 """Seconds that the port of a server that died may still be taken."""
 _FOLLOWING = 2.0
@@ -277,9 +277,10 @@ class Launch:
         return any(serves(child.role) and child.code is None for child in self._all())
 
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
-        """Return True if servers just started again were lost at the same time, with their node, and not these."""
+        """Return True if other servers were killed just before, as with a node or by a machine that is shut down."""
         since, roles = self._died_together
-        return time.monotonic() < since + _TOGETHER and not any(child.role in roles for child in dead)
+        killed = all((child.code or 0) < 0 and child.role not in roles for child in dead)
+        return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:
         """Start servers again, and nothing else: the orchestrator asks the others, or waits."""

@@ -30,12 +30,14 @@ PAUSED, PAUSE_POLL = "paused.json", 0.5
 """There while a run is paused: `hone runs continue` takes it away. Seconds between two looks of the run at it."""
 CARD = ("report.html", "report.json", "card.md")
 """The run card: as a page, and as facts; and a file of hone 0.1."""
+JUDGEMENTS = "judgements.jsonl"
+"""Replies of judges and other services that reward."""
 GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
 """Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
 NAMES = (
     *("config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", AUDIT, PAUSED),
     *(
-        "judgements.jsonl",
+        JUDGEMENTS,
         "rollouts",
         TOKENS,
         "checkpoints",

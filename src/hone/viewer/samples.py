@@ -13,6 +13,7 @@ from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
 from hone.runs.files import parse_json
+from hone.types import Message
 from hone.viewer import conversation, tokens, vocabulary
 from hone.viewer.catalog import Entry, NotFound
 from hone.viewer.query import FILTERS, Query, kinds_of
@@ -171,8 +172,8 @@ def _branches(one: Row) -> list[dict[str, Any]]:
 
 def _of_branch(one: Row, branch: dict[str, Any], number: int) -> Row:
     """Return a sample's row with one of its further trajectories in place of the first."""
-    messages, mask = branch.get("messages"), branch.get("sampled_mask") or []
-    messages = messages if conversation.is_messages(messages) else []
+    given, mask = branch.get("messages"), branch.get("sampled_mask") or []
+    messages: list[Message] = given if given is not None and conversation.is_messages(given) else []
     turns = sum(bool(is_sampled) and not before for before, is_sampled in itertools.pairwise([False, *mask]))
     spoken = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     first = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)

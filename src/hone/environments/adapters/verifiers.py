@@ -20,7 +20,7 @@ import importlib.util
 import itertools
 import json
 import os
-import signal
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -29,6 +29,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ from hone.environments.parsers import completion_text
 from hone.environments.rubric import RewardFunc, Rubric, inline
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.grading.pool import NoVerdict, Worker
+from hone.grading.pool import NoVerdict, Worker, kill_marked, readable
 from hone.types import Example, Message, Outcome
 
 OWN_ENVIRONMENT = Path(".venv-verifiers/bin/python")
@@ -186,21 +187,24 @@ class Episodes(AgentEnv, Tasks):
         self._driver.start()
 
     async def episode(self, url: str, key: str, example: Example) -> Rewarded:
-        found = await self._driver.episode(example.info["index"], url, key)
+        place = {"index": example.info["index"], "task": example.info["key"]}
+        found = await self._driver.episode({**place, "url": url, "key": key})
+        untrained = frozenset(found["untrained"])
         if (failed := found.get("failed")) is not None:
-            raise ProgramFailed(failed, Outcome.GRADER_TIMEOUT if found["timeout"] else Outcome.GRADER_ERROR)
+            late = Outcome.GRADER_TIMEOUT if found["timeout"] else Outcome.GRADER_ERROR
+            raise ProgramFailed(failed, late, untrained)
         weights = dict(sorted(found["weights"].items(), key=lambda item: -item[1]))
-        scores = {name: found["scores"][name] for name in weights}
         try:
-            scores = checked_rewards(scores)
+            scores = checked_rewards({name: found["scores"][name] for name in weights})
         except ValueError as error:
-            raise ProgramFailed(str(error)) from None
+            raise ProgramFailed(str(error), untrained=untrained) from None
         decides = self._correctness or next(iter(scores))
         if decides not in scores:
             raise ProgramFailed(f"correctness is {decides!r}; this rollout has {', '.join(scores)}")
-        return Rewarded(scores, weights, scores[decides] >= 1.0, frozenset(found["untrained"]))
+        return Rewarded(scores, weights, scores[decides] >= 1.0, untrained)
 
-    def close(self) -> None:
+    def close_workers(self) -> None:
+        super().close_workers()
         self._driver.close()
 
 
@@ -211,40 +215,75 @@ class Driver:
         self._command = [str(python), "-P", str(Path(__file__).with_name("verifiers_driver.py")), json.dumps(order)]
         self._name = name
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._open: dict[int, Future[dict[str, Any]]] = {}
+        self._life: Life | None = None
         self._numbers = itertools.count()
 
-    def start(self) -> None:
-        """Start it if it does not run, and wait until it is ready. Raises UserError if it does not get ready."""
+    def start(self) -> Life:
+        """Return its process, ready; start one if there is none. Raises UserError if it does not get ready."""
         with self._lock:
-            if self._process is not None and self._process.poll() is None:
-                return
-            self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-            pipe = subprocess.PIPE
-            process = subprocess.Popen(
-                self._command, stdin=pipe, stdout=pipe, stderr=self._words, start_new_session=True
-            )
-            self._process = process
-            weakref.finalize(self, _end, process)
-            assert process.stdout is not None
-            first = process.stdout.readline()
-            said = json.loads(first) if first else {"error": self._last_words()}
-            if "error" in said:
-                _end(process)
-                raise UserError(f"{self._name} cannot be run: {said['error']}")
-            threading.Thread(target=self._read, args=(process,), name="verifiers", daemon=True).start()
+            if self._life is None or not self._life.is_alive:
+                self._life = Life(self._command, self._name)
+            return self._life
 
-    async def episode(self, index: int, url: str, key: str) -> dict[str, Any]:
-        """Return what came of an episode of a task (`verifiers_driver.summary`). Raises ProgramFailed if it is lost."""
+    async def episode(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return what came of an episode (`verifiers_driver.summary`). Raises ProgramFailed if it is lost."""
         try:
-            await asyncio.to_thread(self.start)
+            life = await asyncio.to_thread(self.start)
         except UserError as error:
             raise ProgramFailed(str(error)) from None
-        number, future = next(self._numbers), Future[dict[str, Any]]()
-        self._open[number] = future
+        return await life.episode(next(self._numbers), order)
+
+    def close(self) -> None:
+        """End the process, and all that it started."""
+        with self._lock:
+            if self._life is not None:
+                self._life.end()
+            self._life = None
+
+
+class Life:
+    """One process of the driver, and the episodes that it is at."""
+
+    def __init__(self, command: list[str], name: str) -> None:
+        marker = f"HONE_VERIFIERS={os.getpid()}-{secrets.token_hex(8)}"
+        variable, _, value = marker.partition("=")
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        pipe = subprocess.PIPE
+        self._process = process = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._words,
+            start_new_session=True,
+            env={**os.environ, variable: value},
+        )
+        self.end = weakref.finalize(self, _end, process, marker)
+        """Ends it, and all that it started."""
+        self._sending = threading.Lock()
+        self._open: dict[int, Future[dict[str, Any]]] = {}
+        self._is_over = False
+        assert process.stdout is not None
+        if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
+            self.end()
+            raise UserError(f"{name} cannot be run: {self._last_words()}")
+        threading.Thread(target=_read, args=(weakref.ref(self), process), name="verifiers", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._is_over and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def episode(self, number: int, order: dict[str, Any]) -> dict[str, Any]:
+        """Return what came of an episode. Raises ProgramFailed if the process ends."""
+        future = self._open[number] = Future[dict[str, Any]]()
+        future.set_running_or_notify_cancel()  # from now on only `take` and `lose` settle it
         try:
-            self._send({"number": number, "index": index, "url": url, "key": key})
+            self._send({"number": number, **order})
+            if self._is_over:
+                self.lose()
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
             with suppress(ProgramFailed):
@@ -253,47 +292,56 @@ class Driver:
         finally:
             self._open.pop(number, None)
 
-    def close(self) -> None:
-        """End it, and all that it started."""
-        if self._process is not None:
-            _end(self._process)
+    def take(self, found: dict[str, Any]) -> None:
+        """Give an episode what came of it."""
+        if (future := self._open.pop(found["number"], None)) is not None:
+            future.set_result(found)
+
+    def lose(self) -> None:
+        """Give up all episodes: the process has ended."""
+        self._is_over = True
+        for number in list(self._open):
+            if (future := self._open.pop(number, None)) is not None:
+                future.set_exception(self._lost())
+
+    def _lost(self) -> ProgramFailed:
+        return ProgramFailed(f"verifiers' process has ended: {self._last_words()}")
 
     def _send(self, order: dict[str, Any]) -> None:
-        assert self._process is not None and self._process.stdin is not None
+        assert self._process.stdin is not None
         try:
-            with self._lock:
+            with self._sending:
                 self._process.stdin.write(json.dumps(order).encode() + b"\n")
                 self._process.stdin.flush()
         except (OSError, ValueError):
-            raise ProgramFailed(f"verifiers' process has ended: {self._last_words()}") from None
-
-    def _read(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            found = json.loads(line)
-            if (future := self._open.pop(found["number"], None)) is not None and not future.cancelled():
-                future.set_result(found)
-        process.wait()
-        lost = ProgramFailed(f"verifiers' process has ended: {self._last_words()}")
-        for number in list(self._open):
-            if (future := self._open.pop(number, None)) is not None and not future.cancelled():
-                future.set_exception(lost)
+            raise self._lost() from None
 
     def _last_words(self) -> str:
-        self._words.seek(max(0, os.fstat(self._words.fileno()).st_size - 2**14))
-        lines = self._words.read().decode(errors="replace").strip().splitlines()
+        text = os.pread(self._words.fileno(), 2**14, max(0, os.fstat(self._words.fileno()).st_size - 2**14))
+        lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Let a process end what it started, then end it."""
+def _read(life: weakref.ref[Life], process: subprocess.Popen[bytes]) -> None:
+    """Pass on what a process says, until it ends; then end what it started."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if (here := life()) is not None:
+            here.take(json.loads(line))
+        here = None
+    if (here := life()) is not None:
+        here.lose()
+        here.end()
+
+
+def _end(process: subprocess.Popen[bytes], marker: str) -> None:
+    """Let a process end what it started, then end it and what is left."""
     if process.poll() is None and process.stdin is not None:
         with suppress(OSError):
             process.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             process.wait(END_SECONDS)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_marked(marker.encode())
     process.wait()
 
 
@@ -335,7 +383,10 @@ def load(
         "id": env_id,
     }
     if served.env is not None:
-        return Episodes(served, name, correctness, AgentLimits.of(agent_limits), max_tasks, **data)
+        limits = AgentLimits.of(agent_limits)
+        if "concurrency" not in (agent_limits or {}):  # each agent is a process with an interpreter of its own
+            limits = replace(limits, concurrency=max(4, 2 * (os.cpu_count() or 1)))
+        return Episodes(served, name, correctness, limits, max_tasks, **data)
     if agent_limits is not None:
         raise UserError(
             f'{env_id}: agent_limits are for rollouts that verifiers makes: add "env": {{}}, or leave it out'

@@ -2,10 +2,10 @@
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 
-`{"number": 3, "index": 7, "url": …, "key": …}` makes an episode of task 7, whose calls of the model go to that URL
-under that key; `{"cancel": 3}` gives it up. Standard output has a line `{"ready": true}` or `{"error": …}`, then one
-for each episode: its number, and what `summary` returns. What libraries print goes to the standard error. When the
-input ends, all that it started is ended.
+`{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, which has this key, and whose
+calls of the model go to that URL under the other; `{"cancel": 3}` gives it up. Standard output has a line
+`{"ready": true}`, then one for each episode: its number, and what `summary` returns. What libraries print goes to the
+standard error. When the input ends, all that it started is ended.
 """
 
 from __future__ import annotations
@@ -26,19 +26,18 @@ POLICY_URL = "http://policy.invalid/v1"
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    out = os.fdopen(os.dup(1), "w", buffering=1)
+    # What libraries start has neither the orders, with their keys, nor the answers.
+    orders, out = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path.append(told["folder"])
     before = os.environ.get("PYTHONPATH")  # Tool servers import the taskset in processes of their own.
     os.environ["PYTHONPATH"] = os.pathsep.join([*([before] if before else []), told["folder"]])
-    try:
-        asyncio.run(serve(told, out))
-    except (ValueError, TypeError, ImportError, AttributeError, OSError) as error:
-        out.write(json.dumps({"error": f"{type(error).__name__}: {error}"}) + "\n")
+    asyncio.run(serve(told, orders, out))
 
 
-async def serve(told: dict[str, Any], out: Any) -> None:
-    """Make the episodes that standard input asks for, side by side, until it ends."""
+async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
+    """Make the episodes that `orders` has, side by side, until it ends."""
     from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
     from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
@@ -51,16 +50,19 @@ async def serve(told: dict[str, Any], out: Any) -> None:
     running: dict[int, asyncio.Task[None]] = {}
 
     async def episode(order: dict[str, Any]) -> None:
-        slot, mine = RunSlot(tasks[order["index"]]), []
+        task, mine = tasks[order["index"]], []
 
         def minted(trace: Any) -> None:
             routes[trace.id] = order["url"], order["key"]
             mine.append(trace.id)
 
         try:
-            found = summary(await env.run_slot(slot, context, on_trace=minted))
+            if task.key != order["task"]:
+                raise LookupError("the taskset has other tasks than when it was loaded first")
+            found = summary(await env.run_slot(RunSlot(task), context, on_trace=minted))
         except Exception as error:
-            found = {"failed": f"{type(error).__name__}: {error}", "timeout": isinstance(error, TimeoutError)}
+            late = isinstance(error, TimeoutError)
+            found = {"failed": f"{type(error).__name__}: {error}", "timeout": late, "untrained": []}
         finally:
             for trace in mine:
                 routes.pop(trace, None)
@@ -69,9 +71,9 @@ async def serve(told: dict[str, Any], out: Any) -> None:
 
     async with env.serving():
         out.write('{"ready": true}\n')
-        orders = asyncio.StreamReader(limit=2**26)
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(orders), sys.stdin)
-        while line := await orders.readline():
+        lines = asyncio.StreamReader(limit=2**26)
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), orders)
+        while line := await lines.readline():
             order = json.loads(line)
             if "cancel" in order:
                 if (task := running.get(order["cancel"])) is not None:
@@ -97,6 +99,7 @@ def summary(episode: Any) -> dict[str, Any]:
     several = len({trace.agent.name for trace in traces}) > 1
     scores: dict[str, list[float]] = {}
     weights: dict[str, float] = {}
+    rewards = {name for trace in traces for name in trace.rewards}
     for trace in traces:
         prefix = f"{trace.agent.name}." if several else ""
         for name, reward in trace.rewards.items():
@@ -105,7 +108,7 @@ def summary(episode: Any) -> dict[str, Any]:
             scores.setdefault(prefix + name, []).append(float(reward.score))
             weights[prefix + name] = float(reward.weight)
         for name, value in trace.metrics.items():
-            if value is not None and prefix + name not in weights | scores:
+            if value is not None and name not in rewards:
                 scores.setdefault(prefix + name, []).append(float(value))
                 weights[prefix + name] = 0.0
     means = {name: sum(values) / len(values) for name, values in scores.items()}

@@ -22,7 +22,7 @@ def start(
     """Return the function that answers questions about a taskset that is installed, or a package in `folder`:
 
     - `["describe"]`: {"sources": what scores} with {"weights": of each reward function} or, where text alone can't be
-      scored, {"episodes": why, "env": the config of the environment that verifiers runs}; or {"refused": why};
+      scored, {"env": the config of the environment that verifiers runs}; or {"refused": why};
     - `["load", limit]`: {"keys": digests of the prompts} or {"refused": why}. There is no network from here on;
     - `["row", index]`: {"prompt": messages, "answer": text, "key": the task's own key}; null if there are no tasks yet;
     - `["score", index, text, stop_reason]`: {reward function: its score}; null if there are no tasks yet.
@@ -148,7 +148,7 @@ class Served:
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _episodes(self) -> dict[str, Any]:
-        """Return why verifiers makes the rollouts, and the config of the environment that does.
+        """Return the config of the environment that makes the rollouts.
 
         What the config does not say is chosen so that nothing a model writes is run on this machine: agents chat, with
         the task's tools (`null`), as local processes.
@@ -186,7 +186,7 @@ class Served:
                     "is refused: its tasks need a container; with docker installed, give it one: "
                     f'"env": {{"{role}": {{"runtime": {{"type": "docker"}}}}}}'
                 )
-        return {"episodes": self.episodes, "env": given}
+        return {"env": given}
 
     def _sources(self) -> dict[str, str]:
         """Digest the modules or packages that the taskset and its tasks come from; add the version of verifiers."""

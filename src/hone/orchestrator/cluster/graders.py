@@ -40,7 +40,7 @@ class Grader:
         self._folder = tempfile.mkdtemp(prefix="hone-task-")
         self._never, self._end = os.pipe()
         package = Path(__file__).parents[2]  # of hone, on this node
-        arguments = localized(arguments, code, Path(self._folder))
+        arguments = arguments_for_node(arguments, code, Path(self._folder))
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
 
     def facts(self) -> dict[str, Any]:
@@ -96,11 +96,12 @@ class RemoteProcess:
         return self._ended is None
 
     def get_ready(self, stop: int) -> str | None:
+        facts = self._get(self._actor.facts.remote(), stop, None, waits_for="a node with a free core")
+        self._is_placed = True
         try:
-            check_versions(self._get(self._actor.facts.remote(), stop, None, waits_for="a node with a free core"))
+            check_versions(facts)
         except UserError as error:
             return str(error)
-        self._is_placed = True
         error = self._answer(self._actor.get_ready.remote(), stop, time.monotonic() + START_SECONDS)
         self.ready = error is None
         return error
@@ -151,7 +152,7 @@ class RemoteProcess:
             raise Closed from None
 
 
-def localized(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
+def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
     """Return the arguments of `environments.workers.start` for this node, with the task's code in `folder` if need be.
 
     `path` becomes this node's own, and those entries before it that the task's files are below.

@@ -132,7 +132,7 @@ class Cluster:
         if role in self.ports:
             self.tunnels.listen(self.ports[role])
         child = RemoteChild(self, role, rank, command, env, log)
-        self._children = [other for other in self._children if other.code is None] + [child]
+        self._children = [other for other in self._children if other.watched] + [child]
         return child
 
     def trainer_room(self) -> Any:
@@ -226,6 +226,11 @@ class RemoteChild(Child):
                 self._host.end.remote()
             else:
                 self._ended = LOST
+
+    @property
+    def watched(self) -> bool:
+        """True as long as a thread sees to the process, for which it needs Ray."""
+        return self._thread.is_alive()
 
     def join(self) -> None:
         """Wait until the thread that sees to the process has ended, but not for a node that does not answer."""

@@ -98,8 +98,9 @@ class Replicas:
                 self.say(f"{child.name} {child.cause}: starting it again ({self._restarts[role]} of {RESTARTS})")
                 self._start(role)
             else:
-                self.say(f"{child.name} {child.cause}: going on without it")
                 del self._children[role]
+                left = "going on without it" if self._children else "no server is left"
+                self.say(f"{child.name} {child.cause}: {left}")
 
     def _check(self) -> None:
         """Raise UserError if a server has ended by itself, or no more is started, before one was up."""

@@ -47,10 +47,11 @@ class Carrier:
                 )
             ray.get(host.take.remote(str(folder), self._store(folder)), timeout=SECONDS)
         except RayTaskError as error:  # not of Ray, but of the node's memory
-            reason = getattr(error.cause, "strerror", None) or error.cause
+            if not isinstance(error.cause, OSError):
+                raise
             raise Halt(
-                f"{folder} can't be put into memory on the node of {self.roles[number]} ({reason}): free memory in "
-                f"{folder.parent.parent} there"
+                f"{folder} can't be put into memory on the node of {self.roles[number]} ({error.cause}): free memory "
+                f"in {folder.parent.parent} there"
             ) from error
         except (ValueError, RayError) as error:
             raise Gone(f"{self.roles[number]} is not on any node now ({type(error).__name__})", None) from error

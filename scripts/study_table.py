@@ -1,0 +1,56 @@
+"""The tables of docs/what_matters.md, each from the results.csv of a study alone.
+
+.venv/bin/python scripts/study_table.py            # writes them between the marks of the page
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+import numpy as np
+from scipy.stats import t as student
+
+from hone.studies.analysis import ALPHA, holm, paired_test
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "what_matters.md"
+MARKS = re.compile(r"(<!-- made of studies/(\w+)/results.csv -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def table(results: Path) -> str:
+    """Return a table: of each cell the mean over the seeds and the lowest and highest of them, the difference from the
+    first cell with its 95 % interval by Student's t over the seeds, its p corrected for the number of cells, a verdict.
+    """
+    rows: dict[str, dict[int, float]] = {}
+    for line in csv.DictReader(results.open()):
+        rows.setdefault(line["cell"], {})[int(line["seed"])] = float(line["reward"])
+    (first, base), *others = rows.items()
+    differences = {cell: np.array([seeds[s] - base[s] for s in sorted(base)]) for cell, seeds in others}
+    tested = [paired_test(d[:, None]) for d in differences.values()]
+    assert None not in tested, f"{results} has one seed: there is nothing to test"
+    p = holm([one for one in tested if one is not None])
+    lines = ["| | reward | seeds | difference | 95 % interval | p | |", "|---|---|---|---|---|---|---|"]
+    lines.append(f"| {first} | {_reward(base)} | | | | baseline |")
+    for (cell, seeds), (d, corrected) in zip(others, zip(differences.values(), p, strict=True), strict=True):
+        reach = student.ppf(1 - ALPHA / 2, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
+        verdict = "no difference seen" if corrected > ALPHA else "helps" if d.mean() > 0 else "hurts"
+        shown = "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
+        span = f"{d.mean() - reach:+.3f} to {d.mean() + reach:+.3f}"
+        lines.append(f"| {cell} | {_reward(seeds)} | {d.mean():+.3f} | {span} | {shown} | {verdict} |")
+    return "\n".join(lines) + "\n"
+
+
+def _reward(seeds: dict[int, float]) -> str:
+    values = list(seeds.values())
+    return f"{np.mean(values):.3f} | {min(values):.3f} to {max(values):.3f}"
+
+
+def with_tables(text: str) -> str:
+    """Return the page with its tables as the files give them."""
+    return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "results.csv") + m[3], text)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_tables(PAGE.read_text()))
