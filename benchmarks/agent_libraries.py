@@ -60,7 +60,7 @@ def trained(program: Path, python: Path, folder: Path) -> dict[str, Any]:
         "tokens": mean(len(row["token_ids"]) for row in found),
         "failures": sorted({row["detail"][-300:] for row in found if row["reward"] is None})[:2],
         "trained_groups": sum(value or 0 for value in lines.get("groups/trained", [])),
-        "seconds_a_step": median(run.timings().to_pydict()["step"]),
+        "seconds_a_step": median(run.timings().to_pydict()["time/step"]),
     }
 
 

@@ -80,6 +80,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the files that pages name: recipes, data, and a program's rewards."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(ROOT / "examples", "examples")
+    shutil.copytree(ROOT / "studies", "studies")
     shutil.copytree(ROOT / "benchmarks/counting_aloud", ".", dirs_exist_ok=True)
     shutil.copytree(ROOT / "src/hone/commands/scaffold", "my_task")
     rows = [{"prompt": f"{i} + 1", "completion": str(i + 1), "answer": str(i + 1)} for i in range(20)]

@@ -5,6 +5,7 @@ record's own words, never loosened here.
 """
 
 import json
+import runpy
 from pathlib import Path
 from statistics import median, stdev
 
@@ -396,3 +397,34 @@ def test_a_cluster_costs_and_scales_as_its_record_says():
     assert all(abs(row["planned"] / row["seconds"] - 1) <= 0.25 for row in result["nodes"])
     assert [(row["nodes"], row["lag"]) for row in result["nodes"]] == [(n, lag) for n in (1, 2, 4) for lag in (0, 1)]
     assert set(result["recovery"]) == {"a grader", "a server", "the trainer", "a node"}
+
+
+def test_speed_on_a_real_size():
+    """Aimed at: 1.3 and 1.6 times vLLM's sampling (one thread, two), a step of RL in a fifth of TRL's time. Measured:
+    1.1 and 0.8 times, a third. Held here is what was measured.
+    """
+    result = json.loads((RESULTS / "real_model.json").read_text())
+    one, two = result["threads_1"], result["threads_2"]
+    assert two["sampling"]["workload"] == {"prompts": 64, "prompt_tokens": 32, "new_tokens": 64}
+    assert (two["rl"]["workload"]["prompts"], two["rl"]["workload"]["rollouts"]) == (8, 16)
+    assert one["sampling"]["faster"]["vllm"]["bf16_linear"] >= 1.0
+    assert two["sampling"]["faster"]["vllm"]["bf16_linear"] >= 0.75
+    for threads in (one, two):
+        assert threads["sampling"]["faster"]["transformers"]["bf16_linear"] >= 1.6
+        assert threads["rl"]["faster"]["trl"]["bf16_linear"] >= 2.5
+        assert threads["sft"]["faster"]["transformers"]["bf16_linear"] >= 0.95
+
+
+def test_the_tables_of_what_matters_are_those_of_the_studies():
+    script = runpy.run_path(str(RESULTS.parents[1] / "scripts" / "study_table.py"))
+    text = script["PAGE"].read_text()
+    assert text.count("<!-- made of studies/") == 2 and script["with_tables"](text) == text
+
+
+def test_programs_on_public_agent_libraries_are_trained():
+    """Each completes three steps; what a random model makes of them is no part of it."""
+    result = json.loads((RESULTS / "agents.json").read_text())
+    names = {"langgraph_agent", "openai_agents_agent", "pydantic_ai_agent", "smolagents_agent"}
+    assert names <= result.keys()
+    for name in names:
+        assert "failed" not in result[name] and sum(result[name]["outcomes"].values()) == 24, name
