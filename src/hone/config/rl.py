@@ -287,13 +287,12 @@ class RLConfig(RunConfig):
             budget.usd mode""",
         "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
             orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
-        "Training": """algorithm model.lora.rank trainer.optim.lr trainer.optim.weight_decay trainer.scheduler.type
+        "Training": """algorithm model.lora.rank trainer.optim.lr trainer.scheduler.type
             trainer.scheduler.warmup_steps trainer.loss.type trainer.loss.aggregation trainer.loss.kl_coef
             trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
         "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
         "Watching": "wandb.project wandb.name alarms.action predict display",
-        "Machine": """precision deterministic threads model.device orchestrator.client.base_url inference.backend
-            cluster.address""",
+        "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
     }
     choices = {"algorithm": SUMMARIES}
 
