@@ -61,7 +61,6 @@ def run_split(config: RLConfig) -> int:
             )
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") and not config.cluster else []
     placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.tensor_parallel)
-    scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
     error = ""
 
     def opened() -> None:
@@ -77,6 +76,7 @@ def run_split(config: RLConfig) -> int:
     with ExitStack() as stack:
         memory = stack.enter_context(shared_folder(_say)) if serves else None
         cluster = stack.enter_context(_cluster(config)) if config.cluster else None
+        scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
         if cluster is not None:
             _say(cluster.introduction())
         launch = Launch(

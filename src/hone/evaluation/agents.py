@@ -7,7 +7,6 @@ and their calls are passed on to its server.
 from __future__ import annotations
 
 import asyncio
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -26,6 +25,7 @@ from hone.orchestrator.agents import (
     NO_CALL,
     ROLLOUT_ENDED,
     SAMPLING_FIELDS,
+    api_key,
     behind_prompt,
     refuse_other_sampling,
     same_messages,
@@ -71,7 +71,7 @@ class UrlRollout:
     def __init__(self, env: AgentEnv, example: Example, place: Place) -> None:
         self.limits, self.example, self.place = env.agent_limits, example, place
         self.sample_id = "0-{}-{}".format(*place)
-        self.api_key = f"hone-{self.sample_id}-{secrets.token_hex(16)}"
+        self.api_key = api_key(self.sample_id)
         self.calls: list[tuple[str, Reply]] = []
         """Who asked, and the conversation with its answer."""
         self.asked = self.sampled = 0

@@ -88,7 +88,7 @@ class Rollout:
         self.maker, self.sampling, self.limits, self.example = maker, sampling, limits, example
         self.key, self.index = key, index
         self.sample_id = "{}-{}-{}".format(*key)
-        self.api_key = f"hone-{self.sample_id}-{secrets.token_hex(16)}"
+        self.api_key = api_key(self.sample_id)
         self.calls: list[Call] = []
         self.asked = self.sampled = 0
         self.limit = ""
@@ -218,6 +218,11 @@ def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> Non
     asked["return_token_ids"] = body.return_token_ids
     if (wrong := next((name for name, is_asked in asked.items() if is_asked), None)) is not None:
         raise ApiError(400, f"{wrong} is the run's to set while it trains (orchestrator.sampling): leave it out", wrong)
+
+
+def api_key(sample_id: str) -> str:
+    """Return a key for a rollout, which no other program can guess."""
+    return f"hone-{sample_id}-{secrets.token_hex(16)}"
 
 
 class AgentRequest(ChatRequest):

@@ -279,7 +279,8 @@ class Launch:
     def _died_with_others(self, dead: Sequence[Child]) -> bool:
         """Return True if other servers were killed just before, as with a node or by a machine that is shut down."""
         since, roles = self._died_together
-        killed = all((child.code or 0) < 0 and child.role not in roles for child in dead)
+        # One without a pid was lost before it had found a place.
+        killed = all((child.code or 0) < 0 and (child.role not in roles or not child.pid) for child in dead)
         return killed and time.monotonic() < since + _TOGETHER
 
     def _start_servers(self, dead: Sequence[Child]) -> None:

@@ -20,11 +20,11 @@ import importlib.util
 import itertools
 import json
 import os
-import secrets
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -245,7 +245,7 @@ class Life:
     """One process of the driver, and the episodes that it is at."""
 
     def __init__(self, command: list[str], name: str) -> None:
-        marker = f"HONE_VERIFIERS={os.getpid()}-{secrets.token_hex(8)}"
+        marker = f"HONE_VERIFIERS={os.getpid()}-{time.monotonic_ns():x}"
         variable, _, value = marker.partition("=")
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         pipe = subprocess.PIPE

@@ -322,17 +322,19 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
 
     UserError, with the remedy, if that can't be.
     """
+    if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
+        raise UserError(f"cluster.address is {address!r}; it must be HOST:PORT, or auto")
     try:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # As Ray does for a cluster that it starts itself, but not for a given address; it looks when it is imported.
+        if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
+            os.environ.setdefault("RAY_AUTH_MODE", "token")
         import ray
         from ray.exceptions import RayError
     except ImportError:
         raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.59"') from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
-        # As Ray does for a cluster that it starts itself, but not for a given address.
-        if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
-            os.environ.setdefault("RAY_AUTH_MODE", "token")
         if address and ":" in address:  # where nothing answers, Ray tries for minutes
             host, _, port = address.rpartition(":")
             socket.create_connection((host, int(port)), timeout=CONNECT).close()
