@@ -26,7 +26,7 @@ def same_bytes(one: Path, other: Path) -> bool:
 
 def left() -> set[Path]:
     """What actors make on their nodes, for as long as they live."""
-    return {path for name in ("host", "task", "rl") for path in Path("/tmp").glob(f"hone-{name}-*")}
+    return {path for name in ("host", "task") for path in Path("/tmp").glob(f"hone-{name}-*")}
 
 
 def test_two_nodes_make_the_bytes_of_one_machine(nodes, begin):

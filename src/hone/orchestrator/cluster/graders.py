@@ -27,8 +27,9 @@ from hone.orchestrator.cluster.nodes import SAY_AFTER, check_versions
 
 LOOK = 0.1
 """Seconds between two looks whether an answer is still wanted."""
-END_SECONDS = 5.0
-"""Seconds that an actor has to end its process; then it is killed, and the process with it."""
+END_SECONDS, UNPLACED_SECONDS = 5.0, 1.0
+"""Seconds that an actor has to end its process, and that one has which may not be placed; then it is killed, and the
+process with it."""
 
 
 class Grader:
@@ -37,10 +38,10 @@ class Grader:
     def __init__(
         self, script: str, arguments: Sequence[Any], memory: int, environment: Mapping[str, str], code: dict[str, bytes]
     ) -> None:
-        self._folder = tempfile.mkdtemp(prefix="hone-task-")
+        self._folder = Path(tempfile.gettempdir()) / f"hone-task-{os.getpid()}-{time.time_ns():x}"
         self._never, self._end = os.pipe()
         package = Path(__file__).parents[2]  # of hone, on this node
-        arguments = arguments_for_node(arguments, code, Path(self._folder))
+        arguments = arguments_for_node(arguments, code, self._folder)
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
 
     def facts(self) -> dict[str, Any]:
@@ -126,9 +127,8 @@ class RemoteProcess:
         self._actor.end.remote()
 
     def finish(self) -> Ended:
-        if self._is_placed:
-            with contextlib.suppress(RayError):
-                ray.get(self._actor.end.remote(), timeout=END_SECONDS)
+        with contextlib.suppress(RayError):  # one that nobody has asked yet may have a folder, too
+            ray.get(self._actor.end.remote(), timeout=END_SECONDS if self._is_placed else UNPLACED_SECONDS)
         ray.kill(self._actor)
         self._ended = self._ended or Ended(None, "")
         return self._ended
@@ -155,7 +155,8 @@ class RemoteProcess:
 def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
     """Return the arguments of `environments.workers.start` for this node, with the task's code in `folder` if need be.
 
-    `path` becomes this node's own, and those entries before it that the task's files are below.
+    `path` becomes this node's own, and those entries before it that the task's files are below. The folder is made if
+    it is needed.
     """
     env_id, kwargs, home, path, sources, *more = arguments
     shared = Path(home).is_dir() and all(
@@ -165,6 +166,8 @@ def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], fold
     def there(name: str) -> str:
         return name if shared else str(folder / name.lstrip("/"))
 
+    if not shared:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     for file, content in code.items() if not shared else ():
         target = Path(there(file))
         target.parent.mkdir(parents=True, exist_ok=True)
