@@ -90,3 +90,10 @@ def test_help_prints_and_ends(capsys: pytest.CaptureFixture[str]) -> None:
             parse(RLConfig, words, "hone rl")
         assert caught.value.code == 0
         assert capsys.readouterr().out.startswith("usage: hone rl ")
+
+
+def test_every_command_has_a_page() -> None:
+    """As scripts/docs_hook.py makes them: of the command's own config, before it is known which run it is about."""
+    for name, command in COMMANDS.items():
+        for topic in ("", "all"):
+            assert render(command.config(), f"hone {name}", topic).startswith(f"usage: hone {name}")

@@ -40,7 +40,7 @@ class PlanConfig(_AboutRun):
     """
 
     own = ("on", "calibrate", "usd_per_hour", "gbit", "as_json")
-    common = {"The plan": "on calibrate usd_per_hour cluster gbit json"}
+    common = {"The plan": "on calibrate usd_per_hour gbit json"}
 
     on: str | None = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
