@@ -139,6 +139,18 @@ def test_a_judge_that_fails_is_a_grader_error_and_never_a_reward_of_0(server: Se
     assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and words in score.detail
 
 
+@pytest.mark.parametrize("reply", ["7", "7/10", "Score: 7 / 10.", "I say 7 out of 10", "7 of 10", "**7/10**"])
+def test_the_scale_that_a_judge_repeats_is_not_its_verdict(server: Server, reply: str):
+    server.replies = [reply]
+    assert graded(judge(server), "three")[0].reward == 0.7
+
+
+@pytest.mark.parametrize("reply", ["85 %", "11", "3 or 4"])
+def test_what_may_mean_two_things_or_is_off_the_scale_is_no_verdict(server: Server, reply: str):
+    server.replies = [reply]
+    assert graded(judge(server), "three")[0].outcome is Outcome.GRADER_ERROR
+
+
 def test_a_judge_that_is_down_is_asked_again(server: Server):
     server.replies = [503, "0.5"]
     assert graded(judge(server, out_of=1.0), "three")[0].reward == 0.5 and len(server.asked) == 2
@@ -165,7 +177,7 @@ def test_bad_arguments_are_named():
         HTTPReward("http://x", name="a b")
 
 
-def test_a_run_with_a_judge_is_resumed_verified_and_graded_again_without_it(server: Server, tmp_path: Path, capsys):
+def test_a_run_with_a_judge_is_verified_and_graded_again_without_it(server: Server, tmp_path: Path, capsys):
     server.replies = ["4"]
     folder = tmp_path / "run"
     run = hone.rl(

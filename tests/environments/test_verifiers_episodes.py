@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from processes import wait_until_gone
+from real_server import until
 
 from hone.cli import main
 from hone.environments import load_environment
@@ -161,19 +161,17 @@ def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_aga
     env = load("talk", agent_limits={"timeout": 4.0})
 
     def slow(messages: list[dict[str, Any]]) -> str:
-        if not called:
-            called.append(True)
-            time.sleep(8)
+        if env.agent_limits.timeout == 4.0:
+            until(lambda: not env._driver._process._open, "the episode was given up")  # type: ignore[union-attr]
         return "a"
 
-    called: list[bool] = []
     env.check_rollouts()
     (late,) = played(env, slow)
     assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
-    pid = env._driver._life.pid  # type: ignore[union-attr]
+    pid = env._driver._process.pid  # type: ignore[union-attr]
     env.agent_limits = type(env.agent_limits)(timeout=600.0)
     (fine,) = played(env, slow)
-    assert fine.failure is None and env._driver._life.pid == pid  # type: ignore[union-attr]
+    assert fine.failure is None and env._driver._process.pid == pid  # type: ignore[union-attr]
 
 
 def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
@@ -181,8 +179,8 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
 
     def says(messages: list[dict[str, Any]]) -> str:
         if not killed:
-            killed.append(env._driver._life.pid)  # type: ignore[union-attr]
-            env._driver._life._process.kill()  # type: ignore[union-attr]
+            killed.append(env._driver._process.pid)  # type: ignore[union-attr]
+            env._driver._process._process.kill()  # type: ignore[union-attr]
         return "a"
 
     killed: list[int] = []
@@ -190,7 +188,7 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
     assert lost.failure is not None and "process has ended" in lost.failure[1]
     (fine,) = played(env, says)
     assert fine.failure is None
-    pid = env._driver._life.pid  # type: ignore[union-attr]
+    pid = env._driver._process.pid  # type: ignore[union-attr]
     env.close_workers()
     wait_until_gone({pid})
 

@@ -49,6 +49,14 @@ class AgentLimits:
             if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
                 raise UserError(f"{name} of an agent is {value!r}; it must be a {what} above 0")
 
+    def reached(self, calls: int, tokens: int) -> str | None:
+        """Return the bound that a rollout with so many calls and sampled tokens has used up, in words; None if none."""
+        if calls >= self.max_calls:
+            return f"the rollout has made its {self.max_calls} calls (max_calls)"
+        if self.max_tokens is not None and tokens >= self.max_tokens:
+            return f"the rollout has sampled its {self.max_tokens} tokens (max_tokens)"
+        return None
+
     @classmethod
     def of(cls, limits: Any) -> AgentLimits:
         """Return the limits of a config's `agent_limits`. Raises UserError if they are not right."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
 from hone.runs.outputs import JUDGEMENTS
@@ -32,14 +33,14 @@ from hone.types import content_hash
 
 VARIABLE = "HONE_JUDGEMENTS"
 """Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 _FIELDS = re.compile(r"\{(prompt|completion|answer)\}")
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if it has none."""
-    found = _NUMBER.findall(text)
-    return float(found[-1]) if found else None
+    """Return the last number in a text; None if it has none, or it may mean two things."""
+    found = LastNumberParser().parse(text)
+    number = None if found is None else read_number(found)
+    return None if number is None else float(number)
 
 
 class Service:
@@ -71,6 +72,7 @@ class Service:
 class Judge(Service):
     """A reward by a language model at an OpenAI-compatible URL: the last number of its reply, divided by `out_of`.
 
+    `7`, `7/10` and `7 out of 10` are 7 where `out_of` is 10. A number above `out_of` is no verdict but an error.
     `prompt` is what it is asked, with {prompt}, {completion} and {answer} in it. `read` gets another number out of a
     reply, None for none. The key is in the variable `api_key_env`. `price` is what a million tokens cost, in and out;
     `concurrency` the most requests at a time. It waits `timeout` seconds for a reply and asks `retries` times again,
@@ -102,9 +104,12 @@ class Judge(Service):
         asked = {"model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": self.max_tokens}
         place = {"url": self.base_url or os.environ.get("OPENAI_BASE_URL"), **asked}
         reply = await _recorded(self.name, place, lambda: self._ask(asked), self._gate)
-        number = self.read(reply["text"])
+        scale = rf"\s*(?:/|\b(?:out\s+)?of\b)\s*{re.escape(f'{self.out_of:g}')}(?![\d.]*\d)"
+        number = self.read(re.sub(scale, "", reply["text"], flags=re.IGNORECASE))
         if number is None or not math.isfinite(number):
             raise ValueError(f"{self.name} gave no number: {reply['text'][-200:]!r}")
+        if number > self.out_of:
+            raise ValueError(f"{self.name} gave {number:g}, which is above {self.out_of:g}: {reply['text'][-200:]!r}")
         return number / self.out_of
 
     async def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
@@ -207,8 +212,10 @@ class Replies:
     def here(cls) -> Replies:
         """Return those of the run that this process grades for."""
         named = os.environ.get(VARIABLE, ":")
-        mode, _, path = named.partition(":")
-        return cls._known.setdefault(named, cls(Path(path) if path else None, mode))
+        if named not in cls._known:
+            mode, _, path = named.partition(":")
+            cls._known[named] = cls(Path(path) if path else None, mode)
+        return cls._known[named]
 
     def find(self, key: str) -> dict[str, Any] | None:
         """Return the reply to what has this key."""

@@ -88,13 +88,10 @@ class UrlRollout:
         """Return the number of a call, and the tokens that it may have of `most`. Raises ApiError if there are none."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
+        if (reached := self.limits.reached(self.asked, self.sampled)) is not None:
+            self.limit = reached
+            raise ApiError(400, reached, "messages", "context_length_exceeded")
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
-        if self.asked >= self.limits.max_calls:
-            self.limit = f"the rollout has made its {self.limits.max_calls} calls (max_calls)"
-        elif left is not None and left < 1:
-            self.limit = f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)"
-        if self.limit:
-            raise ApiError(400, self.limit, "messages", "context_length_exceeded")
         most = min((x for x in (left, most) if x is not None), default=None)
         self.asked, self.sampled = self.asked + 1, self.sampled + (most or 0)
         return self.asked - 1, most

@@ -102,11 +102,9 @@ class Rollout:
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         refuse_other_sampling(body, {name: getattr(self.sampling, name) for name in SAMPLING_FIELDS})
-        if self.asked >= self.limits.max_calls:
-            raise self._limit_reached(f"the rollout has made its {self.limits.max_calls} calls (max_calls)")
+        if (reached := self.limits.reached(self.asked, self.sampled)) is not None:
+            raise self._limit_reached(reached)
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
-        if left is not None and left < 1:
-            raise self._limit_reached(f"the rollout has sampled its {self.limits.max_tokens} tokens (max_tokens)")
         messages = [message.for_template() for message in body.messages]
         tools = (body.tools or None) if body.tool_choice != "none" else None
         ids, parent = self._prompt(messages, tools, session)

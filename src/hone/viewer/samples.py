@@ -112,11 +112,11 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
     entry, store, number, _ = _open(site, slug, step)
     index = whole("row", row)
     one = store.sample(number, index)
-    branches, trajectory = _branches(one), whole("trajectory", query.get("trajectory") or "0")
+    branches, trajectory = _further_trajectories(one), whole("trajectory", query.get("trajectory") or "0")
     if trajectory:
         if trajectory > len(branches):
             raise UserError(f"completion {index} has no trajectory {trajectory}: the last is {len(branches)}")
-        one = _of_branch(one, branches[trajectory - 1], trajectory)
+        one = _row_of_trajectory(one, branches[trajectory - 1], trajectory)
     color = query.get("color") or "logprob"
     if color not in (*tokens.QUANTITIES, "none"):
         raise UserError(f"color cannot be {color[:50]!r}: it is one of {', '.join(tokens.QUANTITIES)} or none")
@@ -161,7 +161,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
     )
 
 
-def _branches(one: Row) -> list[dict[str, Any]]:
+def _further_trajectories(one: Row) -> list[dict[str, Any]]:
     """Return the further trajectories of a sample that a program made: other conversations that it had."""
     try:
         found = parse_json(one.get("branches") or "[]")
@@ -170,7 +170,7 @@ def _branches(one: Row) -> list[dict[str, Any]]:
     return [branch for branch in found if isinstance(branch, dict)] if isinstance(found, list) else []
 
 
-def _of_branch(one: Row, branch: dict[str, Any], number: int) -> Row:
+def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
     """Return a sample's row with one of its further trajectories in place of the first."""
     given, mask = branch.get("messages"), branch.get("sampled_mask") or []
     messages: list[Message] = given if given is not None and conversation.is_messages(given) else []

@@ -1,0 +1,166 @@
+"""The process in which verifiers makes episodes (`verifiers_driver.py`), and its end.
+
+found = await Driver(python, order, "verifiers:my-taskset").episode({"index": 7, "task": key, "url": …, "key": …})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import subprocess
+import tempfile
+import threading
+import time
+import weakref
+from concurrent.futures import Future
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from hone.environments.agents import ProgramFailed
+from hone.errors import UserError
+from hone.grading.pool import kill_marked, readable
+
+LOAD_CLOCK = 3600.0
+"""Seconds that loading a taskset may take by the clock: a download may take long."""
+END_SECONDS = 10.0
+"""What verifiers gets to end what it started."""
+
+
+class Driver:
+    """The process that makes episodes (`verifiers_driver.py`). One that ends is started again by the next episode."""
+
+    def __init__(self, python: Path, order: dict[str, Any], name: str) -> None:
+        self._command = [str(python), "-P", str(Path(__file__).with_name("verifiers_driver.py")), json.dumps(order)]
+        self._name = name
+        self._lock = threading.Lock()
+        self._process: DriverProcess | None = None
+        self._numbers = itertools.count()
+
+    def start(self) -> DriverProcess:
+        """Return its process, ready; start one if there is none. Raises UserError if it does not get ready."""
+        with self._lock:
+            if self._process is None or not self._process.is_alive:
+                self._process = DriverProcess(self._command, self._name)
+            return self._process
+
+    async def episode(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Return what came of an episode (`verifiers_driver.summary`). Raises ProgramFailed if it is lost."""
+        try:
+            process = await asyncio.to_thread(self.start)
+        except UserError as error:
+            raise ProgramFailed(str(error)) from None
+        return await process.episode(next(self._numbers), order)
+
+    def close(self) -> None:
+        """End the process, and all that it started."""
+        with self._lock:
+            if self._process is not None:
+                self._process.end()
+            self._process = None
+
+
+class DriverProcess:
+    """One process of the driver, and the episodes that it is at."""
+
+    def __init__(self, command: list[str], name: str) -> None:
+        marker = f"HONE_VERIFIERS={os.getpid()}-{time.monotonic_ns():x}"
+        variable, _, value = marker.partition("=")
+        self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+        pipe = subprocess.PIPE
+        self._process = process = subprocess.Popen(
+            command,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=self._words,
+            start_new_session=True,
+            env={**os.environ, variable: value},
+        )
+        self.end = weakref.finalize(self, _end, process, marker)
+        """Ends it, and all that it started."""
+        self._sending = threading.Lock()
+        self._open: dict[int, Future[dict[str, Any]]] = {}
+        self._is_over = False
+        assert process.stdout is not None
+        if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
+            self.end()
+            raise UserError(f"{name} cannot be run: {self._last_words()}")
+        threading.Thread(target=_read, args=(weakref.ref(self), process), name="verifiers", daemon=True).start()
+
+    @property
+    def is_alive(self) -> bool:
+        return not self._is_over and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def episode(self, number: int, order: dict[str, Any]) -> dict[str, Any]:
+        """Return what came of an episode. Raises ProgramFailed if the process ends."""
+        future = self._open[number] = Future[dict[str, Any]]()
+        future.set_running_or_notify_cancel()  # from now on only `take` and `lose` settle it
+        try:
+            self._send({"number": number, **order})
+            if self._is_over:
+                self.lose()
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            with suppress(ProgramFailed):
+                self._send({"cancel": number})
+            raise
+        finally:
+            self._open.pop(number, None)
+
+    def take(self, found: dict[str, Any]) -> None:
+        """Give an episode what came of it."""
+        if (future := self._open.pop(found["number"], None)) is not None:
+            future.set_result(found)
+
+    def lose(self) -> None:
+        """Give up all episodes: the process has ended."""
+        self._is_over = True
+        for number in list(self._open):
+            if (future := self._open.pop(number, None)) is not None:
+                future.set_exception(self._lost())
+
+    def _lost(self) -> ProgramFailed:
+        return ProgramFailed(f"verifiers' process has ended: {self._last_words()}")
+
+    def _send(self, order: dict[str, Any]) -> None:
+        assert self._process.stdin is not None
+        try:
+            with self._sending:
+                self._process.stdin.write(json.dumps(order).encode() + b"\n")
+                self._process.stdin.flush()
+        except (OSError, ValueError):
+            raise self._lost() from None
+
+    def _last_words(self) -> str:
+        text = os.pread(self._words.fileno(), 2**14, max(0, os.fstat(self._words.fileno()).st_size - 2**14))
+        lines = text.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def _read(held: weakref.ref[DriverProcess], process: subprocess.Popen[bytes]) -> None:
+    """Pass on what a process says, until it ends; then end what it started."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if (here := held()) is not None:
+            here.take(json.loads(line))
+        here = None
+    if (here := held()) is not None:
+        here.lose()
+        here.end()
+
+
+def _end(process: subprocess.Popen[bytes], marker: str) -> None:
+    """Let a process end what it started, then end it and what is left."""
+    if process.poll() is None and process.stdin is not None:
+        with suppress(OSError):
+            process.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_SECONDS)
+    kill_marked(marker.encode())
+    process.wait()
