@@ -7,7 +7,7 @@ import json
 import pytest
 
 from hone.cli import main
-from hone.planning.nodes import Parts, step_seconds
+from hone.planning.nodes import NODES, Parts, step_seconds
 
 PART_OF = {"sampling": "sample", "grading": "grade", "training": "train", "weights": "weights"}
 PARTS = Parts(sample=4.0, grade=1.0, train=3.0, weights=2.0)
@@ -44,3 +44,12 @@ def test_the_command_shows_what_1_to_64_nodes_would_do(capsys):
         assert row["step"] == pytest.approx(row["sample"] + row["grade"] + row["train"] + row["weights"])
         assert row["weights"] == pytest.approx(row["nodes"] * one["weights"])
         assert row["sample"] <= one["sample"] and row[PART_OF[row["longest"]]] == max(row[p] for p in PART_OF.values())
+
+
+def test_the_table_names_all_parts_and_the_last_line_the_flags_of_the_plan(capsys):
+    assert main(["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster", "--gbit", "8"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (head,) = [number for number, line in enumerate(lines) if line.split()[:1] == ["nodes"]]
+    assert lines[head].split() == "nodes tokens/s step sampling grading training weights longest".split()
+    assert [int(line.split()[0]) for line in lines[head + 1 :][: len(NODES)]] == list(NODES)
+    assert lines[-1] == "Start it: `hone rl` with the same files and flags, without --on and --gbit."

@@ -54,13 +54,20 @@ def run(config: PlanConfig) -> int:
             _print(heading, lines)
     for heading, lines in nodes_words(found or plan, config.gbit):
         _print(heading, lines)
-    following = f"Start it: `hone {'rl' if isinstance(settings, RLConfig) else 'sft'}` with the same files and flags."
+    command = "rl" if isinstance(settings, RLConfig) else "sft"
+    following = f"Start it: `hone {command}` with the same files and flags{_without_own(config)}."
     if not fits:
         following = "It does not fit: change a setting, and plan again."
     elif absent:
         following = f"It can't start here yet: {'; '.join(absent)}.\nThen s{following[1:]}"
     print(failed or following)
     return 0 if fits else 1
+
+
+def _without_own(config: PlanConfig) -> str:
+    """Return which of the flags that were given the run does not have."""
+    own = [f"--{name.replace('_', '-')}" for name in config.own if name in config.model_fields_set]
+    return f", without {' and '.join(own)}" if own else ""
 
 
 def _print(heading: str, lines: list[str]) -> None:

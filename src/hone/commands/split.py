@@ -206,6 +206,10 @@ def introduction(config: RLConfig, children: Sequence[Child]) -> str:
         pids = " ".join(str(child.pid) for child in children if child.role == role)
         where = "on a node of the cluster" if pids.startswith("0") else f"pid {pids}"
         lines.append(f"    {role:<13} {where}: log {folder / 'logs' / f'{role}.log'}")
+    if config.cluster and config.cluster.graders:
+        lines.append(
+            f"    {'graders':<13} {config.cluster.graders} on nodes of the cluster, started when there is to grade"
+        )
     end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
     return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -59,7 +60,9 @@ def use_graders(
     env: Environment, grading: GradingConfig, cluster: ClusterConfig | None, deterministic: bool = True
 ) -> None:
     """Have a task's functions run in processes of this machine, or of the cluster where it has graders."""
-    if cluster is not None and cluster.graders:
+    if cluster is not None and cluster.graders and env.all_inline:
+        print(f"{env.id} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
+    elif cluster is not None and cluster.graders:
         if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
             raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
         from hone.orchestrator.cluster.graders import RemoteProcess

@@ -324,9 +324,9 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
     transport: TransportConfig = TransportConfig()
-    """Where batches, weights and results go from one process to another, in mode split."""
+    """Where batches, weights and results go from one process to another, in modes split and cluster."""
     restarts: int = Field(default=3, ge=0)
-    """How often, in mode split, processes that died are started again, in all."""
+    """How often, in modes split and cluster, processes that died are started again, in all."""
     audit: bool = True
     """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 

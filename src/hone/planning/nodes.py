@@ -88,14 +88,12 @@ def nodes_words(plan: Plan, gbit: float) -> Iterator[tuple[str, list[str]]]:
     config = plan.evaluated
     if not isinstance(config, RLConfig) or config.cluster is None or plan.usual is None or plan.shape is None:
         return
-    lag, lines = config.orchestrator.max_async_level, []
+    lag = config.orchestrator.max_async_level
+    lines = ["nodes  tokens/s      step  sampling   grading  training   weights  longest"]
     for row in nodes_record(plan, gbit):
-        seconds = {name: short_seconds(float(row[name])) for name in ("step", "sample", "train", "weights")}
-        lines.append(
-            f"{row['nodes']:>2}  {row['tokens_per_second']:>9,.0f} tokens/s  {seconds['step']:>8}/step  sampling "
-            f"{seconds['sample']:>8}, training {seconds['train']:>8}, weights {seconds['weights']:>8}: most is "
-            f"{row['longest']}"
-        )
+        seconds = (short_seconds(float(row[name])) for name in ("step", "sample", "grade", "train", "weights"))
+        columns = "".join(f"{text:>10}" for text in seconds)
+        lines.append(f"{row['nodes']:>5}{row['tokens_per_second']:>10,.0f}{columns}  {row['longest']}")
     behind = f"at most {lag} version{'s'[: lag != 1]} behind" if lag else "each step from the newest weights"
     heading = f"Nodes that sample beside one that trains ({behind}, {gbit:g} Gbit/s between them)"
     if not lag:

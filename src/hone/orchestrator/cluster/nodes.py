@@ -54,9 +54,10 @@ class Needs:
     def bundle(self) -> dict[str, float]:
         return {"CPU": self.cpus} | ({"GPU": self.gpus} if self.gpus else {})
 
-    def __str__(self) -> str:
+    @property
+    def words(self) -> str:
         gpus = f" and {self.gpus:g} GPU{'s' if self.gpus > 1 else ''}" if self.gpus else ""
-        return f"{self.cpus:g} free core{'s' if self.cpus > 1 else ''}{gpus}"
+        return f"{self.cpus:g} core{'s' if self.cpus > 1 else ''}{gpus}"
 
 
 class Cluster:
@@ -117,11 +118,25 @@ class Cluster:
 
     def introduction(self) -> str:
         """Return the nodes and what they have, in words."""
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        cores = sum(node["Resources"].get("CPU", 0) for node in nodes)
-        gpus = sum(node["Resources"].get("GPU", 0) for node in nodes)
+        if self.config.address is None:
+            return "Ray is started on this machine for this run alone (cluster.address names one that is up)"
+        nodes = self._nodes()
+        cores = sum(node.get("CPU", 0) for node in nodes)
+        gpus = sum(node.get("GPU", 0) for node in nodes)
         more = f" and {gpus:.0f} GPUs" if gpus else ""
         return f"Ray cluster at {self.address}: {len(nodes)} node{'s'[: len(nodes) != 1]} with {cores:.0f} cores{more}"
+
+    def shortage(self, role: str) -> str:
+        """Return, in words, what no node of the cluster has in all of a process of this role; "" if one has it."""
+        needs, nodes = self.needs(role).bundle, self._nodes()
+        if any(all(node.get(name, 0) >= count for name, count in needs.items()) for node in nodes):
+            return ""
+        most = max((node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
+        return f": no node has as many, the largest has {Needs(*most).words}"
+
+    def _nodes(self) -> list[dict[str, float]]:
+        """Return what each node has in all, free or not."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def child(
         self, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log, echo: bool
@@ -281,12 +296,12 @@ class RemoteChild(Child):
                 raise UserError(f"{self.role} was not placed")
             waited = time.monotonic() - began
             if waited > max(SAY_AFTER, 2 * said) and role == self.role and not self.rank:
-                said, needs = waited, f"{cluster.needs(role)}"
+                said, needs = waited, f"{cluster.needs(role).words} free"
                 if role == TRAINER:
                     needs += " on this machine" if cluster.ranks == 1 else f" for each of {cluster.ranks} ranks"
                 else:
                     needs = f"a node with {needs}"
-                cluster.say(f"{role} waits for {needs} ({waited:.0f} s)")
+                cluster.say(f"{role} waits for {needs} ({waited:.0f} s){cluster.shortage(role)}")
 
     def _placed(self, facts: Any) -> dict[str, Any]:
         """Return what the actor says first, once it is placed."""
