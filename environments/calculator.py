@@ -5,6 +5,9 @@
 The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` tags (or in `\\boxed{}`, or after
 `ANSWER:`). An answer is worth 0.1 if it is well-formed, and 1 if it is right. There are 8,100 problems; a tenth of them
 is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copies a number wrong one time in three.
+
+`call_bonus` also pays for each call of the tool, as published recipes did. Calls without an answer then earn more than
+a right answer, so `hone audit` fails; `studies/tool_bonus.toml` shows what a policy makes of it.
 """
 
 from __future__ import annotations
@@ -14,8 +17,18 @@ from typing import Annotated
 import numpy as np
 from pydantic import Field
 
-from hone.environments import NumberParser, ToolEnv, answer_rubric, hold_out, inline, read_number
+from hone.environments import (
+    NumberParser,
+    Rubric,
+    ToolEnv,
+    answer_rubric,
+    calls_of,
+    hold_out,
+    inline,
+    read_number,
+)
 from hone.environments.data import Row, Rows
+from hone.environments.rubric import format
 from hone.types import Example, Message
 
 PARSER = NumberParser()
@@ -39,16 +52,25 @@ def correctness(completion: list[Message], answer: str) -> float:
     return float(PARSER.value(completion) == read_number(answer))
 
 
+@inline
+def calls(completion: list[Message]) -> float:
+    """Return how often the tool was called."""
+    return float(sum(len(calls_of(message)) for message in completion))
+
+
 class Calculator(ToolEnv):
     """Rows have `a` and `b`."""
 
-    def __init__(self, *, demo_noise: float, max_turns: int) -> None:
+    def __init__(self, *, demo_noise: float, call_bonus: float, max_turns: int) -> None:
+        rubric = answer_rubric(correctness)
+        if call_bonus:
+            rubric = Rubric([format, correctness, calls], [0.1, 0.9, call_bonus], correctness=correctness)
         super().__init__(
             id="calculator",
             tools=[multiply],
             max_turns=max_turns,
             parser=PARSER,
-            rubric=answer_rubric(correctness),
+            rubric=rubric,
             dataset=lambda: _problems()[0],
             eval_dataset=lambda: _problems()[1],
         )
@@ -72,9 +94,11 @@ class Calculator(ToolEnv):
         return [*call, {"role": "assistant", "content": PARSER.wrap(call[-1]["content"])}]
 
 
-def load_environment(demo_noise: Annotated[float, Field(ge=0, le=3)] = 0.0, max_turns: int = 3) -> Calculator:
+def load_environment(
+    demo_noise: Annotated[float, Field(ge=0, le=3)] = 0.0, call_bonus: float = 0.0, max_turns: int = 3
+) -> Calculator:
     """Return the task of all products of two numbers from 10 to 99, in at most `max_turns` messages of the model."""
-    return Calculator(demo_noise=demo_noise, max_turns=max_turns)
+    return Calculator(demo_noise=demo_noise, call_bonus=call_bonus, max_turns=max_turns)
 
 
 def _problems() -> tuple[Rows, Rows]:

@@ -3,7 +3,7 @@
 The reward is the similarity of the answer to the reversed text, `difflib.SequenceMatcher(autojunk=False).ratio()`:
 twice the matching characters over the characters of both, where matches are found by Ratcliff and Obershelp's longest
 common blocks. That is not LCS (the longest common subsequence), although the field often calls it so. An answer is
-correct if it is exact.
+correct if it is exact. `reward = "exact"` pays nothing else, `"two_part"` also 0.1 for a wrong answer in its tags.
 
     hone eval reverse-text -m outputs/weights/step_100 -n 20
 
@@ -16,11 +16,11 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, inline
+from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser, answer_rubric, inline
 from hone.environments.data import Count, Noise, Row, Rows, generated_rows, hold_out, split_words, train_and_eval
 from hone.errors import UserError
 from hone.types import Example, Message
@@ -50,6 +50,11 @@ RANGES = {
     "similarity": Range(right=(1.0, 1.0), wrong=(0.0, math.nextafter(1.0, 0.0))),
     "exact": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)),
 }
+RUBRICS = {
+    "similarity": Rubric([similarity, exact], [1.0, 0.0], correctness=exact, ranges=RANGES),
+    "exact": Rubric([exact], correctness=exact, ranges={"exact": RANGES["exact"]}),
+    "two_part": answer_rubric(exact),
+}
 
 
 class ReverseText(SingleTurnEnv):
@@ -57,9 +62,8 @@ class ReverseText(SingleTurnEnv):
 
     answer_is_exact = True
 
-    def __init__(self, *, prompt: str, separator: str, demo_noise: float, **kwargs: Any) -> None:
-        rubric = Rubric([similarity, exact], [1.0, 0.0], correctness=exact, ranges=RANGES)
-        super().__init__(id="reverse-text", parser=PARSER, rubric=rubric, **kwargs)
+    def __init__(self, *, reward: str, prompt: str, separator: str, demo_noise: float, **kwargs: Any) -> None:
+        super().__init__(id="reverse-text", parser=PARSER, rubric=RUBRICS[reward], **kwargs)
         self.prompt = prompt
         self.separator = separator
         self.demo_noise = demo_noise
@@ -107,6 +111,7 @@ def load_environment(
     prompt: str = "{text}",
     system_prompt: str = SYSTEM_PROMPT,
     separator: str = "",
+    reward: Literal["similarity", "exact", "two_part"] = "similarity",
     demo_noise: Noise = 0.0,
 ) -> SingleTurnEnv:
     """Return reverse-text on generated phrases of `min_chars` to `max_chars` characters, or on the rows of `dataset`.
@@ -129,6 +134,7 @@ def load_environment(
 
     halve = functools.partial(hold_out, key=_text_of)
     return ReverseText(
+        reward=reward,
         prompt=prompt,
         separator=separator,
         demo_noise=demo_noise,

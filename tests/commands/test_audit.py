@@ -97,6 +97,12 @@ def test_five_calls_of_a_tool_beat_a_right_answer(tasks, capsys):
     assert "verdict fails: inversion" in text
 
 
+def test_the_least_bonus_of_the_study_of_bonuses_is_refused(capsys):
+    assert main(["audit", "calculator", "-n", "2", "-a", '{"call_bonus": 0.2}']) == 1
+    text = " ".join(capsys.readouterr().out.split())
+    assert "12 calls of tools (calls: 2.4) can beat a right answer (1.0)" in text
+
+
 def test_json_is_the_whole_report(tasks, capsys):
     assert main(["audit", "swapped", "-n", "4", "--json"]) == 1
     report = json.loads(capsys.readouterr().out)

@@ -266,6 +266,23 @@ def test_the_reward_of_a_reversed_text_is_the_ratcliff_obershelp_ratio_and_corre
         assert score.components["exact"] == right and (score.reward == 1.0) == right
 
 
+@pytest.mark.parametrize(("reward", "paid"), [("exact", [1, 0, 0]), ("two_part", [1, 0.1, 0])])
+def test_a_reversed_text_may_be_paid_only_if_it_is_exact(reward: str, paid: list[float]):
+    env = load_environment("reverse-text", reward=reward)
+    texts = ["<reversed_text>cba</reversed_text>", "<reversed_text>cbb</reversed_text>", "cba"]
+    scores = env.grade_many([(env.example(text="abc"), text) for text in texts])
+    assert [score.reward for score in scores] == paid
+    assert [score.outcome for score in scores] == [Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE]
+
+
+def test_calculator_may_pay_for_calls_which_then_beat_a_right_answer():
+    env = load_environment("calculator", call_bonus=0.5)
+    example = env.example(a=12, b=13)
+    call = env.called("multiply", a=1, b=1)
+    assert env.grade(example, env.reference(example)).reward == 1.5
+    assert env.grade(example, [*call, *call, *call, *call]).reward == 2.0
+
+
 def test_the_columns_of_reverse_text():
     env = load_environment("reverse-text", system_prompt="s")
     expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "abc"}]

@@ -32,6 +32,8 @@ class CellConfig(BaseConfig):
     """Settings of SFT; `max_steps = 0` leaves the stage out."""
     rl: dict[str, Any] = {}
     """Settings of RL; `max_steps = 0` leaves the stage out."""
+    eval_args: dict[str, Any] = {}
+    """Arguments of the common evaluation's task for this cell: the prompt that it was trained with."""
 
 
 class GridConfig(BaseConfig):

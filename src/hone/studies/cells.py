@@ -51,11 +51,14 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant: its name, the settings in which cells differ, and the last stage of each seed."""
+    """A variant: its name, the settings in which cells differ, the last stage of each seed, and what of the task it is
+    evaluated on is its own.
+    """
 
     name: str
     settings: dict[str, Any]
     stages: tuple[Stage, ...]
+    eval_args: dict[str, Any]
 
 
 def cells_of(study: StudyConfig) -> list[Cell]:
@@ -90,7 +93,7 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
             stage = Stage.of(kind, config, seed, stage)
         assert stage is not None
         stages.append(stage)
-    return Cell(cell.name, settings, tuple(stages))
+    return Cell(cell.name, settings, tuple(stages), cell.eval_args)
 
 
 def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:

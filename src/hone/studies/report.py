@@ -19,7 +19,7 @@ from hone.evaluation.intervals import Interval
 from hone.pages import environment
 from hone.runs.files import write_file
 from hone.studies.analysis import FARTHEST
-from hone.studies.results import COSTS, Results, Row, to_csv
+from hone.studies.results import COSTS, NOT_RUN, Results, Row, to_csv
 
 PAGE, TEXT, TABLE = "study.html", "study.md", "results.csv"
 COLOURS = {"helps": "#2a7f3f", "hurts": "#b3261e"}
@@ -76,8 +76,11 @@ def sentences(results: Results) -> list[str]:
         reach = f"to be read up to x = {FARTHEST * curve.highest:g}"
         found.append(f"Fitted over x = {results.study.x}{where}: {law}; {errors}; {reach}.")
     if results.missing:
-        listed = "; ".join(f"{title} ({why})" for title, why in results.missing.items())
-        found.append(f"{len(results.missing)} runs are missing: {listed}.")
+        failed = [f"{title} ({why})" for title, why in results.missing.items() if why != NOT_RUN]
+        left = len(results.missing) - len(failed)
+        words = [f"{left} are not run yet"] * bool(left) + [f"failed: {'; '.join(failed)}"] * bool(failed)
+        many = len(results.missing)
+        found.append(f"{many} run{'s are' if many > 1 else ' is'} missing: {'; '.join(words)}.")
     return found
 
 
@@ -114,7 +117,7 @@ def _cells(row: Row, baseline: str) -> list[str]:
     lowest, highest = (_num(end(means, default=None)) for end in (min, max))
     cells = [row.cell.name, str(len(means)), _num(row.mean), lowest, highest]
     if (effect := row.effect) is None:
-        why = "no seed shared with the baseline" if row.seeds else "not run yet"
+        why = "no seed shared with the baseline" if row.seeds else NOT_RUN
         return [*cells, "", "", "", "", "baseline" if row.cell.name == baseline else why]
     p = "–" if (p := effect.p_corrected) is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
     interval = "–" if effect.interval is None else _span(effect.interval)

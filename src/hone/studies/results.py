@@ -22,6 +22,8 @@ from hone.studies.running import SECONDS, Tasks, values_of
 COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
 """What stages cost: demonstrations and prompts, tokens that were trained or sampled, seconds of the processor."""
 
+NOT_RUN = "not run yet"
+
 
 @dataclass(frozen=True)
 class SeedResult:
@@ -90,9 +92,9 @@ def results_of(study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapp
     seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
     measured, missing = {}, dict[str, str]()
     for cell in cells:
-        found = [_seed_result(study, tasks, stage, seconds) for stage in cell.stages]
+        found = [_seed_result(study, tasks, cell, stage, seconds) for stage in cell.stages]
         measured[cell.name] = [one for one in found if one is not None]
-    missing = {task.title: failed.get(task.id, "not run yet") for task in tasks.values() if not task.done}
+    missing = {task.title: failed.get(task.id, NOT_RUN) for task in tasks.values() if not task.done}
     return compared(study, cells, measured, missing)
 
 
@@ -112,9 +114,11 @@ def compared(
     return Results(study, rows, baseline, _fits(study, rows), _equal(rows), missing)
 
 
-def _seed_result(study: StudyConfig, tasks: Tasks, stage: Stage, seconds: Mapping[str, float]) -> SeedResult | None:
+def _seed_result(
+    study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float]
+) -> SeedResult | None:
     """Return what came of a cell's seed; None if it is not done, or no completion could be graded."""
-    task = tasks.evaluation(stage)
+    task = tasks.evaluation(cell, stage)
     if not task.done or not (values := values_of(task.folder, study.eval.metric)):
         return None
     costs = dict.fromkeys(COSTS, 0.0)

@@ -83,16 +83,17 @@ class Tasks(dict[str, Task]):
                     self.setdefault(
                         stage.id, Task(stage.id, title, stage.kind, self.folder(stage), stage.config, needs)
                     )
-                evaluation = self.evaluation(last, f"eval of {cell.name}, seed {last.seed}")
+                evaluation = self.evaluation(cell, last)
                 self.setdefault(evaluation.id, evaluation)
 
     def folder(self, stage: Stage) -> Path:
         """Return where a stage runs."""
         return self._study.output_dir / "runs" / stage.id
 
-    def evaluation(self, stage: Stage, title: str = "") -> Task:
-        """Return the task that evaluates what a stage has made."""
-        config = self._evaluation
+    def evaluation(self, cell: Cell, stage: Stage) -> Task:
+        """Return the task that evaluates what a cell's stage has made."""
+        title, config = f"eval of {cell.name}, seed {stage.seed}", self._evaluation
+        config = config.model_copy(update={"env_args": config.env_args | cell.eval_args})
         name = f"{stage.id}-{hashlib.sha256(to_toml(config).encode()).hexdigest()[:8]}"
         return Task(f"eval-{name}", title, "eval", self._study.output_dir / "evals" / name, config, stage.id)
 
