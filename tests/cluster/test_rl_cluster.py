@@ -69,6 +69,7 @@ def test_whatever_is_killed_each_draw_comes_to_one_end(nodes, begin):
     other.kill()
     run.let_go()
     assert run.ended() == 0, run.output
+    assert "aylet" not in run.output, "what died is told in hone's words, not in Ray's"
     steps = [record["step"] for record in records(run.out / "metrics.jsonl")][:12]
     assert steps == list(range(12)) and sum(draws(run.out).values()) == 12 * PROMPTS
     restarts = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]

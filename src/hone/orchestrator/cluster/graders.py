@@ -91,19 +91,21 @@ class RemoteProcess:
         # Two threads: it can be ended while it works at a question.
         options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=2)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
+        # Asked once: a round that ends without this process leaves it to the next to wait for it.
+        self._facts, self._started = self._actor.facts.remote(), self._actor.get_ready.remote()
 
     @property
     def is_idle(self) -> bool:
         return self._ended is None
 
     def get_ready(self, stop: int) -> str | None:
-        facts = self._get(self._actor.facts.remote(), stop, None, waits_for="a node with a free core")
+        facts = self._get(self._facts, stop, None, waits_for="a node with a free core")
         self._is_placed = True
         try:
             check_versions(facts)
         except UserError as error:
             return str(error)
-        error = self._answer(self._actor.get_ready.remote(), stop, time.monotonic() + START_SECONDS)
+        error = self._answer(self._started, stop, time.monotonic() + START_SECONDS)
         self.ready = error is None
         return error
 

@@ -40,6 +40,12 @@ ENDING = 5.0
 """Seconds that an actor has to end its process."""
 TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
 """Beginnings of the variables that a process on a node gets from this machine; all others are those of its node."""
+QUIET = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_BACKEND_LOG_LEVEL": "error",
+    "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
+}
+"""Settings of Ray: it calls nobody, and of what dies the launcher tells in a line of its own."""
 LOST = -9
 
 
@@ -340,7 +346,8 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
     if address is not None and address != "auto" and not address.rpartition(":")[2].isdecimal():
         raise UserError(f"cluster.address is {address!r}; it must be HOST:PORT, or auto")
     try:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        for name, value in QUIET.items():
+            os.environ.setdefault(name, value)
         # As Ray does for a cluster that it starts itself, but not for a given address; it looks when it is imported.
         if address and (TOKEN.is_file() or "RAY_AUTH_TOKEN" in os.environ):
             os.environ.setdefault("RAY_AUTH_MODE", "token")
