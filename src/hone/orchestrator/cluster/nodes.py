@@ -42,7 +42,6 @@ TRAVEL = ("HONE_", "HF_", "TRANSFORMERS_", "TORCH_", "NCCL_", "GLOO_", "VLLM_")
 """Beginnings of the variables that a process on a node gets from this machine; all others are those of its node."""
 QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_BACKEND_LOG_LEVEL": "error",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
 }
 """Settings of Ray: it calls nobody, and of what dies the launcher tells in a line of its own."""
@@ -364,8 +363,8 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
     except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`, or leave out "
-            "cluster.address to have one on this machine"
+            f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`; copy the token of "
+            f"one that has it to {TOKEN}; or leave out cluster.address to have one on this machine"
         ) from None
     return ray.get_runtime_context().gcs_address
 
