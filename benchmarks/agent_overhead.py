@@ -1,6 +1,9 @@
 """What it costs to have a program make the rollouts: an agent of one call against the built-in task of one turn.
 
     .venv/bin/python benchmarks/agent_overhead.py --out benchmarks/results/agent_overhead.json
+    .venv/bin/python benchmarks/agent_overhead.py --memory --out benchmarks/results/agent_memory.json
+
+`--memory`: what the process has in memory over 500 steps of 64 rollouts of the tiny model, by the program.
 
 The same prompts, reward, model (SmolLM2-135M-Instruct), keys and lengths, with and without `batch_invariant`; the two
 sides take turns, run by run. A figure is the median over the runs of the median step; the first step of a run warms up.
@@ -10,6 +13,7 @@ Rollouts of both are compared: with `batch_invariant` they are the same tokens.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from pathlib import Path
 from statistics import median
@@ -59,13 +63,50 @@ def steps(side: str, invariant: bool, count: int, folder: Path, model: str) -> R
     )
 
 
+def resident_mib() -> float:
+    """What this process has in memory."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def memory(count: int, folder: Path) -> dict[str, Any]:
+    """Return the memory in MiB at each tenth of the steps, and at the end."""
+    settings = {
+        "orchestrator.batch_size": 64,
+        "orchestrator.rollouts_per_example": 8,
+        "orchestrator.sampling.max_tokens": 8,
+    }
+    found: dict[int, float] = {}
+    with hone.RL(
+        dataset=ROWS,
+        agent=agent,
+        model="hone/tiny",
+        max_steps=count,
+        seq_len=128,
+        threads=2,
+        display="none",
+        report=False,
+        output_dir=str(folder),
+        **settings,
+    ) as rl:
+        while not rl.done:
+            rl.step()
+            if rl.version % (count // 10) == 0:
+                found[rl.version] = round(resident_mib(), 1)
+    return {"steps": count, "rollouts_a_step": 64, "resident_mib": found}
+
+
 def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2, help="runs of each side")
     parser.add_argument("--steps", type=int, default=4, help="steps of each")
     parser.add_argument("--model", help="another model")
+    parser.add_argument("--memory", action="store_true", help="measure the memory of 500 steps, and nothing else")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args(argv)
+    if args.memory:
+        with tempfile.TemporaryDirectory() as folder:
+            show(memory(500, Path(folder) / "run") | {"machine": hardware()}, args.out)
+        return
     model, result = args.model or str(cached("smollm2-135m")), {}
     for invariant in (False, True):
         seconds: dict[str, list[float]] = {"task": [], "agent": []}

@@ -380,15 +380,18 @@ def test_a_pretrained_model_learns_on_a_laptop():
 
 
 def test_other_recipes_of_the_pretrained_model_say_what_the_page_says():
-    """One seed each. RL of char-count helps; of sums it does not, as far as 128 examples show."""
+    """One seed each. RL of char-count helps; of sums after a careless teacher's demonstrations, not after clean ones."""
     result = json.loads((RESULTS / "smollm2_recipes.json").read_text())
     full, lora = (result["char_count"][name] for name in ("cc-full", "cc-lora"))
     assert full["reward"]["difference"]["low"] > 0 and lora["reward"]["difference"]["low"] > 0
     assert lora["memory_gib"] < 0.7 * full["memory_gib"] and 0.85 < lora["seconds"] / full["seconds"] < 1
-    difference = result["sums"]["reward"]["difference"]
-    assert difference["low"] < 0 < difference["high"] and result["sums"]["seconds"] <= 3600
-    shares = [(model["strict"]["mean"], model["lenient"]["mean"]) for model in result["sums"]["models"].values()]
-    assert [tuple(round(100 * share) for share in pair) for pair in shares] == [(0, 2), (31, 31), (37, 37)]
+    careless, clean = (result[name]["strict"]["difference"] for name in ("sums", "sums_clean"))
+    assert clean["low"] < 0 < clean["high"] and result["sums"]["seconds"] <= 3600
+    assert [round(100 * careless[name]) for name in ("mean", "low", "high")] == [24, 15, 33]
+    assert round(100 * result["sums"]["lenient"]["difference"]["mean"]) == 21
+    for name, expected in {"sums": [(0, 2), (13, 16), (37, 37)], "sums_clean": [(0, 2), (31, 31), (37, 37)]}.items():
+        shares = [(model["strict"]["mean"], model["lenient"]["mean"]) for model in result[name]["models"].values()]
+        assert [tuple(round(100 * share) for share in pair) for pair in shares] == expected
 
 
 def test_a_cluster_costs_and_scales_as_its_record_says():

@@ -24,7 +24,8 @@ from hone.planning.doctor import Subject, check_run
         (["smollm2-135m", "out", "--from", "bad.gguf"], "say `hone fetch-model NAME OUT`"),
         (["smollm2-135m", "full"], "full is there already: give a new folder"),
         (["out", "--from", "missing.gguf"], "there is no file missing.gguf"),
-        (["--from", "bad.gguf", "out"], "cannot be read as a model"),
+        (["--from", "bad.gguf", "out"], "bad.gguf is no GGUF file"),
+        (["--from", "cut.gguf", "out"], "cannot be read as a model"),
     ],
 )
 def test_bad_input(
@@ -38,9 +39,10 @@ def test_bad_input(
     (tmp_path / "full").mkdir()
     (tmp_path / "full/mine").write_text("mine")
     (tmp_path / "bad.gguf").write_bytes(b"no model")
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF, but no more")
     assert main(["fetch-model", *words]) == 2
     assert message in " ".join(capsys.readouterr().err.split())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "full"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "cut.gguf", "full"]
 
 
 def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

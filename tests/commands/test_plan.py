@@ -64,6 +64,12 @@ def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.Capt
     assert "no environment 'nosuch'" in json.loads(capsys.readouterr().out)["missing"][0]
 
 
+def test_a_prompt_that_does_not_fit_is_what_a_run_refuses(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["--model.name", "hone/tiny", "--orchestrator.env.id", "reverse-text", "--seq-len", "8"]
+    assert main(["plan", *flags]) == 1
+    assert "tokens does not fit into seq_len = 8. Raise seq_len." in capsys.readouterr().out.splitlines()[-1]
+
+
 def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:
     config = parse(RLConfig, ["--orchestrator.env.id", "reverse-text", "--trainer.scheduler.warmup-steps", "999"], "rl")
     about = (config, tiny_config(InitConfig()), load_renderer("hone/tiny"))

@@ -13,7 +13,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from hone.commands.status import Status
+from hone.commands.status import Status, Ticking
 from hone.composition.evaluating import Evaluation
 from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
@@ -99,10 +99,8 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 def with_progress(evaluation: Evaluation) -> EvalResult:
     """Sample and grade, and show how far that is."""
-    config, env, status = evaluation.config, evaluation.env, Status(sys.stderr)
+    config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.id}"
-    env.progress = lambda words: status(words or title)
-    try:
-        return evaluation.run(lambda done, total: status(f"{title}: {done:,} of {total:,} completions"))
-    finally:
-        status.clear()
+    with Ticking(Status(sys.stderr), title) as tell:
+        env.progress = lambda words: tell(words or title)
+        return evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))

@@ -10,10 +10,11 @@ import textwrap
 from hone.commands.rl import with_mode
 from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.planning.advice import missing
 from hone.planning.calibration import DoesNotFit, calibrate
-from hone.planning.data import look_at
+from hone.planning.data import Facts, look_at
 from hone.planning.devices import device_named, this_device
 from hone.planning.nodes import nodes_record, nodes_words
 from hone.planning.report import measured_words, plan_of, words
@@ -32,8 +33,9 @@ def run(config: PlanConfig) -> int:
     if not config.as_json:
         for heading, lines in words(plan):
             _print(heading, lines)
-    fits = plan.fits
-    if config.calibrate:
+    refused = _refused(settings, plan.facts)
+    fits = plan.fits and not refused
+    if config.calibrate and not refused:
         print("calibrating: two steps of the run", file=sys.stderr, flush=True)
         try:
             found = calibrate(plan)
@@ -45,7 +47,7 @@ def run(config: PlanConfig) -> int:
         record = plan.record() | {"missing": absent}
         if isinstance(settings, RLConfig) and settings.cluster is not None and plan.usual is not None:
             record["nodes"] = nodes_record(found or plan, config.gbit)
-        if config.calibrate:
+        if config.calibrate and not refused:
             record |= {"fits": fits, "calibration": found and found.record(), "failed": failed}
         print(json.dumps(record, indent=2))
         return 0 if fits else 1
@@ -56,12 +58,24 @@ def run(config: PlanConfig) -> int:
         _print(heading, lines)
     command = "rl" if isinstance(settings, RLConfig) else "sft"
     following = f"Start it: `hone {command}` with the same files and flags{_without_own(config)}."
-    if not fits:
+    if not fits and refused:
+        following = refused
+    elif not fits:
         following = "It does not fit: change a setting, and plan again."
     elif absent:
         following = f"It can't start here yet: {'; '.join(absent)}.\nThen s{following[1:]}"
     print(failed or following)
     return 0 if fits else 1
+
+
+def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
+    """Return why the run would not start, whatever memory there is; "" if it does."""
+    longest = max(facts.prompts, default=0)
+    if not isinstance(settings, RLConfig) or facts.estimated or longest < settings.seq_len:
+        return ""
+    return (
+        f"It can't start: a prompt of {longest} tokens does not fit into seq_len = {settings.seq_len}. Raise seq_len."
+    )
 
 
 def _without_own(config: PlanConfig) -> str:

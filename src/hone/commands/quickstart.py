@@ -1,8 +1,9 @@
 """`hone quickstart`: the whole path on a CPU in minutes: a model from nothing, SFT, RL, an honest evaluation; with
 `--model smollm2-135m` the same of a pretrained model, in half an hour.
 
-Every step is a command that you can run yourself; they are printed as they run. With `--controls`, two more rows answer
-the obvious questions: what would SFT alone have reached with the same compute, and with perfect demonstrations?
+Every step is a command that you can run yourself; they are printed as they run. After Ctrl-C the same command goes on,
+and trains nothing twice. With `--controls`, two more rows answer the obvious questions: what would SFT alone have
+reached with the same compute, and with perfect demonstrations?
 
 `hone examples [NAME]` lists the recipes that come with hone, or copies those of one task into `examples/NAME`.
 """
@@ -14,6 +15,7 @@ import os
 import resource
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -27,6 +29,7 @@ from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
 from hone.model.fetch import KNOWN
+from hone.runs.outputs import run_info
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", 
 """Name, folder and noise of the demonstrations."""
 SAMPLES = 3
 """Of each model, shown below the table."""
+SUMMARY = "summary.json"
+"""Written at the end: without it a quickstart goes on."""
 
 
 def run(config: QuickstartConfig) -> int:
@@ -66,11 +71,12 @@ def run(config: QuickstartConfig) -> int:
     sft_command = ["sft", "@", str(files[0]), "--model.name", base]
     rl_command = ["rl", "@", str(files[1]), "--model.name", str(sft_weights), "--output-dir", str(out / "rl")]
     measured = Measured(rl["orchestrator"]["env"], config.num_examples or recipe.num_examples, config.seed)
+    goes_on = not (out / SUMMARY).exists()
     try:
-        if not pretrained:
+        if not pretrained and not (goes_on and Path(base).exists()):
             run_command(["hone", "init-model", base, "--preset", config.model, *seed])
-        sft_seconds = run_command([*sft_command, "--output-dir", str(out / "sft"), *seed])
-        rl_seconds = run_command([*rl_command, *seed])
+        sft_seconds = train([*sft_command, "--output-dir", str(out / "sft"), *seed], out / "sft", goes_on)
+        rl_seconds = train([*rl_command, *seed], out / "rl", goes_on)
         # All at the end: a model that this process has loaded would take memory beside the run.
         print("\nEvaluating on held-out phrases ...", flush=True)
         if pretrained:
@@ -81,15 +87,18 @@ def run(config: QuickstartConfig) -> int:
         for name, folder, noise in CONTROLS if config.controls else ():
             args = sft["data"]["env"]["args"] | {"demo_noise": noise}
             words = ["--max-steps", str(steps), "--data.env.args", json.dumps(args)]
-            seconds = run_command([*sft_command, "--output-dir", str(out / folder), *words, *seed])
+            seconds = train([*sft_command, "--output-dir", str(out / folder), *words, *seed], out / folder, goes_on)
             measured.add(name, str(out / folder / f"weights/step_{steps}"), seconds)
     except subprocess.CalledProcessError as error:
+        if error.returncode > 128:
+            given = {name: getattr(config, name) for name in config.model_fields_set if name != "controls"}
+            print(f"To go on: {command('hone', 'quickstart', **given)}{' --controls' * config.controls}")
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     whose = (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
     peak = max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": round(peak, 3)}
-    (out / "summary.json").write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     measured.print()
     args, model = measured.env.get("args"), config.model if pretrained else None
     print(
@@ -103,13 +112,42 @@ def run(config: QuickstartConfig) -> int:
     return 0
 
 
+def train(words: list[str], folder: Path, goes_on: bool) -> float:
+    """Run a command that trains in `folder`, or what is left of it; return its seconds in all."""
+    begun, before = run_info(folder) if goes_on else None, 0.0
+    if begun is not None and begun["command"][1:] == words:
+        before = begun.get("seconds") or 0.0
+        if begun["status"] == "done":
+            print(f"\n$ {shlex.join(words)}   # done before", flush=True)
+            return before
+        words = [*words, "--resume"]
+    return before + run_command(words)
+
+
 def run_command(words: list[str]) -> float:
-    """Run a command of hone, shown as it would be typed; return its seconds. Raises CalledProcessError."""
+    """Run a command of hone, shown as it would be typed; return its seconds.
+
+    Ctrl-C and SIGTERM are passed on: it saves what it has. Raises CalledProcessError with the exit code.
+    """
     print(f"\n$ {shlex.join(words)}", flush=True)
-    start = time.monotonic()
+    start, running = time.monotonic(), list[subprocess.Popen]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
     words = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]
-    subprocess.run(words, check=True, env=os.environ | {"GOMP_SPINCOUNT": "3000"})
+
+    def pass_on(number: int, _: Any) -> None:
+        for process in running:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        # A process group of its own: else a terminal's Ctrl-C comes twice, and the second one does not wait.
+        running.append(subprocess.Popen(words, env=os.environ | {"GOMP_SPINCOUNT": "3000"}, process_group=0))
+        code = running[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if code:
+        raise subprocess.CalledProcessError(code if code > 0 else 128 - code, words)
     return time.monotonic() - start
 
 

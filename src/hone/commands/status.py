@@ -6,6 +6,7 @@ import json
 import shlex
 import shutil
 import sys
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
@@ -34,6 +35,30 @@ class Status:
         """Take the line off the terminal."""
         if self._terminal:
             print("\r\033[K", end="", flush=True, file=self._stream)
+
+
+class Ticking:
+    """Shows what is being done, and for how long, each second while it is entered, also where nothing new is told."""
+
+    def __init__(self, status: Status, words: str) -> None:
+        self._status, self._words, self._began, self._over = status, words, time.monotonic(), threading.Event()
+        self._thread = threading.Thread(target=self._tick, name="status", daemon=True)
+
+    def __call__(self, words: str) -> None:
+        self._words = words
+
+    def __enter__(self) -> Ticking:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+        self._status.clear()
+
+    def _tick(self) -> None:
+        while not self._over.wait(1.0):
+            self._status(f"{self._words} ({time.monotonic() - self._began:.0f} s)")
 
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:

