@@ -380,7 +380,7 @@ def test_a_pretrained_model_learns_on_a_laptop():
 
 
 def test_other_recipes_of_the_pretrained_model_say_what_the_page_says():
-    """One seed each. RL of char-count helps; of sums after a careless teacher's demonstrations, not after clean ones."""
+    """One seed each. RL helps in char-count, and in sums after a careless teacher, not after a careful one."""
     result = json.loads((RESULTS / "smollm2_recipes.json").read_text())
     full, lora = (result["char_count"][name] for name in ("cc-full", "cc-lora"))
     assert full["reward"]["difference"]["low"] > 0 and lora["reward"]["difference"]["low"] > 0

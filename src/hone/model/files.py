@@ -31,6 +31,9 @@ def resolve_model(name: str | Path) -> Path:
         return cached(name)
     if Path(name).exists():
         raise UserError(f"{name} is a file: give the folder that holds the model")
+    run, made, _ = name.partition("/weights/step_")
+    if made:
+        raise UserError(f"there is no model folder {name}: the run that writes to {run} makes it, start that first")
     if not is_hub_id(name):
         raise UserError(
             f"there is no model folder {name}: give an existing one, a hub id (owner/name), or {TINY}; "
