@@ -82,7 +82,7 @@ def memory(count: int, folder: Path) -> dict[str, Any]:
         model="hone/tiny",
         max_steps=count,
         seq_len=128,
-        threads=2,
+        threads=1,
         display="none",
         report=False,
         output_dir=str(folder),
