@@ -30,7 +30,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rewards
+from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
@@ -191,7 +191,7 @@ class Host:
                 return await task.episode(self._url, rollout.api_key, rollout.example)
             given = await (self._function if task.run is not None else self._process)(rollout)
             try:
-                return Rewarded(checked_rewards(given))
+                return checked_rollout(given)
             except ValueError as error:
                 raise ProgramFailed(str(error)) from None
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
