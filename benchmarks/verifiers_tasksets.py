@@ -1,7 +1,8 @@
-"""verifiers' own tasksets and environments, one step of RL each with the tiny model, or the sentence that refuses them.
+r"""verifiers' own tasksets and environments: one step of RL each with the tiny model, or why they are refused.
 
     pip download --no-deps --no-binary :all: verifiers==0.4.0 && tar xf verifiers-0.4.0.tar.gz
-    .venv/bin/python benchmarks/verifiers_tasksets.py --sdist verifiers-0.4.0 --out benchmarks/results/verifiers_tasksets.json
+    .venv/bin/python benchmarks/verifiers_tasksets.py --sdist verifiers-0.4.0 \
+        --out benchmarks/results/verifiers_tasksets.json
 
 Fixtures are those of its tests; the others are the generic ones of the package, an environment with the fixture
 `echo-v1` as its taskset. The random tiny model says nothing sensible: this shows what loads, is sampled, rewarded and
@@ -26,13 +27,15 @@ from recording import show
 from hone.runs import Run
 from hone.runs.provenance import hardware
 
+DOCKER = {"runtime": {"type": "docker"}}
+JUDGED = {"judge": {"harness": {"id": "bash"}}, "solver": DOCKER}
 GENERIC: dict[str, tuple[str, dict[str, Any]]] = {
     "best-of-n": ("echo-v1", {"env": {"id": "best-of-n", "n": 2}}),
     "single-agent": ("echo-v1", {"env": {"id": "single-agent"}}),
     "user-sim": ("echo-v1", {"env": {"id": "user-sim", "user": {"max_turns": 2}}}),
-    "agentic-judge": ("echo-v1", {"env": {"id": "agentic-judge"}}),
-    "shared-agentic-judge": ("echo-v1", {"env": {"id": "shared-agentic-judge"}}),
-    "isolated-verifier": ("echo-v1", {"env": {"id": "isolated-verifier"}}),
+    "agentic-judge": ("echo-v1", {"env": {"id": "agentic-judge"} | JUDGED}),
+    "shared-agentic-judge": ("echo-v1", {"env": {"id": "shared-agentic-judge"} | JUDGED}),
+    "isolated-verifier": ("echo-v1", {"env": {"id": "isolated-verifier", "agent": DOCKER}}),
     "echo-v1 with the harness bash": ("echo-v1", {"env": {"agent": {"harness": {"id": "bash"}}}}),
     "textarena": ("textarena", {"game": "Wordle-v0"}),
     "openenv": ("openenv", {}),
@@ -78,7 +81,7 @@ def main(argv: list[str] | None = None) -> None:
     cases = {
         path.stem.replace("_", "-"): (path.stem.replace("_", "-"), {})
         for path in sorted(fixtures.glob("*.py"))
-        if re.search(r"\(vf\.Taskset\[|Taskset\)", path.read_text())
+        if re.search(r"\(\s*vf\.Taskset\[|Taskset\)", path.read_text())
     } | GENERIC
     result: dict[str, Any] = {"verifiers": args.sdist.name.removeprefix("verifiers-"), "cases": {}}
     for name in args.only or cases:

@@ -95,6 +95,27 @@ def test_a_tool_with_state_is_called_and_what_the_policy_said_is_trained(load):
     assert graded.outcome is Outcome.WRONG
 
 
+def test_a_tool_of_the_taskset_answers(load):
+    env = load("lookup")
+    color = env.example(index=0).prompt[-1]["content"].removesuffix("?").split()[-1]
+    call = json.dumps({"name": "words_find", "arguments": {"color": color}})
+
+    def says(messages: list[dict[str, Any]]) -> str:
+        return messages[-1]["content"] if messages[-1]["role"] == "tool" else f"<tool_call>{call}</tool_call>"
+
+    (one,) = played(env, says)
+    assert one.failure is None, one.failure
+    assert score(env, one).components == {"found": 1.0} and score(env, one).outcome is Outcome.CORRECT
+
+
+def test_siblings_share_a_reward_of_their_group(load):
+    env = load("chorus", env={"agent": {"harness": {"id": "direct"}}})
+    replies = iter(["abc", "bcd", "bce"])
+    (one,) = played(env, lambda _messages: next(replies))
+    assert one.failure is None and len(one.branches or ()) == 2
+    assert score(env, one).components == {"together": pytest.approx(2 / 5)}
+
+
 def test_a_user_opens_and_answers(load):
     env = load("talk")
     first, second = played(env, lambda messages: "aye" if "And then?" in messages[-1]["content"] else "mm", 2)
@@ -223,6 +244,11 @@ def test_bad_input_is_one_sentence(load, name: str, arguments: dict[str, Any], w
 
 def test_what_text_alone_scores_is_still_scored_as_text(load):
     assert isinstance(load("capitals"), Verifiers)
+
+
+def test_an_empty_reply_is_gone_on_from(load):
+    (one,) = played(load("talk", env={"agent": {"harness": {"id": "direct"}}}), lambda _messages: "")
+    assert one.failure is None, "verifiers sends it back without content"
 
 
 def test_rl_trains_on_episodes_and_replays_them(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capfd):
