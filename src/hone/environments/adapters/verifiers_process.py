@@ -90,7 +90,7 @@ class DriverProcess:
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
         """Episodes that it has not yet confirmed to give up."""
-        self._is_over = False
+        self._is_over = self._is_blocked = False
         assert process.stdout is not None
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()
@@ -135,7 +135,8 @@ class DriverProcess:
         return all(event.wait(HEED_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:
-        """End it, and all that it started, without giving it time for that."""
+        """End it, which is blocked, and all that it started, without giving it time for that."""
+        self._is_blocked = True
         self._process.kill()
         self.end()
 
@@ -159,6 +160,8 @@ class DriverProcess:
             raise self._lost() from None
 
     def _last_words(self) -> str:
+        if self._is_blocked:
+            return "something blocks it: a reward, a tool or a hook that waits must `await`"
         text = os.pread(self._words.fileno(), 2**14, max(0, os.fstat(self._words.fileno()).st_size - 2**14))
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
