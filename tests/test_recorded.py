@@ -424,6 +424,40 @@ def test_the_tables_of_what_matters_are_those_of_the_studies():
     assert text.count("<!-- made of studies/") == 2 and script["with_tables"](text) == text
 
 
+def test_verifiers_own_tasksets_take_a_step_or_are_refused_with_a_sentence():
+    """All that need no container, hub or package of their own take one; a failed rollout would be hone's fault."""
+    cases = json.loads((RESULTS / "verifiers_tasksets.json").read_text())["cases"]
+    refused = {name: case["refused"] for name, case in cases.items() if "refused" in case}
+    reasons = {
+        "agent-user-harness-v1": "takes a container",
+        "agent-user-v1": "give it a container",
+        "agentic-judge": "docker",
+        "shared-agentic-judge": "docker",
+        "isolated-verifier": "docker",
+        "echo-v1 with the harness bash": "give it a container",
+        "textarena": "verifiers[ta]",
+        "openenv": "pass `env` or `base_url`",
+        "nemo-gym": "needs 'dataset'",
+        "harbor": "Harbor CLI",
+    }
+    assert refused.keys() == reasons.keys() and all(reasons[name] in refused[name] for name in reasons), refused
+    taken = {name: case for name, case in cases.items() if name not in refused}
+    assert len(taken) == 11 and all(case["failures"] == [] for case in taken.values())
+    assert all(sum(case["outcomes"].values()) == 8 for case in taken.values())
+    page = (RESULTS.parents[1] / "docs" / "tasks.md").read_text()
+    assert all(f"`{name}`" in page for name in taken)
+
+
+def test_a_user_a_judge_and_a_group_of_siblings_teach_within_ten_steps():
+    result = json.loads((RESULTS / "verifiers_training.json").read_text())
+    page = (RESULTS.parents[1] / "docs" / "tasks.md").read_text()
+    for name in ("talk", "judged", "chorus"):
+        runs = list(result[name].values())
+        assert len(runs) == 3 and all(len(run["rewards"]) == 10 and run["rollouts"] == 640 for run in runs)
+        assert all(run["rewards"][9] >= 1.5 * run["rewards"][0] and run["failed"] == 0 for run in runs), name
+        assert all(f"{median(run['rewards'][step] for run in runs):.2f}" in page for step in (0, 9))
+
+
 def test_programs_on_public_agent_libraries_are_trained():
     """Each completes three steps; what a random model makes of them is no part of it."""
     result = json.loads((RESULTS / "agents.json").read_text())

@@ -109,9 +109,11 @@ class Trajectory:
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
     `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
     version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
-    `branches` are further trajectories of the same sample, where a program makes them: all have its advantage.
+    `branches` are further trajectories of the same sample, where a program makes them: all have its advantage,
+    or their turns have their own.
     `kept` are the tokens that each was sampled among, of whose probabilities the logprobs are; None: the vocabulary.
-    `teacher_logprobs` `[T]` float32 are those of a teacher, None without one.
+    `teacher_logprobs` `[T]` float32 are those of a teacher, None without one. `call_rewards` float64 are those of its
+    turns, where a program rewards each call of the model.
 
     Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
     environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
@@ -133,6 +135,7 @@ class Trajectory:
     kept: Kept | None = None
     teacher_logprobs: np.ndarray | None = None
     branches: tuple[Trajectory, ...] | None = None
+    call_rewards: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -144,6 +147,8 @@ class Trajectory:
         assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
         if (teacher := self.teacher_logprobs) is not None:
             assert len(teacher) == length and teacher.dtype == np.float32 and np.isfinite(teacher).all()
+        if (own := self.call_rewards) is not None:
+            assert len(own) == self.turns and own.dtype == np.float64 and np.isfinite(own).all()
         if self.kept is not None:
             assert len(self.kept.counts) == length
             assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"
@@ -237,6 +242,7 @@ class Group:
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
     `left_out`: a refill did not need the group, or cut it off. `env` is the name of its task, of several.
+    `call_advantages`, where a program rewards each call: of each turn of each trajectory of each sample.
     """
 
     example: Example
@@ -246,10 +252,18 @@ class Group:
     advantages: np.ndarray
     left_out: Literal["surplus", "cut"] | None = None
     env: str = ""
+    call_advantages: list[list[np.ndarray]] | None = None
 
     def __post_init__(self) -> None:
         assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
         assert np.isfinite(self.advantages).all()
+
+    @property
+    def has_advantages(self) -> bool:
+        """True if a token of the group has an advantage other than 0."""
+        if self.call_advantages is None:
+            return bool(np.any(self.advantages))
+        return any(np.any(turns) for sample in self.call_advantages for turns in sample)
 
 
 @dataclass(frozen=True)

@@ -94,6 +94,32 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
         assert words in capsys.readouterr().err
 
 
+def test_rewards_of_calls_are_recorded_and_replayed(here: Path, tiny_model_dir: Path) -> None:
+    code = AGENT.replace('"long": len(second) / 100}', '"calls": [len(x) / 9 for x in (first.content, second, third)]}')
+    (here / "my_agent.py").write_text(code)
+    from my_agent import agent  # type: ignore[import-not-found]
+
+    settings = SETTINGS | {"model": str(tiny_model_dir), "max_steps": 2}
+    run = hone.rl(agent=agent, dataset="rows.jsonl", output_dir="one", **settings)
+    for row in [row for step in range(2) for row in run.rollouts(step).to_pylist()]:
+        (branch,) = json.loads(row["branches"])
+        if row["reward"] is not None:
+            assert len(row["call_rewards"]) == 2 and len(branch["call_rewards"]) == 1
+    hone.rl(agent=without_calls(agent), dataset="rows.jsonl", output_dir="two", **settings)
+    assert main(["replay", "one"]) == 0
+    one, two = (Path(name, "weights/step_2/model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one != two, "the calls' own rewards decide"
+
+
+def without_calls(agent: Any) -> Any:
+    """The same program, without rewards of calls."""
+
+    async def without(client: Any, example: Any) -> Any:
+        return {name: value for name, value in (await agent(client, example)).items() if name != "calls"}
+
+    return without
+
+
 def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_openai import FakeOpenAI, Status
 from processes import wait_until_gone
-from real_server import until
+from real_server import serving, talking_model, until
 
 from hone.cli import main
 from hone.environments import load_environment
@@ -92,6 +93,27 @@ def test_a_tool_with_state_is_called_and_what_the_policy_said_is_trained(load):
     assert graded.components["counted"] == pytest.approx(2 / 3) and graded.components["turns"] == 3
     assert graded.weights == {"counted": 1.0, "turns": 0.0} and graded.reward == pytest.approx(2 / 3)
     assert graded.outcome is Outcome.WRONG
+
+
+def test_a_tool_of_the_taskset_answers(load):
+    env = load("lookup")
+    color = env.example(index=0).prompt[-1]["content"].removesuffix("?").split()[-1]
+    call = json.dumps({"name": "words_find", "arguments": {"color": color}})
+
+    def says(messages: list[dict[str, Any]]) -> str:
+        return messages[-1]["content"] if messages[-1]["role"] == "tool" else f"<tool_call>{call}</tool_call>"
+
+    (one,) = played(env, says)
+    assert one.failure is None, one.failure
+    assert score(env, one).components == {"found": 1.0} and score(env, one).outcome is Outcome.CORRECT
+
+
+def test_siblings_share_a_reward_of_their_group(load):
+    env = load("chorus", env={"agent": {"harness": {"id": "direct"}}})
+    replies = iter(["abc", "bcd", "bce"])
+    (one,) = played(env, lambda _messages: next(replies))
+    assert one.failure is None and len(one.branches or ()) == 2
+    assert score(env, one).components == {"together": pytest.approx(2 / 5)}
 
 
 def test_a_user_opens_and_answers(load):
@@ -174,6 +196,19 @@ def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_aga
     assert fine.failure is None and env._driver._process.pid == pid  # type: ignore[union-attr]
 
 
+def test_a_process_that_a_reward_blocks_is_replaced(load):
+    env = load("talk", agent_limits={"timeout": 25.0})
+    env.check_rollouts()
+    blocked = env._driver._process.pid  # type: ignore[union-attr]
+    (late,) = played(env, lambda _messages: "sleep")
+    assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
+    env.agent_limits = type(env.agent_limits)(timeout=600.0)
+    for one in played(env, lambda _messages: "aye", 2):
+        assert score(env, one).components == {"vowels": 1.0}
+    assert env._driver._process.pid != blocked  # type: ignore[union-attr]
+    wait_until_gone({blocked})
+
+
 def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
     env = load("talk")
 
@@ -211,6 +246,11 @@ def test_what_text_alone_scores_is_still_scored_as_text(load):
     assert isinstance(load("capitals"), Verifiers)
 
 
+def test_an_empty_reply_is_gone_on_from(load):
+    (one,) = played(load("talk", env={"agent": {"harness": {"id": "direct"}}}), lambda _messages: "")
+    assert one.failure is None, "verifiers sends it back without content"
+
+
 def test_rl_trains_on_episodes_and_replays_them(tmp_path: Path, tiny_model_dir: Path, monkeypatch, capfd):
     for name in ("counting", "duet"):
         (tmp_path / f"{name}.py").write_text((FOLDER / f"{name}.py").read_text())
@@ -226,3 +266,39 @@ def test_rl_trains_on_episodes_and_replays_them(tmp_path: Path, tiny_model_dir: 
     assert main(["replay", "outputs"]) == 0
     few = ["-n", "1", "-r", "1", "--max-tokens", "4"]
     assert main(["eval", "verifiers:counting", "-m", str(tiny_model_dir), *few]) == 0, capfd.readouterr().err
+
+
+def test_eval_runs_episodes_at_hones_own_server(tmp_path: Path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.py").write_text((FOLDER / "talk.py").read_text())
+    monkeypatch.setenv("RIGHT", "secret")
+    monkeypatch.setenv("WRONG", "guess")
+    with serving(talking_model(), api_key="secret") as server:
+        command = ["eval", "verifiers:talk", "-b", f"{server.url}/v1", "-n", "1", "--max-tokens", "8"]
+        assert main([*command, "-m", "hone/tiny", "-k", "RIGHT", "-r", "2", "-s"]) == 0, capfd.readouterr().err
+        (saved,) = Path().rglob("results.jsonl")
+        rows = [json.loads(line) for line in saved.read_text().splitlines()]
+        said = [[message["role"] for message in [*row["prompt"], *row["completion"]]] for row in rows]
+        assert all(roles[-4:] == ["user", "assistant", "user", "assistant"] for roles in said), said
+        assert len(rows) == 2 and all(set(row["components"]) == {"vowels"} for row in rows)
+        capfd.readouterr()
+        for words, why in (
+            (["-m", "hone/tiny", "-k", "WRONG"], "API key"),
+            (["-m", "nobody", "-k", "RIGHT"], "has no model 'nobody'"),
+        ):
+            assert main([*command, *words]) == 2
+            err = capfd.readouterr().err
+            assert why in err and err.startswith("error: ") and err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(
+    ("status", "why"), [(401, "wants an API key"), (404, "check that -b ends where `/chat/completions` is to follow")]
+)
+def test_what_a_server_refuses_in_an_episode_is_one_sentence(tmp_path: Path, monkeypatch, capfd, status: int, why: str):
+    """It lists no models, so only the calls show it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "talk.py").write_text((FOLDER / "talk.py").read_text())
+    with FakeOpenAI(lambda _body: Status(status), models=Status(404)) as server:
+        assert main(["eval", "verifiers:talk", "-b", server.url, "-m", "nobody", "-n", "1", "-r", "2"]) == 2
+    err = capfd.readouterr().err
+    assert why in err and err.startswith("error: ") and err.count("\n") == 1, err

@@ -29,7 +29,7 @@ from hone.orchestrator import agent_host
 from hone.orchestrator.agents import Rollout, run_agents
 from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import RequestMaker, roll_out
-from hone.orchestrator.groups import trainable
+from hone.orchestrator.groups import grade_groups, group_state, trainable
 from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Score, Trajectory
 
@@ -538,6 +538,46 @@ def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:
     lines = [line for sample in samples for line in sample.trajectories]
     for sequence, line in zip(batch.sequences, lines, strict=True):
         assert sequence.token_ids is line.token_ids and sequence.loss_mask.sum() == line.num_sampled
+
+
+def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
+    given = [[0.0, 1.0, 2.0, 3.0], [2.0, 2.0, 2.0, 2.0], None]
+
+    async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
+        own = given.pop(0)
+        await goes_on(client, example)
+        return {"correct": 1.0} | ({} if own is None else {"calls": own})
+
+    config = RLConfig.model_validate({"orchestrator": {"advantage": {"baseline": "group", "scale": "none"}}})
+    task = task_of(rewards_calls, concurrency=1)
+    samples = played(task, rollouts=3, examples=1)
+    (group,) = grade_groups(task, [task.split("train")[0]], [5], samples, config)
+    assert [s.reward for s in group.scores] == [1.0, 1.0, 1.0] and not group.advantages.any()
+    assert group.scores[0].components == {"correct": 1.0} and group_state(group) == "trained"
+    mean = (6 + 8 + 4) / 12  # without rewards of its own, a call counts the rollout's
+    rewards = {0: [0, 1, 2], 3: [3], 1: [2, 2, 2], 4: [2], 2: [1, 1, 1], 5: [1]}
+    expected = {sample: [reward - mean for reward in own] for sample, own in rewards.items()}
+    batch = trainable([group], config)
+    assert [one.sample for one in batch.sequences] == [0, 3, 1, 4, 2, 5]
+    for one in batch.sequences:
+        starts = np.flatnonzero(np.diff(one.loss_mask.astype(int)) == 1) + 1
+        assert one.advantage[starts] == pytest.approx(expected[one.sample], abs=1e-6)
+        turns = np.split(one.advantage, starts)
+        for turn, advantage in zip(turns[1:], expected[one.sample], strict=True):
+            assert set(turn.tolist()) <= {np.float32(advantage).item(), 0.0}
+        assert np.array_equal(one.advantage != 0, one.loss_mask)
+
+
+@pytest.mark.parametrize(
+    ("calls", "words"), [([1.0], "gave 1 rewards of calls; 4 were answered"), ([0, 1, "no", 2], "'no' as calls[2]")]
+)
+def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str) -> None:
+    async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
+        return {**await goes_on(client, example), "calls": calls}
+
+    (one,) = played(task_of(rewards_calls), 1, examples=1)
+    assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and words in one.failure[1]
+    assert one.call_rewards is None
 
 
 def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -315,5 +315,12 @@ def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_pat
     assert "Other?" in other and "Yes!" in other and "first words" not in other
     assert f"{len(ids)} tokens, stopped by stop" in other
     assert "which share the advantage" not in text_of(viewer.get("/run/agent/sample/0/1/").text)
+    assert "Reward of each call" not in other
+    branch["call_rewards"] = [1.25]
+    rewarded = right("first words", branches=json.dumps([branch]), call_rewards=[0.5])
+    write_run(tmp_path / "runs" / "calls", {0: [rewarded, right("alone")]})
+    page, other = (text_of(viewer.get(f"/run/calls/sample/0/0/?trajectory={i}").text) for i in ("", "1"))
+    assert "Reward of each call: 0.5000." in page and "Reward of each call: 1.2500." in other
+    assert "the program had 2 conversations:" in page
     missing = viewer.get("/run/agent/sample/0/0/?trajectory=2")
     assert missing.status_code in (400, 404) and "has no trajectory 2" in text_of(missing.text)

@@ -72,7 +72,7 @@ class Rewarded:
 
     `right` says if its answer is; by default it is if the first score is at least 1. Calls of the model under one of
     the session ids `untrained` are not the policy's part, and are not trained. `gave_up`: the program failed for a
-    bound that the model used up.
+    bound that the model used up. `calls` are the rewards of its calls, in their order; None: they share the rollout's.
     """
 
     scores: Mapping[str, float]
@@ -80,6 +80,7 @@ class Rewarded:
     right: bool | None = None
     untrained: frozenset[str] = frozenset()
     gave_up: bool = False
+    calls: tuple[float, ...] | None = None
 
     def state(self, limit: str, calls: int) -> dict[str, Any]:
         """Return what a rollout's trajectory keeps of it, for `AgentEnv.grade_many`."""
@@ -177,6 +178,14 @@ def reward(completion: Any) -> float:
     raise UserError(NOT_REGRADED)
 
 
+def checked_rollout(given: Any) -> Rewarded:
+    """Return what a program gave: rewards, and under `calls` maybe those of its calls. Raises ValueError."""
+    if not isinstance(given, dict) or not isinstance(given.get("calls"), list):
+        return Rewarded(checked_rewards(given))
+    calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(given["calls"]))
+    return Rewarded(checked_rewards({name: x for name, x in given.items() if name != "calls"}), calls=calls)
+
+
 def checked_rewards(given: Any) -> dict[str, float]:
     """Return what a program gave as rewards by name; a number is `reward`. Raises ValueError, with the reason."""
     rewards = given if isinstance(given, dict) else {"reward": given}
@@ -186,16 +195,21 @@ def checked_rewards(given: Any) -> dict[str, float]:
     for name, value in rewards.items():
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
             raise ValueError(f"the program gave a reward of the name {name!r:.120}; a name is a short text")
-        try:
-            number = math.nan if value is None or isinstance(value, str) else float(value)
-        except (TypeError, ValueError, OverflowError):
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a finite number")
-        checked[name] = number
+        checked[name] = finite(name, value)
     if not math.isfinite(sum(checked.values())):
         raise ValueError("the sum of the program's rewards is not finite")
     return checked
+
+
+def finite(name: str, value: Any) -> float:
+    """Return a reward as a number. Raises ValueError if it is none, or not finite."""
+    try:
+        number = math.nan if value is None or isinstance(value, str) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a finite number")
+    return number
 
 
 def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:

@@ -30,7 +30,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rewards
+from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
@@ -191,7 +191,7 @@ class Host:
                 return await task.episode(self._url, rollout.api_key, rollout.example)
             given = await (self._function if task.run is not None else self._process)(rollout)
             try:
-                return Rewarded(checked_rewards(given))
+                return checked_rollout(given)
             except ValueError as error:
                 raise ProgramFailed(str(error)) from None
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
@@ -252,6 +252,7 @@ class Host:
                 self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False
             )
             config.timeout_graceful_shutdown = 1
+            config.timeout_keep_alive = 3600  # closing an idle connection may meet the next call on it
             server = uvicorn.Server(config)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -8,7 +8,8 @@ randomness is keyed by (seed, purpose, step, draw, sample, number of the call).
 
 A call that begins with the messages of an earlier one and its reply goes on with the ids of that one: only what the
 program added is rendered. Any other call begins a new trajectory of the sample. A trajectory is what one line of such
-calls has as ids; the first is the sample's own, the others are its `branches`.
+calls has as ids; the first is the sample's own, the others are its `branches`. They share
+the sample's reward, or each call has its own.
 """
 
 from __future__ import annotations
@@ -157,19 +158,24 @@ class Rollout:
     def close(self, rewarded: Rewarded, failure: tuple[Outcome, str] | None) -> None:
         """End the rollout; calls without an answer get a 410 and are dropped, and so are those that don't train."""
         self.closed, self.rewarded = True, rewarded
-        self.failure = writable(failure)
         for call in [call for call in self.calls if call.turn is None]:
             if not call.future.done():
                 call.future.set_exception(ApiError(410, ROLLOUT_ENDED))
                 call.future.exception()  # asyncio would report it where nobody waits any more
             self.drop(call)
         self.calls = [call for call in self.calls if call.session not in rewarded.untrained]
+        if rewarded.calls is not None and len(rewarded.calls) != len(self.calls):
+            words = f"the program gave {len(rewarded.calls)} rewards of calls; {len(self.calls)} were answered"
+            failure = Outcome.GRADER_ERROR, words
+        self.failure = writable(failure)
 
     def trajectory(self) -> Trajectory:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
         prompt, failure = self.example.prompt, self.failure
         parents = {call.parent for call in self.calls}
-        lines = [trajectory_of(call) for call in self.calls if call not in parents]
+        own = self.rewarded.calls if failure is None else None
+        rewards = dict(zip(self.calls, own, strict=True)) if own is not None else None
+        lines = [trajectory_of(call, rewards) for call in self.calls if call not in parents]
         if failure is None and not lines:
             failure = Outcome.GRADER_ERROR, self.limit or NO_CALL
         state = self.rewarded.state(self.limit, len(self.calls))
@@ -254,8 +260,8 @@ def _plain(message: Message) -> tuple[Any, ...]:
     return message["role"], message.get("content") or "", calls
 
 
-def trajectory_of(last: Call) -> Trajectory:
-    """Return the trajectory of a call and of those that it goes on from."""
+def trajectory_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Trajectory:
+    """Return the trajectory of a call and of those that it goes on from, with their own rewards if they have some."""
     turn = last.turn
     assert turn is not None
     columns = {name: getattr(turn, name).copy() for name in ("sampled_mask", "logprobs", "versions")}
@@ -272,7 +278,8 @@ def trajectory_of(last: Call) -> Trajectory:
         start = len(mask) - own.num_sampled
         parts += [start - done, own.num_sampled if own.kept is None else own.kept.where(mask)]
         done = len(mask)
-    return replace(turn, **columns, messages=[*last.messages, last.full], kept=Kept.joined(parts))
+    own = rewards and np.array([rewards[call] for call in reversed(calls)])
+    return replace(turn, **columns, messages=[*last.messages, last.full], kept=Kept.joined(parts), call_rewards=own)
 
 
 def nothing_sampled(ids: list[int], prompt: list[Message], sample_id: str) -> Trajectory:

@@ -170,11 +170,11 @@ def grade_groups(
         early_scores = early.scores()
         scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
     members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
-    found = step_advantages([scores[m] for m in members], [trajectories[m] for m in members], config, own_advantages)
-    return [
-        Group(example, draw, list(trajectories[m]), scores[m], advantages_G)
-        for example, draw, m, advantages_G in zip(examples, draws, members, found, strict=True)
+    groups = [
+        Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32))
+        for example, draw, m in zip(examples, draws, members, strict=True)
     ]
+    return _among(groups, config, own_advantages)
 
 
 def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
@@ -197,18 +197,60 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
     mean or deviation of the step includes them.
     """
 
-    def among(counting: list[int]) -> dict[int, np.ndarray]:
-        inside = [groups[i] for i in counting]
-        made = step_advantages([g.scores for g in inside], [g.trajectories for g in inside], config, own_advantages)
-        return dict(zip(counting, made, strict=True))
+    def among(counting: list[int]) -> dict[int, Group]:
+        return dict(zip(counting, _among([groups[i] for i in counting], config, own_advantages), strict=True))
 
     found = among([i for i, group in enumerate(groups) if group.left_out is None])
-    if config.orchestrator.refill and (teaching := [i for i, advantages in found.items() if np.any(advantages)]):
+    if config.orchestrator.refill and (teaching := [i for i, group in found.items() if group.has_advantages]):
         found = among(teaching)
     return [
-        replace(group, advantages=found.get(i, np.zeros(len(group.scores), np.float32)))
+        found.get(i, replace(group, advantages=np.zeros(len(group.scores), np.float32), call_advantages=None))
         for i, group in enumerate(groups)
     ]
+
+
+def _among(groups: Sequence[Group], config: RLConfig, own: Advantages | None) -> list[Group]:
+    """Return the groups with their advantages among each other."""
+    if not groups:
+        return []
+    found = step_advantages([g.scores for g in groups], [g.trajectories for g in groups], config, own)
+    calls = call_advantages(groups, config, own)
+    return [replace(g, advantages=a, call_advantages=c) for g, a, c in zip(groups, found, calls, strict=True)]
+
+
+def call_advantages(
+    groups: Sequence[Group], config: RLConfig, own: Advantages | None = None
+) -> list[list[list[np.ndarray]] | None]:
+    """Compute the advantages of each group's calls of the model, by `orchestrator.advantage`; None without own rewards.
+
+    A call's reward is compared with those of all calls of its group, or of the step if the baseline is the batch's. In
+    such a group a sample whose program gave its calls none counts its reward for each.
+    """
+    calls = [[one for sample in group.trajectories for one in sample.trajectories] for group in groups]
+    rewarded = [any(one.call_rewards is not None for one in lines) for lines in calls]
+    if not any(rewarded):
+        return [None] * len(groups)
+    rows = [
+        np.concatenate(
+            [
+                np.full(one.turns, score.reward)
+                if one.call_rewards is None or score.outcome.is_failure
+                else one.call_rewards
+                for sample, score in zip(group.trajectories, group.scores, strict=True)
+                for one in sample.trajectories
+            ]
+        )
+        for group in groups
+    ]
+    rewards_PC = np.full((len(rows), max(map(len, rows))), np.nan)
+    for row_C, values in zip(rewards_PC, rows, strict=True):
+        row_C[: len(values)] = values
+    found_PC = _by_settings(rewards_PC, ~np.isnan(rewards_PC), config, own)
+    made: list[list[list[np.ndarray]] | None] = []
+    for group, has_rewards, found_C in zip(groups, rewarded, found_PC, strict=True):
+        ends = iter(np.split(found_C, np.cumsum([one.turns for t in group.trajectories for one in t.trajectories])))
+        made.append([[next(ends) for _ in t.trajectories] for t in group.trajectories] if has_rewards else None)
+    return made
 
 
 def by_length(rollouts: Sequence[Trajectory], groups: int) -> tuple[list[int], list[int]]:
@@ -249,19 +291,23 @@ def step_advantages(
     rewards_PG = np.stack([rewards(group) for group in scores])
     if orch.truncated == "penalize":
         rewards_PG = rewards_PG - np.stack([_penalties(group, config) for group in trajectories])
-    deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
-    if settings.function is not None:
-        own = own or find_function(settings.function)[0]
-        found_PG = _checked(own(rewards_PG.copy(), valid_PG.copy()), valid_PG, settings.function)
-    elif settings.components == "normalize":
+    if settings.function is None and settings.components == "normalize":
         weights = {name: weight for group in scores for score in group for name, weight in score.weights.items()}
         values_PGK = np.array(
             [[[score.components.get(name, np.nan) for name in weights] for score in group] for group in scores]
         )
-        found_PG = normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation)
-    else:
-        found_PG = advantages(rewards_PG, valid_PG, settings.baseline, settings.scale, **deviation)
-    return list(found_PG)
+        deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
+        return list(normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation))
+    return list(_by_settings(rewards_PG, valid_PG, config, own))
+
+
+def _by_settings(rewards_PG: np.ndarray, valid_PG: np.ndarray, config: RLConfig, own: Advantages | None) -> np.ndarray:
+    settings = config.orchestrator.advantage
+    if settings.function is not None:
+        own = own or find_function(settings.function)[0]
+        return _checked(own(rewards_PG.copy(), valid_PG.copy()), valid_PG, settings.function)
+    how = settings.baseline, settings.scale, settings.std_ddof, settings.std_eps
+    return advantages(rewards_PG, valid_PG, *how)
 
 
 def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
@@ -335,7 +381,7 @@ def group_state(group: Group) -> State:
     if valid(group.scores).sum() < 2:
         return "failed"
     has_teacher = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
-    return "trained" if has_teacher or np.any(group.advantages) else "filtered"
+    return "trained" if has_teacher or group.has_advantages else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
@@ -366,7 +412,12 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
 
 
 def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherConfig | None) -> Packed:
-    advantage: float | np.ndarray = float(group.advantages[index % len(group.scores)])
+    branch, sample = divmod(index, len(group.scores))
+    advantage: Any = float(group.advantages[sample])
+    if group.call_advantages is not None:
+        mask = trajectory.sampled_mask
+        turn = np.cumsum(np.diff(mask, prepend=False) & mask)  # of each token, counted from 1
+        advantage = np.append(np.float32(0), group.call_advantages[sample][branch])[turn * mask]
     if teacher is not None and (scored := trajectory.teacher_logprobs) is not None:
         advantage = distilled(advantage, trajectory.logprobs, scored, teacher.coef, teacher.reward_coef)
     return Packed(

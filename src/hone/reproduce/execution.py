@@ -445,7 +445,7 @@ def _trajectory(row: Row) -> Trajectory:
     kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
     columns = [row.get(name) for name in ("kept_ids", "kept_counts")]
     branches = None if row.get("branches") is None else json.loads(row["branches"])
-    teacher = row.get("teacher_logprobs")
+    teacher, calls = row.get("teacher_logprobs"), row.get("call_rewards")
     return Trajectory(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
@@ -460,4 +460,5 @@ def _trajectory(row: Row) -> Trajectory:
         branches=None
         if branches is None
         else tuple(_trajectory(branch | {"sample_id": row["sample_id"]}) for branch in branches),
+        call_rewards=None if calls is None else np.array(calls, dtype=np.float64),
     )

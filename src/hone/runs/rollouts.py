@@ -72,12 +72,12 @@ def evals_file(version: int) -> str:
 
 
 def schema(
-    kept: bool = False, mixed: bool = False, has_teacher: bool = False, branched: bool = False
+    kept: bool = False, mixed: bool = False, has_teacher: bool = False, branched: bool = False, by_call: bool = False
 ) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
     `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks;
-    `has_teacher`: of one with a teacher; `branched`: of an agent.
+    `has_teacher`: of one with a teacher; `branched`: of an agent; `by_call`: that rewards each call.
     """
     import pyarrow as pa
 
@@ -115,6 +115,7 @@ def schema(
             *([("env", text)] if mixed else []),  # the name of the task, of several
             *([("teacher_logprobs", pa.list_(pa.float32()))] if has_teacher else []),  # 0 where not sampled
             *([("branches", text)] if branched else []),  # of an agent's sample: its further trajectories, as JSON
+            *([("call_rewards", pa.list_(number))] if by_call else []),  # of its turns, where each call has its own
         ]
     )
 
@@ -163,6 +164,8 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
             rows[-1] |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
         if trajectory.teacher_logprobs is not None:
             rows[-1]["teacher_logprobs"] = trajectory.teacher_logprobs
+        if trajectory.call_rewards is not None:
+            rows[-1]["call_rewards"] = trajectory.call_rewards
         if trajectory.branches is not None:
             rows[-1]["branches"] = json.dumps([_branch(one) for one in trajectory.branches], ensure_ascii=False)
     return rows
@@ -173,6 +176,7 @@ def _branch(one: Trajectory) -> dict[str, Any]:
     names = ("token_ids", "sampled_mask", "logprobs", "versions")
     branch = {name: getattr(one, name).tolist() for name in names}
     branch |= {"stop_reason": one.stop_reason, "messages": one.messages}
+    branch |= {} if one.call_rewards is None else {"call_rewards": one.call_rewards.tolist()}
     kept = one.kept
     return branch | ({} if kept is None else {"kept_ids": kept.ids.tolist(), "kept_counts": kept.counts.tolist()})
 
@@ -185,7 +189,8 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     """
     import pyarrow as pa
 
-    fields = schema(*(any(name in row for row in rows) for name in ("kept_ids", "env", "teacher_logprobs", "branches")))
+    optional = ("kept_ids", "env", "teacher_logprobs", "branches", "call_rewards")
+    fields = schema(*(any(name in row for row in rows) for name in optional))
     for row in rows:
         assert row.keys() <= set(fields.names), f"unknown rollout columns {sorted(row.keys() - set(fields.names))}"
     as_pairs = lambda value: list(value.items()) if isinstance(value, dict) else value  # noqa: E731
@@ -209,7 +214,11 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     """Return the rollouts of a step, or some columns; null where an older run lacks one. UserError if damaged."""
     import pyarrow as pa
 
-    columns = schema(kept=True, mixed=True, has_teacher=True, branched=True).names if columns is None else list(columns)
+    columns = (
+        schema(kept=True, mixed=True, has_teacher=True, branched=True, by_call=True).names
+        if columns is None
+        else list(columns)
+    )
     table = _read_table(path, columns, "restore it from a copy")
     if "completion" in columns and "completion" not in table.column_names:
         table = table.append_column("completion", pa.nulls(len(table), pa.string()))

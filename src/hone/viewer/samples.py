@@ -146,6 +146,7 @@ def sample(site: Site, query: QueryParams, slug: str, step: str, row: str) -> st
         kept={name: query[name] for name in (*FILTERS, "color") if query.get(name)},
         trajectory=trajectory,
         trajectories=1 + len(branches),
+        call_rewards=[x for x in one.get("call_rewards") or [] if isinstance(x, int | float)],
         blocks=blocks,
         prompt=conversation.turns(conversation.messages_of(one["prompt"]), sampled=False),
         read=read,
@@ -178,6 +179,8 @@ def _row_of_trajectory(one: Row, branch: dict[str, Any], number: int) -> Row:
     spoken = [place for place, message in enumerate(messages) if message.get("role") == "assistant"]
     first = spoken[-turns] if 0 < turns <= len(spoken) else len(messages)
     told = {name: branch.get(name) for name in ("token_ids", "sampled_mask", "logprobs", "versions", "stop_reason")}
+    own = branch.get("call_rewards")
+    told["call_rewards"] = own if isinstance(own, list) else None
     told |= {"prompt": json.dumps(messages[:first]), "completion": json.dumps(messages[first:])}
     return one | told | {"tokens": sum(map(bool, mask)), "branch": number, "teacher_logprobs": None}
 

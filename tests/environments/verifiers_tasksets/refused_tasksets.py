@@ -32,6 +32,7 @@ def _task(body: str) -> str:
 
 CASES = {
     "container": (HEAD + _task("NEEDS_CONTAINER = True"), 'prompt="1"', "need a container"),
+    "agent_user": (HEAD + PLAIN, 'prompt="1", agent_user="nobody"', "its own agent_user, which takes a container"),
     "image": (
         HEAD + PLAIN,
         'prompt=[vf.UserMessage(content=[{"type": "image_url", "image_url": {"url": "data:,"}}])]',

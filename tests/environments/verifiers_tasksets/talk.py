@@ -1,4 +1,9 @@
-"""A scripted user who opens the conversation and answers once; the reward is the share of replies with a vowel."""
+"""A scripted user who opens the conversation and answers once; the reward is the share of vowels in the replies.
+
+A reply "sleep" makes the reward block verifiers' process.
+"""
+
+import time
 
 import verifiers.v1 as vf
 
@@ -10,8 +15,10 @@ class Data(vf.TaskData):
 class Talk(vf.Task[Data, vf.State, vf.TaskConfig]):
     @vf.reward(weight=2.0)
     async def vowels(self, trace) -> float:
+        if trace.last_reply == "sleep":
+            time.sleep(1000)
         replies = [message.content or "" for message in trace.assistant_messages]
-        return sum(any(letter in "aeiou" for letter in reply) for reply in replies) / max(1, len(replies))
+        return sum(sum(letter in "aeiouy" for letter in reply) / max(1, len(reply)) for reply in replies) / len(replies)
 
 
 class TalkEnv(vf.SingleAgentEnv):

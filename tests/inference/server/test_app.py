@@ -16,6 +16,7 @@ from real_server import Served, random_model, serving, until
 
 from hone import rng
 from hone.inference.engine import Engine
+from hone.inference.server.protocol import ChatRequest, parse
 from hone.inference.types import Job, SamplingParams
 from hone.model.chat import load_renderer
 
@@ -203,6 +204,11 @@ def test_chat(served: Served) -> None:
     chunks = [chunk.choices[0] for chunk in stream if chunk.choices[0].index == 0]
     assert chunks[0].delta.role == "assistant" and chunks[-1].finish_reason == expected[0].stop_reason
     assert "".join(chunk.delta.content or "" for chunk in chunks) == RENDERER.decode(expected[0].token_ids)
+
+
+def test_an_assistants_message_without_content_is_an_empty_one() -> None:
+    body = parse(ChatRequest, json.dumps({"messages": [*MESSAGES, {"role": "assistant"}, MESSAGES[1]]}).encode())
+    assert body.messages[2].for_template() == {"role": "assistant", "content": ""}
 
 
 @pytest.mark.parametrize("stream", [True, False])

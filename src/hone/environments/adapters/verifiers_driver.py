@@ -4,8 +4,9 @@
 
 `{"number": 3, "index": 7, "task": …, "url": …, "key": …}` makes an episode of task 7, which has this key, and whose
 calls of the model go to that URL under the other; `{"cancel": 3}` gives it up. Standard output has a line
-`{"ready": true}`, then one for each episode: its number, and what `summary` returns. What libraries print goes to the
-standard error. When the input ends, all that it started is ended.
+`{"ready": true}`, then one for each episode: its number, and what `summary` returns; of one that is given up, its
+number alone, at once. What libraries print goes to the standard error. When the input ends, all that it started is
+ended.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
             if "cancel" in order:
                 if (task := running.get(order["cancel"])) is not None:
                     task.cancel()
+                out.write(json.dumps({"number": order["cancel"]}) + "\n")
             else:
                 running[order["number"]] = asyncio.create_task(episode(order))
         for task in list(running.values()):

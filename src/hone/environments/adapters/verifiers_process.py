@@ -27,10 +27,14 @@ LOAD_CLOCK = 3600.0
 """Seconds that loading a taskset may take by the clock: a download may take long."""
 END_SECONDS = 10.0
 """What verifiers gets to end what it started."""
+HEED_SECONDS = 5.0
+"""Time in which it confirms that it gives up an episode; if it does not, something blocks it."""
 
 
 class Driver:
-    """The process that makes episodes (`verifiers_driver.py`). One that ends is started again by the next episode."""
+    """The process that makes episodes (`verifiers_driver.py`). The next episode starts one that has
+    ended, or is blocked, anew.
+    """
 
     def __init__(self, python: Path, order: dict[str, Any], name: str) -> None:
         self._command = [str(python), "-P", str(Path(__file__).with_name("verifiers_driver.py")), json.dumps(order)]
@@ -42,6 +46,8 @@ class Driver:
     def start(self) -> DriverProcess:
         """Return its process, ready; start one if there is none. Raises UserError if it does not get ready."""
         with self._lock:
+            if self._process is not None and not self._process.heeds():
+                self._process.kill()
             if self._process is None or not self._process.is_alive:
                 self._process = DriverProcess(self._command, self._name)
             return self._process
@@ -82,7 +88,9 @@ class DriverProcess:
         """Ends it, and all that it started."""
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
-        self._is_over = False
+        self._given_up: dict[int, threading.Event] = {}
+        """Episodes that it has not yet confirmed to give up."""
+        self._is_over = self._is_blocked = False
         assert process.stdout is not None
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()
@@ -107,6 +115,8 @@ class DriverProcess:
                 self.lose()
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
+            self._open.pop(number, None)
+            self._given_up[number] = threading.Event()
             with suppress(ProgramFailed):
                 self._send({"cancel": number})
             raise
@@ -114,9 +124,21 @@ class DriverProcess:
             self._open.pop(number, None)
 
     def take(self, found: dict[str, Any]) -> None:
-        """Give an episode what came of it."""
+        """Give an episode what came of it, or note that it was given up."""
+        if (event := self._given_up.pop(found["number"], None)) is not None:
+            event.set()
         if (future := self._open.pop(found["number"], None)) is not None:
             future.set_result(found)
+
+    def heeds(self) -> bool:
+        """Return True if it has confirmed to give up each episode that it was told to. Waits for it."""
+        return all(event.wait(HEED_SECONDS) for event in list(self._given_up.values()))
+
+    def kill(self) -> None:
+        """End it, which is blocked, and all that it started, without giving it time for that."""
+        self._is_blocked = True
+        self._process.kill()
+        self.end()
 
     def lose(self) -> None:
         """Give up all episodes: the process has ended."""
@@ -138,6 +160,8 @@ class DriverProcess:
             raise self._lost() from None
 
     def _last_words(self) -> str:
+        if self._is_blocked:
+            return "something blocks it: a reward, a tool or a hook that waits must `await`"
         text = os.pread(self._words.fileno(), 2**14, max(0, os.fstat(self._words.fileno()).st_size - 2**14))
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from importlib.metadata import version
@@ -50,6 +51,8 @@ class Served:
         self.id, self.config, self.env = taskset_id, config, env
         self.tasks: list[Any] = []
         self.episodes: str | None = None
+        self.places: set[str] = set()
+        """The kinds of runtimes of the agents, where verifiers makes the rollouts."""
 
     def describe(self) -> dict[str, Any]:
         try:
@@ -66,7 +69,7 @@ class Served:
             _stay_offline()
         try:
             for i, task in enumerate(self.tasks):
-                check_task(task, i, self.episodes is not None)
+                check_task(task, i, self.episodes is not None, in_container=self.places != {"subprocess"})
         except Refused as why:
             return {"refused": str(why)}
         return {"keys": [hashlib.blake2b(repr(messages(t)).encode(), digest_size=8).hexdigest() for t in self.tasks]}
@@ -109,8 +112,7 @@ class Served:
             taskset = vf.load_taskset(made)
             env = loaders.environment_class(self.id)
         except ValidationError as error:
-            fault = error.errors()[0]
-            raise Refused(f"does not take {'.'.join(map(str, fault['loc']))!r}: {fault['msg']}") from None
+            raise Refused(_fault(error)) from None
         except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
             raise Refused(f"cannot be loaded: {error}") from None
         self.drives = env.__name__
@@ -168,14 +170,16 @@ class Served:
                 given[role] = mine
             env = loaders.load_environment(loaders.resolve_env_config(copy.deepcopy(given)))
         except ValidationError as error:
-            fault = error.errors()[0]
-            raise Refused(f"does not take {'.'.join(map(str, fault['loc']))!r}: {fault['msg']}") from None
+            raise Refused(_fault(error)) from None
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise Refused(f"cannot be loaded: {error}") from None
+        self.places = {agent.runtime.type for agent in env._agent_specs.values()}
         for role, agent in env._agent_specs.items():
             kind, harness = agent.runtime.type, env._harnesses[role]
             if kind in ("docker", "podman", "apptainer") and shutil.which(kind) is None:
                 raise Refused(f"is refused: its {role} runs in {kind}, which is not installed here")
+            if kind == "docker" and subprocess.run(["docker", "info"], capture_output=True).returncode:
+                raise Refused(f"is refused: its {role} runs in docker, whose daemon cannot be reached (`docker info`)")
             if kind == "subprocess" and (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER):
                 raise Refused(
                     f"is refused: its {role} ({harness.config.id}) would run what a model writes on this machine; give "
@@ -198,9 +202,18 @@ class Served:
         return {"taskset": digest.hexdigest(), "verifiers": version("verifiers")}
 
 
-def check_task(task: Any, index: int, episodes: bool) -> None:
-    """Raise Refused if the task needs more than text; where verifiers makes `episodes`, for images alone."""
+def check_task(task: Any, index: int, episodes: bool, in_container: bool = False) -> None:
+    """Raise Refused if the task needs more than text; where verifiers makes `episodes`, more than its agents have."""
     problem = problem_of(task.data)
+    if episodes and not in_container:
+        data = task.data
+        policy = "*" not in getattr(data, "network_allow", "*") or getattr(data, "network_block", None)
+        needs = {"image": data.image, "agent_user": getattr(data, "agent_user", None), "network policy": policy}
+        if (name := next((name for name, value in needs.items() if value), None)) is not None:
+            raise Refused(
+                f"is refused: task {index} has its own {name}, which takes a container; with docker installed, give "
+                'its agents one: "env": {"agent": {"runtime": {"type": "docker"}}}'
+            )
     if problem is not None and not episodes:
         raise Refused(f'is refused: task {index} has {problem}; with "env": {{}} verifiers makes the rollouts')
     if problem == IMAGES:
@@ -254,6 +267,15 @@ def trace_of(task: Any, text: str, stop_reason: str) -> Any:
 async def _score(task: Any, trace: Any) -> None:
     async with asyncio.timeout(task.data.timeout.scoring):
         await task.score(trace)
+
+
+def _fault(error: Any) -> str:
+    """Say what is wrong with a config (a ValidationError)."""
+    fault = error.errors()[0]
+    if not fault["loc"]:
+        return f"does not take its arguments: {fault['msg']}"
+    where = ".".join(map(str, fault["loc"]))
+    return f"needs {where!r}" if fault["type"] == "missing" else f"does not take {where!r}: {fault['msg']}"
 
 
 def _overrides(kind: type, name: str) -> bool:
