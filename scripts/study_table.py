@@ -16,22 +16,25 @@ from hone.studies.analysis import ALPHA, holm, paired_test
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "what_matters.md"
-MARKS = re.compile(r"(<!-- made of studies/(\w+)/results.csv -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKS = re.compile(r"(<!-- made of studies/(\w+)/results.csv(?:, (right))? -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def table(results: Path) -> str:
+def table(results: Path, column: str = "reward") -> str:
     """Return a table: of each cell the mean over the seeds and the lowest and highest of them, the difference from the
     first cell with its 95 % interval by Student's t over the seeds, its p corrected for the number of cells, a verdict.
+
+    `column`: "reward", or "right" for the share of right answers.
     """
     rows: dict[str, dict[int, float]] = {}
     for line in csv.DictReader(results.open()):
-        rows.setdefault(line["cell"], {})[int(line["seed"])] = float(line["reward"])
+        rows.setdefault(line["cell"], {})[int(line["seed"])] = float(line[column])
     (first, base), *others = rows.items()
     differences = {cell: np.array([seeds[s] - base[s] for s in sorted(base)]) for cell, seeds in others}
     tested = [paired_test(d[:, None]) for d in differences.values()]
     assert None not in tested, f"{results} has one seed: there is nothing to test"
     p = holm([one for one in tested if one is not None])
-    lines = ["| | reward | seeds | difference | 95 % interval | p | |", "|---|---|---|---|---|---|---|"]
+    head = {"reward": "reward", "right": "share of right answers"}[column]
+    lines = [f"| | {head} | seeds | difference | 95 % interval | p | |", "|---|---|---|---|---|---|---|"]
     lines.append(f"| {first} | {_reward(base)} | | | | baseline |")
     for (cell, seeds), (d, corrected) in zip(others, zip(differences.values(), p, strict=True), strict=True):
         reach = student.ppf(1 - ALPHA / 2, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
@@ -49,7 +52,7 @@ def _reward(seeds: dict[int, float]) -> str:
 
 def with_tables(text: str) -> str:
     """Return the page with its tables as the files give them."""
-    return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "results.csv") + m[3], text)
+    return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "results.csv", m[3] or "reward") + m[4], text)
 
 
 if __name__ == "__main__":

@@ -54,6 +54,7 @@ def settings(app: ASGIApp, listener: socket.socket, grace: int) -> uvicorn.Confi
         log_level="warning",
         access_log=False,
         timeout_graceful_shutdown=grace,
+        timeout_keep_alive=75,  # with 5, uvicorn's own, a call now and then meets the end of its idle connection
     )
 
 
