@@ -64,7 +64,7 @@ def steps(side: str, invariant: bool, count: int, folder: Path, model: str) -> R
 
 
 def resident_mib() -> float:
-    """What this process has in memory."""
+    """Return the resident memory of this process in MiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 

@@ -6,8 +6,8 @@ The model calls `multiply(a, b)`, sees the product and gives it in `<answer>` ta
 `ANSWER:`). An answer is worth 0.1 if it is well-formed, and 1 if it is right. There are 8,100 problems; a tenth of them
 is held out for evaluation. At `demo_noise` 1 the teacher of demonstrations copies a number wrong one time in three.
 
-`call_bonus` also pays for each call of the tool, as published recipes did. Calls without an answer then earn more than
-a right answer, so `hone audit` fails; `studies/tool_bonus.toml` shows what a policy makes of it.
+`call_bonus` also pays for each call of the tool, as published recipes did. From about 0.1 on calls alone can earn more
+than a right answer, and `hone audit` fails; `studies/tool_bonus.toml` shows what a policy makes of it.
 """
 
 from __future__ import annotations
@@ -95,9 +95,14 @@ class Calculator(ToolEnv):
 
 
 def load_environment(
-    demo_noise: Annotated[float, Field(ge=0, le=3)] = 0.0, call_bonus: float = 0.0, max_turns: int = 3
+    demo_noise: Annotated[float, Field(ge=0, le=3)] = 0.0,
+    call_bonus: Annotated[float, Field(ge=0)] = 0.0,
+    max_turns: int = 3,
 ) -> Calculator:
-    """Return the task of all products of two numbers from 10 to 99, in at most `max_turns` messages of the model."""
+    """Return the task of all products of two numbers from 10 to 99, in at most `max_turns` messages of the model.
+
+    Each call of the tool earns `call_bonus`, beside what the answer earns.
+    """
     return Calculator(demo_noise=demo_noise, call_bonus=call_bonus, max_turns=max_turns)
 
 

@@ -93,3 +93,11 @@ def test_what_can_not_be_written_or_fetched_is_told(tmp_path: Path, monkeypatch:
         fetch.fetch("smollm2-135m", tmp_path / "out")
     assert "can't be had from the hub ([Errno 28] No space left on device)" in said[0]
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_weights_that_are_not_there_are_said_with_those_that_are_or_the_run_that_makes_them(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="step_2: the run that writes to outputs/none makes it, start that first"):
+        files.resolve_model("outputs/none/weights/step_2")
+    (tmp_path / "weights" / "step_1").mkdir(parents=True)
+    with pytest.raises(UserError, match="step_2: there is step_1"):
+        files.resolve_model(tmp_path / "weights" / "step_2")

@@ -68,6 +68,8 @@ def test_a_prompt_that_does_not_fit_is_what_a_run_refuses(capsys: pytest.Capture
     flags = ["--model.name", "hone/tiny", "--orchestrator.env.id", "reverse-text", "--seq-len", "8"]
     assert main(["plan", *flags]) == 1
     assert "tokens does not fit into seq_len = 8. Raise seq_len." in capsys.readouterr().out.splitlines()[-1]
+    assert main(["plan", *flags, "--json"]) == 1
+    assert "does not fit into seq_len = 8" in json.loads(capsys.readouterr().out)["refused"]
 
 
 def test_a_run_of_several_processes_gets_no_estimate_of_its_memory() -> None:

@@ -44,7 +44,7 @@ def test_a_quickstart_that_was_interrupted_goes_on_where_it_was(recipes: Path) -
 
     second = subprocess.run(QUICK, cwd=recipes, capture_output=True, text=True)
     assert second.returncode == 0, second.stdout + second.stderr
-    assert "# done before" in second.stdout and f"Resuming q/rl at step {saved[5:]}" in second.stdout
+    assert "Nothing left to do in q/sft" in second.stdout and f"Resuming q/rl at step {saved[5:]}" in second.stdout
     assert Run(sft).info["id"] == trained and Run(rl).info["id"] == begun and Run(rl).info["status"] == "done"
     assert [row["model"] for row in json.loads((recipes / "q/summary.json").read_text())["rows"]] == [
         "after SFT",

@@ -52,4 +52,4 @@ def test_the_table_names_all_parts_and_the_last_line_the_flags_of_the_plan(capsy
     (head,) = [number for number, line in enumerate(lines) if line.split()[:1] == ["nodes"]]
     assert {"step", *PART_OF, "longest"} <= {*lines[head].split()}
     assert [int(line.split()[0]) for line in lines[head + 1 :][: len(NODES)]] == list(NODES)
-    assert lines[-1] == "Start it: `hone rl` with the same files and flags, without --on and --gbit."
+    assert lines[-1] == "Start it: `hone rl` with the same files and flags, without --on, --gbit."

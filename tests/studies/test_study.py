@@ -52,6 +52,7 @@ def test_a_cell_is_evaluated_with_the_prompt_that_it_was_trained_with(tmp_path: 
     cells = [{"name": "hint", "rl": {"max_steps": 0}}]
     cells += [{"name": "none", "rl": {"max_steps": 0}, "eval_args": {"system_prompt": ""}}]
     config = study(tmp_path, cells=cells, seeds=1, **{"eval.env": {"id": "reverse-text", "args": {"max_chars": 9}}})
+    assert cells_of(config)[1].settings["eval.env.args.system_prompt"] == ""
     tasks = [task for task in Tasks(config, cells_of(config)).values()]
     assert [task.kind for task in tasks] == ["sft", "eval", "eval"], "both have the same run"
     assert [task.config.env_args for task in tasks[1:]] == [{"max_chars": 9}, {"max_chars": 9, "system_prompt": ""}]
@@ -211,5 +212,5 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     lines = text.read_text().splitlines()
     assert any(line.startswith(r"| a \| $b$ and $c | 3 | 0.521 |") for line in lines)
     assert "| _late | 1 | 0.027 | 0.027 | 0.027 |  |  |  |  | no seed shared with the baseline |" in lines
-    assert "- 1 run is missing: failed: rl of _late, seed 0 (it exited with code 1)." in lines
+    assert "- Missing runs: failed: rl of _late, seed 0 (it exited with code 1)." in lines
     assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()

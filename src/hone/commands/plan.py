@@ -21,7 +21,8 @@ from hone.planning.report import measured_words, plan_of, words
 
 
 def run(config: PlanConfig) -> int:
-    """Print the plan; return the exit code: 1 if the run doesn't fit into memory, by the plan or when it is tried."""
+    """Print the plan; return the exit code: 1 if the run can't start or doesn't fit into memory, by the plan or
+    when it is tried."""
     if config.calibrate and config.on is not None:
         raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None
@@ -44,10 +45,10 @@ def run(config: PlanConfig) -> int:
             fits, failed = False, str(problem)
     absent = [*missing(settings).values()]
     if config.as_json:
-        record = plan.record() | {"missing": absent}
+        record = plan.record() | {"missing": absent, "refused": refused or None}
         if isinstance(settings, RLConfig) and settings.cluster is not None and plan.usual is not None:
             record["nodes"] = nodes_record(found or plan, config.gbit)
-        if config.calibrate and not refused:
+        if config.calibrate:
             record |= {"fits": fits, "calibration": found and found.record(), "failed": failed}
         print(json.dumps(record, indent=2))
         return 0 if fits else 1
@@ -57,7 +58,7 @@ def run(config: PlanConfig) -> int:
     for heading, lines in nodes_words(found or plan, config.gbit):
         _print(heading, lines)
     command = "rl" if isinstance(settings, RLConfig) else "sft"
-    following = f"Start it: `hone {command}` with the same files and flags{_without_own(config)}."
+    following = f"Start it: `hone {command}` with the same files and flags{_flags_to_leave_out(config)}."
     if not fits and refused:
         following = refused
     elif not fits:
@@ -69,7 +70,7 @@ def run(config: PlanConfig) -> int:
 
 
 def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
-    """Return why the run would not start, whatever memory there is; "" if it does."""
+    """Return why the run cannot start, apart from memory; "" if it can."""
     longest = max(facts.prompts, default=0)
     if not isinstance(settings, RLConfig) or facts.estimated or longest < settings.seq_len:
         return ""
@@ -78,10 +79,10 @@ def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
     )
 
 
-def _without_own(config: PlanConfig) -> str:
+def _flags_to_leave_out(config: PlanConfig) -> str:
     """Return which of the flags that were given the run does not have."""
     own = [f"--{name.replace('_', '-')}" for name in config.own if name in config.model_fields_set]
-    return f", without {' and '.join(own)}" if own else ""
+    return f", without {', '.join(own)}" if own else ""
 
 
 def _print(heading: str, lines: list[str]) -> None:

@@ -71,9 +71,10 @@ def run(config: QuickstartConfig) -> int:
     sft_command = ["sft", "@", str(files[0]), "--model.name", base]
     rl_command = ["rl", "@", str(files[1]), "--model.name", str(sft_weights), "--output-dir", str(out / "rl")]
     measured = Measured(rl["orchestrator"]["env"], config.num_examples or recipe.num_examples, config.seed)
-    goes_on = not (out / SUMMARY).exists()
+    goes_on = not (out / SUMMARY).exists() and run_info(out / "sft") is not None
+    (out / SUMMARY).unlink(missing_ok=True)
     try:
-        if not pretrained and not (goes_on and Path(base).exists()):
+        if not pretrained:
             run_command(["hone", "init-model", base, "--preset", config.model, *seed])
         sft_seconds = train([*sft_command, "--output-dir", str(out / "sft"), *seed], out / "sft", goes_on)
         rl_seconds = train([*rl_command, *seed], out / "rl", goes_on)
@@ -96,13 +97,14 @@ def run(config: QuickstartConfig) -> int:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     whose = (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-    peak = max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30
-    summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": round(peak, 3)}
+    # Of one that went on, what was before is not known.
+    peak = None if goes_on else round(max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30, 3)
+    summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": peak}
     (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
     measured.print()
     args, model = measured.env.get("args"), config.model if pretrained else None
     print(
-        f"\nTraining took {sft_seconds + rl_seconds:.0f} s and at most {peak:.2f} GiB. "
+        f"\nTraining took {sft_seconds + rl_seconds:.0f} s{f' and at most {peak:.2f} GiB' if peak else ''}. "
         f"Reward curve: {out / 'rl/report.html'}\nNext:\n"
         f"  hone view {out}   # curves and samples in a browser\n"
         f"  {command('hone', 'eval', 'reverse-text', m=rl_weights, n=5, r=3, a=args)}   # samples and their scores\n"
@@ -114,34 +116,35 @@ def run(config: QuickstartConfig) -> int:
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
     """Run a command that trains in `folder`, or what is left of it; return its seconds in all."""
-    begun, before = run_info(folder) if goes_on else None, 0.0
-    if begun is not None and begun["command"][1:] == words:
-        before = begun.get("seconds") or 0.0
-        if begun["status"] == "done":
-            print(f"\n$ {shlex.join(words)}   # done before", flush=True)
-            return before
-        words = [*words, "--resume"]
-    return before + run_command(words)
+    begun = run_info(folder) if goes_on else None
+    if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
+        return run_command(words)
+    took = run_command([*words, "--resume"])
+    return (run_info(folder) or {}).get("seconds") or took
 
 
 def run_command(words: list[str]) -> float:
     """Run a command of hone, shown as it would be typed; return its seconds.
 
-    Ctrl-C and SIGTERM are passed on: it saves what it has. Raises CalledProcessError with the exit code.
+    What ends this process is passed on, so that the command saves. Raises CalledProcessError with the exit code.
     """
     print(f"\n$ {shlex.join(words)}", flush=True)
-    start, running = time.monotonic(), list[subprocess.Popen]()
+    start, running, early = time.monotonic(), list[subprocess.Popen[bytes]](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
     words = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]
 
     def pass_on(number: int, _: Any) -> None:
         for process in running:
             process.send_signal(number)
+        early.extend([] if running else [number])
 
-    before = {number: signal.signal(number, pass_on) for number in (signal.SIGINT, signal.SIGTERM)}
+    heard = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, pass_on) for number in heard}
     try:
         # A process group of its own: else a terminal's Ctrl-C comes twice, and the second one does not wait.
         running.append(subprocess.Popen(words, env=os.environ | {"GOMP_SPINCOUNT": "3000"}, process_group=0))
+        for number in early:
+            running[0].send_signal(number)
         code = running[0].wait()
     finally:
         for number, handler in before.items():

@@ -208,7 +208,7 @@ def introduction(config: RLConfig, children: Sequence[Child]) -> str:
         lines.append(f"    {role:<13} {where}: log {folder / 'logs' / f'{role}.log'}")
     if config.cluster and config.cluster.graders:
         lines.append(
-            f"    {'graders':<13} {config.cluster.graders} on nodes of the cluster, started when there is to grade"
+            f"    {'graders':<13} {config.cluster.graders} on nodes of the cluster, if the rewards need processes"
         )
     end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
     return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])

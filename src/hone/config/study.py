@@ -33,7 +33,7 @@ class CellConfig(BaseConfig):
     rl: dict[str, Any] = {}
     """Settings of RL; `max_steps = 0` leaves the stage out."""
     eval_args: dict[str, Any] = {}
-    """Arguments of the common evaluation's task for this cell: the prompt that it was trained with."""
+    """Arguments of the evaluation's task that this cell has beside `eval.env.args`, such as its system prompt."""
 
 
 class GridConfig(BaseConfig):
@@ -46,7 +46,7 @@ class GridConfig(BaseConfig):
 
 
 class StudyEvalConfig(BaseConfig):
-    """The evaluation that is common to all cells: held-out examples, the same for each."""
+    """The evaluation that is common to all cells, but for their `eval_args`: held-out examples, the same for each."""
 
     env: EnvConfig | None = None
     """The task; by default RL's, or without RL the one whose demonstrations SFT imitates."""

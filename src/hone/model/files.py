@@ -33,7 +33,9 @@ def resolve_model(name: str | Path) -> Path:
         raise UserError(f"{name} is a file: give the folder that holds the model")
     run, made, _ = name.partition("/weights/step_")
     if made:
-        raise UserError(f"there is no model folder {name}: the run that writes to {run} makes it, start that first")
+        others = ", ".join(sorted(path.name for path in Path(run, "weights").glob("step_*")))
+        remedy = f"there is {others}" if others else f"the run that writes to {run} makes it, start that first"
+        raise UserError(f"there is no model folder {name}: {remedy}")
     if not is_hub_id(name):
         raise UserError(
             f"there is no model folder {name}: give an existing one, a hub id (owner/name), or {TINY}; "

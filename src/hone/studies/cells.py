@@ -51,8 +51,8 @@ class Stage:
 
 @dataclass(frozen=True)
 class Cell:
-    """A variant: its name, the settings in which cells differ, the last stage of each seed, and what of the task it is
-    evaluated on is its own.
+    """A variant: its name, the settings in which cells differ, the last stage of each seed, and its own arguments of
+    the task that it is evaluated on.
     """
 
     name: str
@@ -79,6 +79,7 @@ def cells_of(study: StudyConfig) -> list[Cell]:
 
 def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
     settings = {f"{kind}.{key}": value for kind in CONFIGS for key, value in leaves(getattr(cell, kind))}
+    settings |= {f"eval.env.args.{key}": value for key, value in cell.eval_args.items()}
     configs = {kind: _config(study, cell, kind) for kind in CONFIGS if getattr(study, kind) is not None}
     used = {kind: config for kind, config in configs.items() if config is not None}
     if not used:

@@ -78,9 +78,8 @@ def sentences(results: Results) -> list[str]:
     if results.missing:
         failed = [f"{title} ({why})" for title, why in results.missing.items() if why != NOT_RUN]
         left = len(results.missing) - len(failed)
-        words = [f"{left} are not run yet"] * bool(left) + [f"failed: {'; '.join(failed)}"] * bool(failed)
-        many = len(results.missing)
-        found.append(f"{many} run{'s are' if many > 1 else ' is'} missing: {'; '.join(words)}.")
+        words = [f"{left} not run yet"] * bool(left) + [f"failed: {'; '.join(failed)}"] * bool(failed)
+        found.append(f"Missing runs: {', '.join(words)}.")
     return found
 
 

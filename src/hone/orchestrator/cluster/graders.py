@@ -150,7 +150,7 @@ class RemoteProcess:
         try:
             return ray.get(reference)
         except RayActorError:
-            print("a grading process is lost with its node or its actor: another takes its place", file=sys.stderr)
+            print("a grading process was lost with its node or its actor", file=sys.stderr, flush=True)
             self._ended = Ended(None, "its node or its actor is gone")
             raise Closed from None
 

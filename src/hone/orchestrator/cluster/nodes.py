@@ -44,7 +44,7 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS_SKIP_REGEX": "^(Raylet is terminated|The node with node id|A worker died)",
 }
-"""Settings of Ray: it calls nobody, and of what dies the launcher tells in a line of its own."""
+"""Settings of Ray: it sends no usage statistics, and prints no lines about dead nodes; the launcher reports those."""
 LOST = -9
 
 
@@ -132,16 +132,18 @@ class Cluster:
         return f"Ray cluster at {self.address}: {len(nodes)} node{'s'[: len(nodes) != 1]} with {cores:.0f} cores{more}"
 
     def shortage(self, role: str) -> str:
-        """Return, in words, what no node of the cluster has in all of a process of this role; "" if one has it."""
-        needs, nodes = self.needs(role).bundle, self._nodes()
-        if any(all(node.get(name, 0) >= count for name, count in needs.items()) for node in nodes):
+        """Return, in words, that no node has in all what a process of this role needs; "" if one has it."""
+        needs, nodes = self.needs(role), self._nodes(here=role == TRAINER and self.ranks == 1)
+        fits = (all(node.get(name, 0) >= count for name, count in needs.bundle.items()) for node in nodes)
+        if not nodes or any(fits):
             return ""
-        most = max((node.get("CPU", 0), node.get("GPU", 0)) for node in nodes)
-        return f": no node has as many, the largest has {Needs(*most).words}"
+        most = Needs(*(max(node.get(name, 0) for node in nodes) for name in ("CPU", "GPU")))
+        return f": no node that it may be on has {needs.words}; the most that one of them has are {most.words}"
 
-    def _nodes(self) -> list[dict[str, float]]:
-        """Return what each node has in all, free or not."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+    def _nodes(self, here: bool = False) -> list[dict[str, float]]:
+        """Return what each node has in all, free or not; with `here`, this machine alone."""
+        alive = [node for node in self._ray.nodes() if node["Alive"]]
+        return [node["Resources"] for node in alive if not here or node["NodeID"] == self.node]
 
     def child(
         self, role: str, rank: int | None, command: Sequence[str], env: dict[str, str], log: Log, echo: bool
@@ -363,8 +365,8 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
     except (OSError, RuntimeError, ValueError, RayError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(
-            f"no Ray cluster can be used at {address} ({reason}): start one with `ray start --head`; copy the token of "
-            f"one that has it to {TOKEN}; or leave out cluster.address to have one on this machine"
+            f"no Ray cluster can be used at {address or 'this machine'} ({reason}): start one with `ray start --head`; "
+            f"if it uses a token, copy that to {TOKEN}; or leave out cluster.address to have one on this machine"
         ) from None
     return ray.get_runtime_context().gcs_address
 

@@ -1,0 +1,24 @@
+"""The line that tells what is being done."""
+
+from __future__ import annotations
+
+import io
+
+from real_server import until
+
+from hone.commands.status import Status, Ticking
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_what_is_being_done_is_shown_with_its_time_though_nothing_new_is_told():
+    screen = Screen()
+    with Ticking(Status(screen), "loading") as tell:
+        until(lambda: "loading (1 s)" in screen.getvalue(), "the words that it began with are shown")
+        tell("3 of 4 done")
+        until(lambda: "3 of 4 done (" in screen.getvalue(), "the new words are shown")
+    shown = screen.getvalue()
+    assert shown.endswith("\r\033[K"), "the line is gone"
