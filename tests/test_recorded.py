@@ -458,6 +458,12 @@ def test_a_user_a_judge_and_a_group_of_siblings_teach_within_ten_steps():
         assert all(f"{median(run['rewards'][step] for run in runs):.2f}" in page for step in (0, 9))
 
 
+def test_a_study_costs_little_beside_its_runs():
+    """Aimed at: at most 3 %."""
+    result = json.loads((RESULTS / "study_overhead.json").read_text())
+    assert result["seconds"] * result["jobs"] / result["seconds_of_runs"] - 1 == pytest.approx(0.005, abs=5e-4)
+
+
 def test_programs_on_public_agent_libraries_are_trained():
     """Each completes three steps; what a random model makes of them is no part of it."""
     result = json.loads((RESULTS / "agents.json").read_text())
