@@ -196,9 +196,10 @@ def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_aga
     assert fine.failure is None and env._driver._process.pid == pid  # type: ignore[union-attr]
 
 
-def test_a_process_that_a_reward_blocks_is_replaced(load):
-    env = load("talk", agent_limits={"timeout": 25.0})
-    env.check_rollouts()
+def test_a_process_that_a_reward_blocks_is_replaced(load, capsys):
+    env = load("talk")
+    assert not played(env, lambda _messages: "aye")[0].failure, "what is loaded at first takes no part of the limit"
+    env.agent_limits = type(env.agent_limits)(timeout=25.0)
     blocked = env._driver._process.pid  # type: ignore[union-attr]
     (late,) = played(env, lambda _messages: "sleep")
     assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
@@ -206,6 +207,7 @@ def test_a_process_that_a_reward_blocks_is_replaced(load):
     for one in played(env, lambda _messages: "aye", 2):
         assert score(env, one).components == {"vowels": 1.0}
     assert env._driver._process.pid != blocked  # type: ignore[union-attr]
+    assert "is blocked and replaced: a reward, a tool or a hook that waits must `await`" in capsys.readouterr().err
     wait_until_gone({blocked})
 
 

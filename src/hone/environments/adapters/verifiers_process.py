@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,14 +28,12 @@ LOAD_CLOCK = 3600.0
 """Seconds that loading a taskset may take by the clock: a download may take long."""
 END_SECONDS = 10.0
 """What verifiers gets to end what it started."""
-HEED_SECONDS = 5.0
+CONFIRM_SECONDS = 5.0
 """Time in which it confirms that it gives up an episode; if it does not, something blocks it."""
 
 
 class Driver:
-    """The process that makes episodes (`verifiers_driver.py`). The next episode starts one that has
-    ended, or is blocked, anew.
-    """
+    """The process that makes episodes (`verifiers_driver.py`). An episode replaces it if it has ended or is blocked."""
 
     def __init__(self, python: Path, order: dict[str, Any], name: str) -> None:
         self._command = [str(python), "-P", str(Path(__file__).with_name("verifiers_driver.py")), json.dumps(order)]
@@ -46,7 +45,9 @@ class Driver:
     def start(self) -> DriverProcess:
         """Return its process, ready; start one if there is none. Raises UserError if it does not get ready."""
         with self._lock:
-            if self._process is not None and not self._process.heeds():
+            if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
+                blocked = "a reward, a tool or a hook that waits must `await`"
+                print(f"{self._name} is blocked and replaced: {blocked}", file=sys.stderr, flush=True)
                 self._process.kill()
             if self._process is None or not self._process.is_alive:
                 self._process = DriverProcess(self._command, self._name)
@@ -119,6 +120,8 @@ class DriverProcess:
             self._given_up[number] = threading.Event()
             with suppress(ProgramFailed):
                 self._send({"cancel": number})
+            if self._is_over:
+                self.lose()
             raise
         finally:
             self._open.pop(number, None)
@@ -130,9 +133,9 @@ class DriverProcess:
         if (future := self._open.pop(found["number"], None)) is not None:
             future.set_result(found)
 
-    def heeds(self) -> bool:
+    def confirms_cancels(self) -> bool:
         """Return True if it has confirmed to give up each episode that it was told to. Waits for it."""
-        return all(event.wait(HEED_SECONDS) for event in list(self._given_up.values()))
+        return all(event.wait(CONFIRM_SECONDS) for event in list(self._given_up.values()))
 
     def kill(self) -> None:
         """End it, which is blocked, and all that it started, without giving it time for that."""
@@ -143,6 +146,8 @@ class DriverProcess:
     def lose(self) -> None:
         """Give up all episodes: the process has ended."""
         self._is_over = True
+        while self._given_up:
+            self._given_up.popitem()[1].set()
         for number in list(self._open):
             if (future := self._open.pop(number, None)) is not None:
                 future.set_exception(self._lost())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import hashlib
 import inspect
 import itertools
@@ -11,7 +12,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,8 @@ class Served:
         self.id, self.config, self.env = taskset_id, config, env
         self.tasks: list[Any] = []
         self.episodes: str | None = None
-        self.places: set[str] = set()
-        """The kinds of runtimes of the agents, where verifiers makes the rollouts."""
+        self.here: list[str] = []
+        """The agents that run on this machine, in no container, where verifiers makes the rollouts."""
 
     def describe(self) -> dict[str, Any]:
         try:
@@ -69,7 +70,7 @@ class Served:
             _stay_offline()
         try:
             for i, task in enumerate(self.tasks):
-                check_task(task, i, self.episodes is not None, in_container=self.places != {"subprocess"})
+                check_task(task, i, self.episodes is not None, self.here)
         except Refused as why:
             return {"refused": str(why)}
         return {"keys": [hashlib.blake2b(repr(messages(t)).encode(), digest_size=8).hexdigest() for t in self.tasks]}
@@ -173,12 +174,12 @@ class Served:
             raise Refused(_fault(error)) from None
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             raise Refused(f"cannot be loaded: {error}") from None
-        self.places = {agent.runtime.type for agent in env._agent_specs.values()}
+        self.here = [role for role, agent in env._agent_specs.items() if agent.runtime.type == "subprocess"]
         for role, agent in env._agent_specs.items():
             kind, harness = agent.runtime.type, env._harnesses[role]
             if kind in ("docker", "podman", "apptainer") and shutil.which(kind) is None:
                 raise Refused(f"is refused: its {role} runs in {kind}, which is not installed here")
-            if kind == "docker" and subprocess.run(["docker", "info"], capture_output=True).returncode:
+            if kind == "docker" and not _docker_answers():
                 raise Refused(f"is refused: its {role} runs in docker, whose daemon cannot be reached (`docker info`)")
             if kind == "subprocess" and (harness.EXECUTES_CODE or harness.NEEDS_CONTAINER):
                 raise Refused(
@@ -202,17 +203,27 @@ class Served:
         return {"taskset": digest.hexdigest(), "verifiers": version("verifiers")}
 
 
-def check_task(task: Any, index: int, episodes: bool, in_container: bool = False) -> None:
-    """Raise Refused if the task needs more than text; where verifiers makes `episodes`, more than its agents have."""
+@functools.cache
+def _docker_answers() -> bool:
+    try:
+        return not subprocess.run(["docker", "info"], capture_output=True, timeout=20).returncode
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def check_task(task: Any, index: int, episodes: bool, here: Sequence[str] = ()) -> None:
+    """Raise Refused if the task needs more than text; where verifiers makes `episodes`, more than the agents `here`
+    have, on this machine.
+    """
     problem = problem_of(task.data)
-    if episodes and not in_container:
+    if episodes and here:
         data = task.data
         policy = "*" not in getattr(data, "network_allow", "*") or getattr(data, "network_block", None)
         needs = {"image": data.image, "agent_user": getattr(data, "agent_user", None), "network policy": policy}
         if (name := next((name for name, value in needs.items() if value), None)) is not None:
             raise Refused(
                 f"is refused: task {index} has its own {name}, which takes a container; with docker installed, give "
-                'its agents one: "env": {"agent": {"runtime": {"type": "docker"}}}'
+                f'its {here[0]} one: "env": {{"{here[0]}": {{"runtime": {{"type": "docker"}}}}}}'
             )
     if problem is not None and not episodes:
         raise Refused(f'is refused: task {index} has {problem}; with "env": {{}} verifiers makes the rollouts')
