@@ -182,6 +182,20 @@ def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:
         assert {str(sample.score.outcome) for sample in result.samples} == {"truncated"}
 
 
+def test_an_agent_at_a_url_rewards_as_many_calls_as_it_made(here: Path) -> None:
+    calls = '"calls": [1.0] * (2 if example.answer == "2" else 3)}'
+    (here / "my_agent.py").write_text(AGENT.replace('"long": len(second) / 100}', calls))
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    with serving() as served:
+        url = f"{served.url}/v1"
+        result = hone.evaluate(
+            "functions", model="hone/tiny", base_url=url, env_args=args, num_examples=3, rollouts_per_example=1
+        )
+    _, wrong, right = (sample.score for sample in result.samples)
+    assert str(wrong.outcome) == "grader_error" and "gave 2 rewards of calls; 3 were answered" in wrong.detail
+    assert set(right.components) == {"letters"}
+
+
 def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:
     program = (
         "import json, sys\nfrom openai import OpenAI\nexample = json.load(sys.stdin)\n"

@@ -18,7 +18,7 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agents import AgentLimits, AgentTask, Rewarded, checked_rollout
 from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
 from hone.errors import Halt, UserError
@@ -569,7 +569,13 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "words"), [([1.0], "gave 1 rewards of calls; 4 were answered"), ([0, 1, "no", 2], "'no' as calls[2]")]
+    ("calls", "words"),
+    [
+        ([1.0], "gave 1 rewards of calls; 4 were answered"),
+        ([0, 1, "no", 2], "'no' as calls[2]"),
+        ([1e308, 1e308, 0, 0], "the sum of the rewards of the program's calls is not finite"),
+        (np.zeros((4, 1)), "as calls; a reward is a finite number"),
+    ],
 )
 def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str) -> None:
     async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
@@ -578,6 +584,13 @@ def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str)
     (one,) = played(task_of(rewards_calls), 1, examples=1)
     assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and words in one.failure[1]
     assert one.call_rewards is None
+
+
+@pytest.mark.parametrize("calls", [[0.5, 1], (0.5, 1.0), np.array([0.5, 1.0], np.float32)])
+def test_rewards_of_calls_come_in_any_sequence_beside_a_reward(calls: Any) -> None:
+    assert checked_rollout({"correct": 1.0, "calls": calls}) == Rewarded({"correct": 1.0}, calls=(0.5, 1.0))
+    with pytest.raises(ValueError, match=r"give the rollout a reward as well, such as \{"):
+        checked_rollout({"calls": calls})
 
 
 def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
