@@ -43,7 +43,10 @@ Sample = Callable[["GroupSampler", list[Example], list[int]], list[Trajectory]]
 LEFT_OUT: tuple[State, ...] = ("surplus", "cut")
 """How draws end that a refill left out."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
-"""(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`."""
+"""(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
+
+Where a program rewards its calls it is called once more, for the calls: `[P, C]`, NaN also behind a group's last call.
+"""
 
 
 class GroupSampler:
