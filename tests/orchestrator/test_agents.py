@@ -29,7 +29,7 @@ from hone.orchestrator import agent_host
 from hone.orchestrator.agents import Rollout, run_agents
 from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import RequestMaker, roll_out
-from hone.orchestrator.groups import grade_groups, group_state, trainable
+from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
 from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Score, Trajectory
 
@@ -554,6 +554,7 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     (group,) = grade_groups(task, [task.split("train")[0]], [5], samples, config)
     assert [s.reward for s in group.scores] == [1.0, 1.0, 1.0] and not group.advantages.any()
     assert group.scores[0].components == {"correct": 1.0} and group_state(group) == "trained"
+    assert step_metrics([group], version=0)["frac_reward_zero_std"] == 0, "the calls' rewards differ"
     mean = (6 + 8 + 4) / 12  # without rewards of its own, a call counts the rollout's
     rewards = {0: [0, 1, 2], 3: [3], 1: [2, 2, 2], 4: [2], 2: [1, 1, 1], 5: [1]}
     expected = {sample: [reward - mean for reward in own] for sample, own in rewards.items()}
