@@ -587,6 +587,24 @@ def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str)
     assert one.call_rewards is None
 
 
+def test_every_call_with_a_reward_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the template writes nothing between two turns; a call of no tokens is refused, and counts as none."""
+
+    async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
+        with pytest.raises(openai.BadRequestError):
+            await ask(client, example.prompt, max_tokens=0)
+        return {**await goes_on(client, example), "calls": [0.0, 1.0, 2.0, 3.0]}
+
+    def shapes() -> list[list[float]]:
+        (one,) = played(task_of(rewards_calls), 1, examples=1)
+        assert one.failure is None
+        return [line.call_rewards.tolist() for line in one.trajectories]
+
+    assert shapes() == [[0.0, 1.0, 2.0], [3.0]]
+    monkeypatch.setattr(RequestMaker, "bridge_ids", lambda *args: [])
+    assert shapes() == [[0.0], [1.0], [2.0], [3.0]]
+
+
 @pytest.mark.parametrize("calls", [[0.5, 1], (0.5, 1.0), np.array([0.5, 1.0], np.float32)])
 def test_rewards_of_calls_come_in_any_sequence_beside_a_reward(calls: Any) -> None:
     assert checked_rollout({"correct": 1.0, "calls": calls}) == Rewarded({"correct": 1.0}, calls=(0.5, 1.0))

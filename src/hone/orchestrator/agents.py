@@ -192,7 +192,9 @@ class Rollout:
             assert parent.turn is not None
             ids, added = parent.turn.token_ids.tolist(), messages[len(parent.messages) + 1 :]
             try:
-                return ids + self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools), parent
+                # with nothing between them, two turns would be one
+                if between := self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools):
+                    return ids + between, parent
             except UserError:
                 pass  # the template rewrites earlier turns: what the program goes on from is another conversation
         try:
