@@ -257,6 +257,10 @@ class Group:
     def __post_init__(self) -> None:
         assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
         assert np.isfinite(self.advantages).all()
+        if self.call_advantages is not None:
+            for sample, lines in zip(self.trajectories, self.call_advantages, strict=True):
+                for one, calls in zip(sample.trajectories, lines, strict=True):
+                    assert len(calls) == one.turns and np.isfinite(calls).all()
 
     @property
     def has_advantages(self) -> bool:

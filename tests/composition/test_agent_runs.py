@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from real_server import serving
 
@@ -95,16 +96,22 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
 
 
 def test_rewards_of_calls_are_recorded_and_replayed(here: Path, tiny_model_dir: Path) -> None:
-    code = AGENT.replace('"long": len(second) / 100}', '"calls": [len(x) / 9 for x in (first.content, second, third)]}')
-    (here / "my_agent.py").write_text(code)
-    from my_agent import agent  # type: ignore[import-not-found]
+    code = "GIVEN = []\n" + AGENT.replace('"long": len(second) / 100}', '"calls": GIVEN[-1]}')
+    line = "    GIVEN.append([len(x) / 9 for x in (first.content, second, third)])\n    return {"
+    (here / "my_agent.py").write_text(code.replace("    return {", line))
+    from my_agent import GIVEN, agent  # type: ignore[import-not-found]
 
     settings = SETTINGS | {"model": str(tiny_model_dir), "max_steps": 2}
     run = hone.rl(agent=agent, dataset="rows.jsonl", output_dir="one", **settings)
-    for row in [row for step in range(2) for row in run.rollouts(step).to_pylist()]:
-        (branch,) = json.loads(row["branches"])
-        if row["reward"] is not None:
-            assert len(row["call_rewards"]) == 2 and len(branch["call_rewards"]) == 1
+    rows = [row for step in range(2) for row in run.rollouts(step).to_pylist() if row["reward"] is not None]
+    branches = [json.loads(row["branches"])[0] for row in rows]
+    assert len({tuple(given) for given in GIVEN}) > 1 and all(len(row["call_rewards"]) == 2 for row in rows)
+    recorded = [row["call_rewards"] + branch["call_rewards"] for row, branch in zip(rows, branches, strict=True)]
+    assert sorted(recorded) == sorted(GIVEN)
+    for row, branch in zip(rows, branches, strict=True):
+        assert len(branch["call_advantages"]) == 1
+        mean = np.mean([*row["call_advantages"], *branch["call_advantages"]])
+        assert row["advantage"] == pytest.approx(mean, abs=1e-6)
     hone.rl(agent=without_calls(agent), dataset="rows.jsonl", output_dir="two", **settings)
     assert main(["replay", "one"]) == 0
     one, two = (Path(name, "weights/step_2/model.safetensors").read_bytes() for name in ("one", "two"))
@@ -180,6 +187,20 @@ def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:
         more |= {"env_args": args | {"agent_limits": {"max_calls": 2}}}
         result = hone.evaluate("functions", **more)
         assert {str(sample.score.outcome) for sample in result.samples} == {"truncated"}
+
+
+def test_an_agent_at_a_url_rewards_as_many_calls_as_it_made(here: Path) -> None:
+    calls = '"calls": [1.0] * (2 if example.answer == "2" else 3)}'
+    (here / "my_agent.py").write_text(AGENT.replace('"long": len(second) / 100}', calls))
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    with serving() as served:
+        url = f"{served.url}/v1"
+        result = hone.evaluate(
+            "functions", model="hone/tiny", base_url=url, env_args=args, num_examples=3, rollouts_per_example=1
+        )
+    _, wrong, right = (sample.score for sample in result.samples)
+    assert str(wrong.outcome) == "grader_error" and "gave 2 rewards of calls; 3 were answered" in wrong.detail
+    assert set(right.components) == {"letters"}
 
 
 def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:

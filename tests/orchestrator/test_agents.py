@@ -18,7 +18,7 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agents import AgentLimits, AgentTask, Rewarded, checked_rollout
 from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
 from hone.errors import Halt, UserError
@@ -29,7 +29,7 @@ from hone.orchestrator import agent_host
 from hone.orchestrator.agents import Rollout, run_agents
 from hone.orchestrator.colocated import EnginePolicy, trajectory
 from hone.orchestrator.conversations import RequestMaker, roll_out
-from hone.orchestrator.groups import grade_groups, group_state, trainable
+from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
 from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Score, Trajectory
 
@@ -554,6 +554,7 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     (group,) = grade_groups(task, [task.split("train")[0]], [5], samples, config)
     assert [s.reward for s in group.scores] == [1.0, 1.0, 1.0] and not group.advantages.any()
     assert group.scores[0].components == {"correct": 1.0} and group_state(group) == "trained"
+    assert step_metrics([group], version=0)["frac_reward_zero_std"] == 0, "the calls' rewards differ"
     mean = (6 + 8 + 4) / 12  # without rewards of its own, a call counts the rollout's
     rewards = {0: [0, 1, 2], 3: [3], 1: [2, 2, 2], 4: [2], 2: [1, 1, 1], 5: [1]}
     expected = {sample: [reward - mean for reward in own] for sample, own in rewards.items()}
@@ -569,7 +570,13 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("calls", "words"), [([1.0], "gave 1 rewards of calls; 4 were answered"), ([0, 1, "no", 2], "'no' as calls[2]")]
+    ("calls", "words"),
+    [
+        ([1.0], "gave 1 rewards of calls; 4 were answered"),
+        ([0, 1, "no", 2], "'no' as calls[2]"),
+        ([1e308, 1e308, 0, 0], "the sum of the rewards of the program's calls is not finite"),
+        (np.zeros((4, 1)), "as calls; a reward is a finite number"),
+    ],
 )
 def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str) -> None:
     async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
@@ -578,6 +585,31 @@ def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str)
     (one,) = played(task_of(rewards_calls), 1, examples=1)
     assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and words in one.failure[1]
     assert one.call_rewards is None
+
+
+def test_every_call_with_a_reward_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the template writes nothing between two turns; a call of no tokens is refused, and counts as none."""
+
+    async def rewards_calls(client: openai.AsyncOpenAI, example: Any) -> dict[str, Any]:
+        with pytest.raises(openai.BadRequestError):
+            await ask(client, example.prompt, max_tokens=0)
+        return {**await goes_on(client, example), "calls": [0.0, 1.0, 2.0, 3.0]}
+
+    def shapes() -> list[list[float]]:
+        (one,) = played(task_of(rewards_calls), 1, examples=1)
+        assert one.failure is None
+        return [line.call_rewards.tolist() for line in one.trajectories]
+
+    assert shapes() == [[0.0, 1.0, 2.0], [3.0]]
+    monkeypatch.setattr(RequestMaker, "bridge_ids", lambda *args: [])
+    assert shapes() == [[0.0], [1.0], [2.0], [3.0]]
+
+
+@pytest.mark.parametrize("calls", [[0.5, 1], (0.5, 1.0), np.array([0.5, 1.0], np.float32)])
+def test_rewards_of_calls_come_in_any_sequence_beside_a_reward(calls: Any) -> None:
+    assert checked_rollout({"correct": 1.0, "calls": calls}) == Rewarded({"correct": 1.0}, calls=(0.5, 1.0))
+    with pytest.raises(ValueError, match=r"give the rollout a reward as well, such as \{"):
+        checked_rollout({"calls": calls})
 
 
 def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:

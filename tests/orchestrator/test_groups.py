@@ -8,9 +8,9 @@ from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
 from hone.orchestrator.conversations import RequestMaker
-from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable
+from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.trainer.packing import split_micro_batches
-from hone.types import Counts, Example, Trajectory
+from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
 
 
 class Renderer:
@@ -99,6 +99,76 @@ def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws()
     assert metrics["reward/mean"] == pytest.approx((1 + 1 + 3 + 0 + 1 + 0 + 2) / 7)
     names = ("drawn", "trained", "filtered", "failed", "surplus", "cut")
     assert [metrics[f"groups/{name}"] for name in names] == [5, 1, 1, 1, 1, 1]
+
+
+def group_with_calls(draw: int, *samples: tuple[float, list[float] | int]) -> Group:
+    """A group of samples with these rewards, and those of their calls, or their number if they have none."""
+    trajectories, scores = [], []
+    for reward, calls in samples:
+        turns = calls if isinstance(calls, int) else len(calls)
+        mask = np.array([False] * 2 + [True, True, False] * turns)
+        own = None if isinstance(calls, int) else np.array(calls, dtype=np.float64)
+        trajectories.append(replace(trajectory("x", length=3 * turns), sampled_mask=mask, call_rewards=own))
+        scores.append(Score(reward, {}, {}, Outcome.GRADER_ERROR if np.isnan(reward) else Outcome.WRONG))
+    return Group(Example([{"role": "user", "content": "q"}]), draw, trajectories, scores, np.zeros(len(scores)))
+
+
+def of_calls(group: Group) -> list[list[float]] | None:
+    """The advantages of the calls of each sample."""
+    return group.call_advantages and [pytest.approx(first.tolist(), abs=1e-6) for (first,) in group.call_advantages]
+
+
+def test_with_the_baseline_batch_a_call_is_compared_with_all_calls_of_the_step():
+    config = RLConfig(orchestrator={"advantage": {"baseline": "batch"}})
+    groups = [group_with_calls(0, (1.0, [0, 4]), (1.0, [2])), group_with_calls(1, (1.0, 2), (0.0, 1))]
+    calls, plain = with_advantages(groups, config)
+    mean = (0 + 4 + 2 + 1 + 1 + 0) / 6
+    assert of_calls(calls) == [[0 - mean, 4 - mean], [2 - mean]]
+    assert plain.call_advantages is None and plain.advantages.tolist() == [0.25, -0.75]
+
+
+def test_calls_of_a_failed_sample_are_not_compared():
+    (group,) = with_advantages([group_with_calls(0, (1.0, [0, 4]), (np.nan, [9]), (5.0, 1))], RLConfig())
+    assert of_calls(group) == [[-3, 1], [0], [2]]
+    assert [sequence.sample for sequence in trainable([group], RLConfig()).sequences] == [0, 2]
+
+
+def test_a_refill_counts_groups_whose_calls_differ():
+    config = RLConfig(orchestrator={"batch_size": 2, "rollouts_per_example": 2, "refill": {}, "truncated": "keep"})
+    config.orchestrator.advantage.scale = "batch_std"
+    calls = [[3, 3]], [[0, 4]], [[0, 1]]
+    groups = [group_with_calls(i, (1.0, *one), (1.0, [3])) for i, one in enumerate(calls)]
+    filled = fill(with_advantages(groups, config), 1, config)
+    assert [group_state(group) for group in filled] == ["filtered", "trained", "surplus"]
+    mean, std = 7 / 3, np.std([0, 4, 3], ddof=1) + 1e-4
+    assert of_calls(filled[1]) == [[(0 - mean) / std, (4 - mean) / std], [(3 - mean) / std]]
+    assert filled[0].call_advantages is None and filled[2].call_advantages is None
+    assert step_metrics(filled, version=4)["frac_reward_zero_std"] == pytest.approx(1 / 3)
+
+
+def test_a_users_own_advantages_are_computed_for_calls_too():
+    asked = []
+
+    def own(rewards, valid):
+        asked.append((rewards, valid))
+        return np.nan_to_num(rewards) * 2
+
+    config = RLConfig(orchestrator={"advantage": {"function": "mine.py:own"}})
+    groups = [group_with_calls(0, (1.0, [0, 4]), (np.nan, 1)), group_with_calls(1, (1.0, [1]), (0.0, 1))]
+    first, second = with_advantages(groups, config, own)
+    (rewards_PG, _), (rewards_PC, valid_PC) = asked
+    assert np.array_equal(rewards_PG, [[1, np.nan], [1, 0]], equal_nan=True)
+    assert np.array_equal(rewards_PC, [[0, 4, np.nan], [1, 0, np.nan]], equal_nan=True)
+    assert np.array_equal(valid_PC, ~np.isnan(rewards_PC))
+    assert of_calls(first) == [[0, 8], [0]] and of_calls(second) == [[2], [0]]
+
+
+@pytest.mark.parametrize("calls", [[0.5, np.inf], [0.5]])
+def test_advantages_of_calls_are_finite_and_fit_the_turns(calls):
+    group = group_with_calls(0, (1.0, [0, 4]))
+    replace(group, call_advantages=[[np.float32([0.5, 1])]])
+    with pytest.raises(AssertionError):
+        replace(group, call_advantages=[[np.float32(calls)]])
 
 
 def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():

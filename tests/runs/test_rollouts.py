@@ -100,6 +100,22 @@ def test_kept_ids_come_back_and_have_columns_only_where_there_are_any(tmp_path, 
         replace(group.trajectories[0], kept=Kept.joined([2, Kept.of([[1], [2], [3]])]))
 
 
+def test_calls_with_rewards_of_their_own_have_their_own_advantages(tmp_path, group):
+    first, second, failed = group.trajectories
+    second = replace(second, call_rewards=np.array([1.5]), branches=(replace(first, call_rewards=np.array([2.5])),))
+    calls = [[np.float32([-1])], [np.float32([0.25]), np.float32([1])], [np.float32([0])]]
+    calls = replace(group, trajectories=[first, second, failed], call_advantages=calls)
+    write_rollouts(tmp_path / "calls", group_rows(7, 2, calls, "trained"))
+    table = read_rollouts(tmp_path / "calls")
+    assert table.schema.equals(schema(branched=True, by_call=True))
+    rows = table.to_pylist()
+    assert [row["call_rewards"] for row in rows] == [None, [1.5], None]
+    assert [row["call_advantages"] for row in rows] == [[-1.0], [0.25], [0.0]]
+    assert [row["advantage"] for row in rows] == [-1.0, 0.625, 0.0], "the mean of its calls"
+    (branch,) = json.loads(rows[1]["branches"])
+    assert (branch["call_rewards"], branch["call_advantages"]) == ([2.5], [1.0])
+
+
 def test_files_of_all_steps_are_one_table(tmp_path, group):
     write_rollouts(tmp_path / "0.parquet", [])
     write_rollouts(tmp_path / "1.parquet", [{"step": 1, "text": "x", "components": {"a": 1.0}}])

@@ -316,10 +316,15 @@ def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_pat
     assert f"{len(ids)} tokens, stopped by stop" in other
     assert "which share the advantage" not in text_of(viewer.get("/run/agent/sample/0/1/").text)
     assert "Reward of each call" not in other
-    branch["call_rewards"] = [1.25]
-    rewarded = right("first words", branches=json.dumps([branch]), call_rewards=[0.5])
+    branch |= {"call_rewards": [1.25], "call_advantages": [1.75]}
+    own = {"call_rewards": [0.5], "call_advantages": [-0.75]}
+    rewarded = right("first words", branches=json.dumps([branch]), advantage=0.5, **own)
     write_run(tmp_path / "runs" / "calls", {0: [rewarded, right("alone")]})
     page, other = (text_of(viewer.get(f"/run/calls/sample/0/0/?trajectory={i}").text) for i in ("", "1"))
+    for i, advantage in enumerate(("-0.75", "1.75")):
+        titles = viewer.get(f"/run/calls/sample/0/0/?trajectory={i}").text
+        assert set(re.findall(r"nats, advantage ([-.0-9]*)", titles)) == {advantage}
+    assert "mean advantage of its calls +0.500" in page
     assert "Reward of each call: 0.5000." in page and "Reward of each call: 1.2500." in other
     assert "the program had 2 conversations:" in page
     missing = viewer.get("/run/agent/sample/0/0/?trajectory=2")

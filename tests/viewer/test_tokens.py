@@ -94,6 +94,15 @@ def test_a_token_that_a_teacher_scored_has_its_own_advantage(tmp_path: Path, tin
     assert found == pytest.approx([-0.25 - 2 * 1.0, -0.25, -0.25], abs=1e-6)
 
 
+def test_a_call_with_a_reward_of_its_own_has_its_own_advantage(tmp_path: Path, tiny: Vocabulary) -> None:
+    mask = [False] * len(encode("user\n")) + [True, False, True]
+    run, one = sampled(tmp_path, "ab", sampled_mask=mask, call_advantages=[0.25, -1.0], call_rewards=[1.5, 0.25])
+    first, between, second = read_tokens(run, one, tiny).values["advantage"]
+    assert (first, second) == (0.25, -1.0) and np.isnan(between)
+    with pytest.raises(UserError, match="not as many advantages as calls"):
+        read_tokens(run, one | {"call_advantages": [0.25]}, tiny)
+
+
 def test_entropy_and_gap_come_from_the_train_step(tmp_path: Path, tiny: Vocabulary) -> None:
     run, one = sampled(tmp_path, "ab")
     write_tokens(run.path, 0, [("0-0-0", [0.5, 1.5, 0.25], [0.25, -0.05, -0.1])])

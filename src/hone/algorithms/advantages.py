@@ -6,6 +6,8 @@ Shapes: P prompts, G completions of each, K components of the reward. All functi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 ZERO_VARIANCE = 1e-6
@@ -86,6 +88,15 @@ def normalized_components(
         sums_PG += weight * _advantages(np.nan_to_num(values_PG), known_PG, "group", "group_std", std_ddof, std_eps)
     found_PG = _advantages(sums_PG, valid_PG, "batch", "batch_std", std_ddof, std_eps)
     return np.where(sums_PG.any(axis=1, keepdims=True), found_PG, 0.0).astype(np.float32)
+
+
+def token_advantages(advantages_of_turns: Sequence[float] | np.ndarray, sampled_T: np.ndarray) -> np.ndarray:
+    """Return the advantages `[T]` float32 of tokens: of each that was sampled its turn's, 0 of the others.
+
+    A turn is a run of sampled tokens.
+    """
+    turn_T = np.cumsum(np.diff(sampled_T, prepend=False) & sampled_T)  # counted from 1
+    return np.append(np.float32(0), np.asarray(advantages_of_turns, np.float32))[turn_T * sampled_T]
 
 
 def reverse_kl(logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:

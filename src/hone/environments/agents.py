@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
@@ -86,6 +88,12 @@ class Rewarded:
         """Return what a rollout's trajectory keeps of it, for `AgentEnv.grade_many`."""
         kept = {"rewards": dict(self.scores), "limit": limit, "gave_up": self.gave_up, "calls": calls}
         return kept if self.weights is None else kept | {"weights": dict(self.weights), "right": self.right}
+
+    def miscounted(self, answered: int) -> tuple[Outcome, str] | None:
+        """Return the failure of a program that rewards another number of calls than were answered; None if it fits."""
+        if self.calls is None or len(self.calls) == answered:
+            return None
+        return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"
 
 
 class ProgramFailed(Exception):
@@ -180,9 +188,17 @@ def reward(completion: Any) -> float:
 
 def checked_rollout(given: Any) -> Rewarded:
     """Return what a program gave: rewards, and under `calls` maybe those of its calls. Raises ValueError."""
-    if not isinstance(given, dict) or not isinstance(given.get("calls"), list):
+    own = given.get("calls") if isinstance(given, dict) else None
+    if not (isinstance(own, list | tuple) or (isinstance(own, np.ndarray) and own.ndim == 1)):
         return Rewarded(checked_rewards(given))
-    calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(given["calls"]))
+    if len(given) == 1:
+        raise ValueError(
+            "the program gave rewards of its calls alone; give the rollout a reward as well, such as "
+            '{"correct": 1.0, "calls": […]}'
+        )
+    calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(own))
+    if not math.isfinite(sum(calls)):
+        raise ValueError("the sum of the rewards of the program's calls is not finite")
     return Rewarded(checked_rewards({name: x for name, x in given.items() if name != "calls"}), calls=calls)
 
 

@@ -98,8 +98,9 @@ class UrlRollout:
 
     def close(self, rewarded: Rewarded, failure: tuple[Outcome, str] | None) -> None:
         """End the rollout."""
-        self.closed, self.rewarded, self.failure = True, rewarded, writable(failure)
+        self.closed, self.rewarded = True, rewarded
         self.calls = [(who, reply) for who, reply in self.calls if who not in rewarded.untrained]
+        self.failure = writable(rewarded.miscounted(len(self.calls)) or failure)
 
     def answer(self) -> Reply | Failure:
         """Return the first conversation of the rollout, as far as it went, with the rewards."""

@@ -252,7 +252,8 @@ class Host:
                 self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False
             )
             config.timeout_graceful_shutdown = 1
-            config.timeout_keep_alive = 3600  # closing an idle connection may meet the next call on it
+            # a client may send its next call just as the server closes the idle connection
+            config.timeout_keep_alive = 3600
             server = uvicorn.Server(config)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

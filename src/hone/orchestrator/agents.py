@@ -8,8 +8,8 @@ randomness is keyed by (seed, purpose, step, draw, sample, number of the call).
 
 A call that begins with the messages of an earlier one and its reply goes on with the ids of that one: only what the
 program added is rendered. Any other call begins a new trajectory of the sample. A trajectory is what one line of such
-calls has as ids; the first is the sample's own, the others are its `branches`. They share
-the sample's reward, or each call has its own.
+calls has as ids; the first is the sample's own, the others are its `branches`. They share the sample's reward, or each
+call has its own.
 """
 
 from __future__ import annotations
@@ -164,10 +164,7 @@ class Rollout:
                 call.future.exception()  # asyncio would report it where nobody waits any more
             self.drop(call)
         self.calls = [call for call in self.calls if call.session not in rewarded.untrained]
-        if rewarded.calls is not None and len(rewarded.calls) != len(self.calls):
-            words = f"the program gave {len(rewarded.calls)} rewards of calls; {len(self.calls)} were answered"
-            failure = Outcome.GRADER_ERROR, words
-        self.failure = writable(failure)
+        self.failure = writable(rewarded.miscounted(len(self.calls)) or failure)
 
     def trajectory(self) -> Trajectory:
         """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
@@ -195,7 +192,9 @@ class Rollout:
             assert parent.turn is not None
             ids, added = parent.turn.token_ids.tolist(), messages[len(parent.messages) + 1 :]
             try:
-                return ids + self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools), parent
+                # with nothing between them, two turns would be one
+                if between := self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools):
+                    return ids + between, parent
             except UserError:
                 pass  # the template rewrites earlier turns: what the program goes on from is another conversation
         try:

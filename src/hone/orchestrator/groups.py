@@ -21,6 +21,7 @@ from hone.algorithms.advantages import (
     normalized_components,
     overlong_penalty,
     reverse_kl,
+    token_advantages,
 )
 from hone.config.rl import RLConfig
 from hone.config.servers import TeacherConfig
@@ -43,7 +44,10 @@ Sample = Callable[["GroupSampler", list[Example], list[int]], list[Trajectory]]
 LEFT_OUT: tuple[State, ...] = ("surplus", "cut")
 """How draws end that a refill left out."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
-"""(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`."""
+"""(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
+
+Where a program rewards its calls it is called once more, for the calls: `[P, C]`, NaN also behind a group's last call.
+"""
 
 
 class GroupSampler:
@@ -174,7 +178,7 @@ def grade_groups(
         Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32))
         for example, draw, m in zip(examples, draws, members, strict=True)
     ]
-    return _among(groups, config, own_advantages)
+    return with_advantages_among(groups, config, own_advantages)
 
 
 def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
@@ -198,7 +202,9 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
     """
 
     def among(counting: list[int]) -> dict[int, Group]:
-        return dict(zip(counting, _among([groups[i] for i in counting], config, own_advantages), strict=True))
+        return dict(
+            zip(counting, with_advantages_among([groups[i] for i in counting], config, own_advantages), strict=True)
+        )
 
     found = among([i for i, group in enumerate(groups) if group.left_out is None])
     if config.orchestrator.refill and (teaching := [i for i, group in found.items() if group.has_advantages]):
@@ -209,8 +215,8 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
     ]
 
 
-def _among(groups: Sequence[Group], config: RLConfig, own: Advantages | None) -> list[Group]:
-    """Return the groups with their advantages among each other."""
+def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None) -> list[Group]:
+    """Return the groups with their advantages, those of their calls too, as if they were the step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.trajectories for g in groups], config, own)
@@ -223,34 +229,42 @@ def call_advantages(
 ) -> list[list[list[np.ndarray]] | None]:
     """Compute the advantages of each group's calls of the model, by `orchestrator.advantage`; None without own rewards.
 
-    A call's reward is compared with those of all calls of its group, or of the step if the baseline is the batch's. In
-    such a group a sample whose program gave its calls none counts its reward for each.
+    A call's reward is compared with those of all calls of its group, or of the step if the baseline is the batch's.
     """
-    calls = [[one for sample in group.trajectories for one in sample.trajectories] for group in groups]
-    rewarded = [any(one.call_rewards is not None for one in lines) for lines in calls]
+    rewarded = [has_call_rewards(group) for group in groups]
     if not any(rewarded):
         return [None] * len(groups)
-    rows = [
-        np.concatenate(
-            [
-                np.full(one.turns, score.reward)
-                if one.call_rewards is None or score.outcome.is_failure
-                else one.call_rewards
-                for sample, score in zip(group.trajectories, group.scores, strict=True)
-                for one in sample.trajectories
-            ]
-        )
-        for group in groups
-    ]
+    rows = [call_rewards(group) for group in groups]
     rewards_PC = np.full((len(rows), max(map(len, rows))), np.nan)
     for row_C, values in zip(rewards_PC, rows, strict=True):
         row_C[: len(values)] = values
-    found_PC = _by_settings(rewards_PC, ~np.isnan(rewards_PC), config, own)
+    found_PC = advantages_by_settings(rewards_PC, ~np.isnan(rewards_PC), config, own)
     made: list[list[list[np.ndarray]] | None] = []
     for group, has_rewards, found_C in zip(groups, rewarded, found_PC, strict=True):
         ends = iter(np.split(found_C, np.cumsum([one.turns for t in group.trajectories for one in t.trajectories])))
         made.append([[next(ends) for _ in t.trajectories] for t in group.trajectories] if has_rewards else None)
     return made
+
+
+def has_call_rewards(group: Group) -> bool:
+    """Return True if a program rewarded the calls of a sample of the group."""
+    return any(trajectory.call_rewards is not None for trajectory in group.trajectories)
+
+
+def call_rewards(group: Group) -> np.ndarray:
+    """Return the rewards `[C]` float64 of all calls of a group, NaN where grading failed.
+
+    A sample without rewards of its calls counts its own reward for each call.
+    """
+    return np.concatenate(
+        [
+            np.full(one.turns, score.reward)
+            if one.call_rewards is None or score.outcome.is_failure
+            else one.call_rewards
+            for sample, score in zip(group.trajectories, group.scores, strict=True)
+            for one in sample.trajectories
+        ]
+    )
 
 
 def by_length(rollouts: Sequence[Trajectory], groups: int) -> tuple[list[int], list[int]]:
@@ -298,10 +312,13 @@ def step_advantages(
         )
         deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
         return list(normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation))
-    return list(_by_settings(rewards_PG, valid_PG, config, own))
+    return list(advantages_by_settings(rewards_PG, valid_PG, config, own))
 
 
-def _by_settings(rewards_PG: np.ndarray, valid_PG: np.ndarray, config: RLConfig, own: Advantages | None) -> np.ndarray:
+def advantages_by_settings(
+    rewards_PG: np.ndarray, valid_PG: np.ndarray, config: RLConfig, own: Advantages | None
+) -> np.ndarray:
+    """Compute the advantages of rewards, NaN where `valid_PG` is False, by the user's function or `advantage`."""
     settings = config.orchestrator.advantage
     if settings.function is not None:
         own = own or find_function(settings.function)[0]
@@ -415,9 +432,7 @@ def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherCo
     branch, sample = divmod(index, len(group.scores))
     advantage: Any = float(group.advantages[sample])
     if group.call_advantages is not None:
-        mask = trajectory.sampled_mask
-        turn = np.cumsum(np.diff(mask, prepend=False) & mask)  # of each token, counted from 1
-        advantage = np.append(np.float32(0), group.call_advantages[sample][branch])[turn * mask]
+        advantage = token_advantages(group.call_advantages[sample][branch], trajectory.sampled_mask)
     if teacher is not None and (scored := trajectory.teacher_logprobs) is not None:
         advantage = distilled(advantage, trajectory.logprobs, scored, teacher.coef, teacher.reward_coef)
     return Packed(
@@ -468,7 +483,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
         metrics["reward/mean"] = float(graded.mean())
         metrics["reward/std"] = float(graded.std())
         metrics |= component_means([score.components for score in scores if not score.outcome.is_failure])
-    same = [not has_signal(rewards(group.scores)[valid(group.scores)]) for group in groups]
+    compared = [call_rewards(group) if has_call_rewards(group) else rewards(group.scores) for group in groups]
+    same = [not has_signal(row[~np.isnan(row)]) for row in compared]
     metrics["frac_reward_zero_std"] = float(
         np.mean([zero and s != "failed" for zero, s in zip(same, states, strict=True)])
     )

@@ -33,7 +33,7 @@ ROW_COLUMNS = {
             "weights",
         )
     },
-    "advantages": {"advantage": "that"},
+    "advantages": {"advantage": "that", "call_advantages": "that of call"},
 }
 """How completions are compared: by quantity the columns, in words. A traceback in `detail` names folders: left out."""
 QUANTITIES = ("initial weights", "order", "environment", *ROW_COLUMNS, "evaluation", "metrics", "weights")

@@ -22,6 +22,7 @@ from hone.errors import UserError, first_line
 from hone.runs.files import dumps, open_file, write_file
 
 if TYPE_CHECKING:
+    import numpy as np
     import pyarrow
 
     from hone.types import Group, Trajectory
@@ -87,6 +88,10 @@ def schema(
         ("kept_ids", pa.list_(pa.int32())),  # ids that tokens were sampled among, ascending, token after token
         ("kept_counts", pa.list_(pa.int32())),  # how many of them each token has; 0 where not sampled
     ]
+    calls = [
+        ("call_rewards", pa.list_(number)),  # of its turns, where each call has its own
+        ("call_advantages", pa.list_(pa.float32())),  # of its turns, where a call of its group has a reward of its own
+    ]
     return pa.schema(
         [
             ("step", pa.int32()),  # the step that sampled it
@@ -103,7 +108,7 @@ def schema(
             ("weights", per_component),
             ("outcome", text),
             ("detail", text),  # why, in words
-            ("advantage", pa.float32()),
+            ("advantage", pa.float32()),  # where calls have their own, their mean
             ("state", text),  # what became of it: trained, filtered, failed, surplus, cut
             ("stop_reason", text),
             ("prompt", text),  # messages before the completion, as JSON
@@ -115,7 +120,7 @@ def schema(
             *([("env", text)] if mixed else []),  # the name of the task, of several
             *([("teacher_logprobs", pa.list_(pa.float32()))] if has_teacher else []),  # 0 where not sampled
             *([("branches", text)] if branched else []),  # of an agent's sample: its further trajectories, as JSON
-            *([("call_rewards", pa.list_(number))] if by_call else []),  # of its turns, where each call has its own
+            *(calls if by_call else []),
         ]
     )
 
@@ -124,6 +129,8 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
     """Return the rows of one group: `index` within its step, `state` is its fate; a sample whose grader failed has
     `failed`, if it was not cut off.
     """
+    import numpy as np
+
     shared = {
         "step": step,
         "draw": group.draw,
@@ -135,7 +142,11 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
     shared |= {"env": group.env} if group.env else {}
     length = len(group.example.prompt)
     rows = []
-    for trajectory, score, advantage in zip(group.trajectories, group.scores, group.advantages, strict=True):
+    calls_of = group.call_advantages or [None] * len(group.scores)
+    for trajectory, score, advantage, calls in zip(
+        group.trajectories, group.scores, group.advantages, calls_of, strict=True
+    ):
+        of_calls = np.concatenate(calls) if calls else ()
         failed = score.outcome.is_failure
         rows.append(
             shared
@@ -150,7 +161,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "weights": list(score.weights.items()),
                 "outcome": str(score.outcome),
                 "detail": score.detail,
-                "advantage": float(advantage),
+                "advantage": float(np.mean(of_calls) if len(of_calls) else advantage),
                 "state": "failed" if failed and state != "cut" else state,
                 "stop_reason": trajectory.stop_reason,
                 "prompt": json.dumps(trajectory.messages[:length], ensure_ascii=False),
@@ -166,17 +177,21 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
             rows[-1]["teacher_logprobs"] = trajectory.teacher_logprobs
         if trajectory.call_rewards is not None:
             rows[-1]["call_rewards"] = trajectory.call_rewards
+        if calls is not None:
+            rows[-1]["call_advantages"] = calls[0]
         if trajectory.branches is not None:
-            rows[-1]["branches"] = json.dumps([_branch(one) for one in trajectory.branches], ensure_ascii=False)
+            lines = zip(trajectory.branches, calls[1:] if calls else [None] * len(trajectory.branches), strict=True)
+            rows[-1]["branches"] = json.dumps([_branch(*line) for line in lines], ensure_ascii=False)
     return rows
 
 
-def _branch(one: Trajectory) -> dict[str, Any]:
+def _branch(one: Trajectory, call_advantages: np.ndarray | None) -> dict[str, Any]:
     """Return a further trajectory of a sample under the names of the columns, in what JSON knows."""
     names = ("token_ids", "sampled_mask", "logprobs", "versions")
     branch = {name: getattr(one, name).tolist() for name in names}
     branch |= {"stop_reason": one.stop_reason, "messages": one.messages}
     branch |= {} if one.call_rewards is None else {"call_rewards": one.call_rewards.tolist()}
+    branch |= {} if call_advantages is None else {"call_advantages": call_advantages.tolist()}
     kept = one.kept
     return branch | ({} if kept is None else {"kept_ids": kept.ids.tolist(), "kept_counts": kept.counts.tolist()})
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup, escape
 
-from hone.algorithms.advantages import distilled
+from hone.algorithms.advantages import distilled, token_advantages
 from hone.errors import UserError
 from hone.pages import visible
 from hone.runs.reader import Run
@@ -122,6 +122,11 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
     if not len(ids) == len(mask) == len(logprobs):
         raise UserError("tokens are not coloured: the row has not as many logprobs as tokens")
     mask = mask.astype(bool)
+    advantage: Any = row.get("advantage") or 0.0
+    if (calls := row.get("call_advantages")) is not None:
+        if len(calls) != np.count_nonzero(np.diff(mask, prepend=False) & mask):
+            raise UserError("tokens are not coloured: the row has not as many advantages as calls")
+        advantage = token_advantages(calls, mask)
     first = int(mask.argmax()) if mask.any() else len(ids)
     prompt = "".join(piece.text for piece in vocabulary.pieces(ids[:first].tolist()))
     ids, mask = ids[first:], mask[first:]
@@ -135,12 +140,11 @@ def read_tokens(run: Run, row: Row, vocabulary: Vocabulary) -> Tokens:
             by_token[name][mask] = np.asarray(measured[column], dtype=float)
     by_token["gap"] -= by_token["logprob"]
     trained = row.get("state") == "trained"
-    advantage = row.get("advantage") or 0.0
     scored = row.get("teacher_logprobs") or ()
     if len(scored) == len(logprobs) and (teacher := run.config.get("teacher")):
         weights = teacher.get("coef", 1.0), teacher.get("reward_coef", 1.0)
-        advantage = distilled(advantage, logprobs, np.asarray(scored), *weights)[first:]
-    by_token["advantage"] = np.where(mask & trained, advantage, np.nan)
+        advantage = distilled(advantage, logprobs, np.asarray(scored), *weights)
+    by_token["advantage"] = np.where(mask & trained, np.broadcast_to(advantage, len(logprobs))[first:], np.nan)
     if not trained:
         missing["advantage"] = f"it was not trained on ({row.get('state') or 'its state is not known'})"
     starts = np.array([piece.start for piece in pieces], dtype=int)
