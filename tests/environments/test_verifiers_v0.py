@@ -176,6 +176,7 @@ def test_a_judge_at_a_url_rewards_and_one_that_is_down_is_a_grader_error(load, m
         ("echo-words", "raise", "RuntimeError: no such word"),
         ("echo-words", "nan", "the program gave nan as"),
         ("guessing", "raise", "RuntimeError: a fault of the environment"),
+        ("guessing", "stop", "ValueError: a fault of a tool"),
     ],
 )
 def test_what_raises_is_a_grader_error_and_never_a_reward_of_0(load, name: str, reply: str, words: str):

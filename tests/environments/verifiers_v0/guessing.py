@@ -1,6 +1,7 @@
 """Several turns: find a number; the environment answers by the state, and ends when it is found.
 
-A guess "wait" is never answered, "block" blocks verifiers' process, and "raise" is a fault of the environment.
+A guess "wait" is never answered, "block" blocks verifiers' process, "raise" is a fault of the environment, and
+"stop" an error that verifiers knows.
 """
 
 import asyncio
@@ -22,6 +23,8 @@ class Guessing(vf.MultiTurnEnv):
             time.sleep(1000)
         if guess == "raise":
             raise RuntimeError("a fault of the environment")
+        if guess == "stop":
+            raise vf.ToolCallError from ValueError("a fault of a tool")
         if not guess.isdigit():
             return [{"role": "user", "content": "A number, please."}]
         number, wanted = int(guess), int(state["answer"])
