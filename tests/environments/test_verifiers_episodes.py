@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,39 +12,18 @@ import pytest
 from fake_openai import FakeOpenAI, Status
 from processes import wait_until_gone
 from real_server import serving, talking_model, until
+from scripted_policy import RENDERER, Judge, judging, played
 
 from hone.cli import main
 from hone.environments import load_environment
 from hone.environments.adapters.verifiers import Episodes, Verifiers
 from hone.errors import UserError
-from hone.inference.types import Completion, SamplingParams
-from hone.model.chat import load_renderer
-from hone.orchestrator.agents import run_agents
-from hone.orchestrator.colocated import trajectory
-from hone.orchestrator.conversations import RequestMaker
-from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.types import Outcome, Trajectory
 
 FOLDER = Path(__file__).parent / "verifiers_tasksets"
-RENDERER = load_renderer("hone/tiny")
 CALL = '<tool_call>{"name": "counter_bump", "arguments": {}}</tool_call>'
 pytestmark = pytest.mark.adapters
-
-
-class Scripted:
-    """A policy that says what `says` makes of a request's messages."""
-
-    def __init__(self, says: Callable[[list[dict[str, Any]]], str]) -> None:
-        self.says = says
-
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Trajectory]:
-        return [self._answer(request) for request in requests]
-
-    def _answer(self, request: Request) -> Trajectory:
-        ids = [*RENDERER.tokenizer.encode(self.says(request.messages)).ids, RENDERER.stop_ids[0]]
-        completion = Completion(token_ids=ids, logprobs=[-0.5] * len(ids), stop_reason="stop")
-        return trajectory(request, completion, [0] * len(ids), RENDERER)
 
 
 @pytest.fixture
@@ -63,11 +40,6 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Episodes]]:
     for env in made:
         if isinstance(env, Episodes):
             env.close_workers()
-
-
-def played(env: Episodes, says: Callable[[list[dict[str, Any]]], str], rollouts: int = 1) -> list[Trajectory]:
-    maker = RequestMaker(RENDERER, rollouts, 2048, 200, 0, "rollout")
-    return run_agents(env, Scripted(says), maker, [env.example(index=0)], [0], 0, SamplingParams())  # type: ignore[arg-type]
 
 
 def score(env: Episodes, one: Trajectory) -> Any:
@@ -142,41 +114,14 @@ def test_siblings_of_an_episode_are_trajectories_of_one_sample(load):
     assert graded.weights["exact"] == 2.0 and graded.weights["pass_at_n"] == 0.0 and graded.reward == 3.0
 
 
-class Judge(BaseHTTPRequestHandler):
-    """A judge that says 0.25, or that it is busy."""
-
-    busy = False
-
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        message = {"role": "assistant", "content": "0.25"}
-        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
-        head = {"id": "1", "object": "chat.completion", "created": 0, "model": "judge", "usage": usage}
-        choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-        content = json.dumps({**head, "choices": choices}).encode()
-        self.send_response(503 if Judge.busy else 200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 def test_a_judge_at_a_url_rewards_and_one_that_is_down_is_a_grader_error(load, monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    url = {"base_url": f"http://127.0.0.1:{server.server_port}/v1", "api_key_var": "NO_KEY", "model": "judge"}
-    try:
-        env = load("judged", task={"judge": url})
+    with judging() as url:
+        env = load("judged", task={"judge": {"base_url": url, "api_key_var": "NO_KEY", "model": "judge"}})
         (one,) = played(env, lambda _messages: "x")
         assert score(env, one).components == {"rated": 0.25}
         monkeypatch.setattr(Judge, "busy", True)
         (one,) = played(env, lambda _messages: "x")
         assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and "503" in one.failure[1]
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_again(load):

@@ -31,7 +31,7 @@ from hone.environments.task_files import (
 )
 from hone.errors import UserError
 
-ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
+ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers", "verifiers-v0": "verifiers_v0"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
 
 
@@ -40,7 +40,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
     source checkout and in the current directory, then for an installed package. Touches no data and no network.
-    `reasoning-gym:TASK` and `verifiers:TASKSET` are tasks of these libraries.
+    `reasoning-gym:TASK`, `verifiers:TASKSET` and `verifiers-v0:ENVIRONMENT` are tasks of these libraries.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
     `load_environment`, and arguments that do not fit its signature and type hints.

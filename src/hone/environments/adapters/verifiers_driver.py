@@ -12,11 +12,14 @@ ended.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 import json
 import os
+import runpy
 import sys
+from collections.abc import AsyncIterator, Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -39,38 +42,19 @@ def main() -> None:
 
 async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
     """Make the episodes that `orders` has, side by side, until it ends."""
-    from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
-    from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
-
-    use_installed_packages()
-    routes = policy_client()
-    env = load_environment(resolve_env_config(told["env"]))
-    tasks = list(itertools.islice(env.taskset, told["tasks"]))
-    context = ModelContext(model="policy", client=EvalClientConfig(base_url=POLICY_URL, api_key_var="HONE_NO_KEY"))
     running: dict[int, asyncio.Task[None]] = {}
 
     async def episode(order: dict[str, Any]) -> None:
-        task, mine = tasks[order["index"]], []
-
-        def minted(trace: Any) -> None:
-            routes[trace.id] = order["url"], order["key"]
-            mine.append(trace.id)
-
         try:
-            if task.key != order["task"]:
-                raise LookupError("the taskset has other tasks than when it was loaded first")
-            found = summary(await env.run_slot(RunSlot(task), context, on_trace=minted))
+            found = await make(order)
         except Exception as error:
             late = isinstance(error, TimeoutError)
             found = {"failed": f"{type(error).__name__}: {error}", "timeout": late, "untrained": []}
         finally:
-            for trace in mine:
-                routes.pop(trace, None)
             running.pop(order["number"], None)
         out.write(json.dumps({"number": order["number"]} | found) + "\n")
 
-    async with env.serving():
+    async with (v0_episodes if "v0" in told["env"] else v1_episodes)(told) as make:
         out.write('{"ready": true}\n')
         lines = asyncio.StreamReader(limit=2**26)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), orders)
@@ -85,6 +69,43 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
         for task in list(running.values()):
             task.cancel()
         await asyncio.gather(*running.values(), return_exceptions=True)
+
+
+def v0_episodes(told: dict[str, Any]) -> Any:
+    """Do as `v1_episodes`, for an environment of v0. By its path, for `verifiers.py` beside it would hide verifiers."""
+    return runpy.run_path(str(Path(__file__).with_name("verifiers_v0_worker.py")))["episodes"](told)
+
+
+@contextlib.asynccontextmanager
+async def v1_episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
+    """Give the function that makes the episode of an order, and returns what `summary` does."""
+    from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
+    from verifiers.v1.utils.loaders import load_environment, resolve_env_config  # pyright: ignore[reportMissingImports]
+
+    use_installed_packages()
+    routes = policy_client()
+    env = load_environment(resolve_env_config(told["env"]))
+    tasks = list(itertools.islice(env.taskset, told["tasks"]))
+    context = ModelContext(model="policy", client=EvalClientConfig(base_url=POLICY_URL, api_key_var="HONE_NO_KEY"))
+
+    async def make(order: dict[str, Any]) -> dict[str, Any]:
+        task, mine = tasks[order["index"]], []
+
+        def minted(trace: Any) -> None:
+            routes[trace.id] = order["url"], order["key"]
+            mine.append(trace.id)
+
+        if task.key != order["task"]:
+            raise LookupError("the taskset has other tasks than when it was loaded first")
+        try:
+            return summary(await env.run_slot(RunSlot(task), context, on_trace=minted))
+        finally:
+            for trace in mine:
+                routes.pop(trace, None)
+
+    async with env.serving():
+        yield make
 
 
 def summary(episode: Any) -> dict[str, Any]:
