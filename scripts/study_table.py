@@ -17,6 +17,8 @@ from hone.studies.analysis import ALPHA, holm, paired_test
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "what_matters.md"
 MARKS = re.compile(r"(<!-- made of studies/(\w+)/results.csv(?:, (right))? -->\n).*?(<!-- end -->)", re.DOTALL)
+FORMAT = re.compile(r"(<!-- format share -->\n).*?(<!-- end -->)", re.DOTALL)
+HOW = ("strict", "lenient")
 
 
 def table(results: Path, column: str = "reward") -> str:
@@ -50,8 +52,25 @@ def _reward(seeds: dict[int, float]) -> str:
     return f"{np.mean(values):.3f} | {min(values):.3f} to {max(values):.3f}"
 
 
+def format_table(results: Path) -> str:
+    """Return the table of shares of right answers before and after RL, strict and lenient, means over the pairs."""
+    rows: dict[str, list[dict[str, str]]] = {}
+    for line in csv.DictReader(results.open()):
+        rows.setdefault(line["task"], []).append(line)
+    lines = ["| | runs | strict, before and after | lenient, before and after | format's share of the gain |"]
+    lines.append("|---|---|---|---|---|")
+    for task, pairs in rows.items():
+        mean = {name: float(np.mean([float(pair[name]) for pair in pairs])) for name in pairs[0] if "_" in name}
+        strict, lenient = (mean[f"{how}_after"] - mean[f"{how}_before"] for how in ("strict", "lenient"))
+        shown = {how: f"{100 * mean[f'{how}_before']:.0f} %, {100 * mean[f'{how}_after']:.0f} %" for how in HOW}
+        share = f"{100 * (1 - lenient / strict):.0f} %"
+        lines.append(f"| {task} | {len(pairs)} | {shown['strict']} | {shown['lenient']} | {share} |")
+    return "\n".join(lines) + "\n"
+
+
 def with_tables(text: str) -> str:
     """Return the page with its tables as the files give them."""
+    text = FORMAT.sub(lambda m: m[1] + format_table(ROOT / "studies/format_share/results.csv") + m[2], text)
     return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "results.csv", m[3] or "reward") + m[4], text)
 
 

@@ -4,6 +4,7 @@ They are too long for every test run; the scripts beside them make them again. A
 record's own words, never loosened here.
 """
 
+import csv
 import json
 import runpy
 from pathlib import Path
@@ -457,6 +458,20 @@ def test_a_user_a_judge_and_a_group_of_siblings_teach_within_ten_steps():
         assert len(runs) == 3 and all(len(run["rewards"]) == 10 and run["rollouts"] == 640 for run in runs)
         assert all(run["rewards"][9] >= 1.5 * run["rewards"][0] and run["failed"] == 0 for run in runs), name
         assert all(f"{median(run['rewards'][step] for run in runs):.2f}" in page for step in (0, 9))
+
+
+def test_a_study_that_is_run_again_gives_the_same_figures():
+    """The recipe is a cell of three studies, which were run hours apart: rewards, right answers, tokens are equal."""
+    studies, columns = RESULTS.parents[1] / "studies", ("seed", "right", "examples", "tokens")
+    found = []
+    for study, cell in {
+        "settings": "recipe",
+        "reward_form": "similarity",
+        "sft_or_rl": "sft.max_steps 900, demo_noise 1.0, rl.max_steps 100",
+    }.items():
+        lines = csv.DictReader((studies / study / "results.csv").open())
+        found.append([[line[name] for name in columns] for line in lines if line["cell"] == cell])
+    assert found[0] == found[1] == found[2] and len(found[0]) == 3
 
 
 def test_a_study_costs_little_beside_its_runs():
