@@ -53,7 +53,7 @@ def _python(env_id: str) -> Path:
                 return folder / environment / "bin/python"
     raise UserError(
         f"{env_id} needs verifiers 0.3.1, which is not installed: `make verifiers-v0-env` in a checkout of hone makes "
-        ".venv-verifiers-v0, or pip install 'verifiers==0.3.1'"
+        ".venv-verifiers-v0; or install that version beside hone"
     )
 
 
