@@ -487,6 +487,12 @@ def test_a_program_of_one_call_costs_little_beside_the_task_of_one_turn():
     assert result["batch_invariant"]["same_tokens"]
 
 
+def test_the_memory_of_an_agents_run_is_flat():
+    result = json.loads((RESULTS / "agent_memory.json").read_text())
+    resident = result["resident_mib"]
+    assert result["steps"] == 500 and resident["500"] - resident["200"] <= 10
+
+
 def test_programs_on_public_agent_libraries_are_trained():
     """Each completes three steps; what a random model makes of them is no part of it."""
     result = json.loads((RESULTS / "agents.json").read_text())
