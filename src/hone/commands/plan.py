@@ -21,8 +21,7 @@ from hone.planning.report import measured_words, plan_of, words
 
 
 def run(config: PlanConfig) -> int:
-    """Print the plan; return the exit code: 1 if the run can't start or doesn't fit into memory, by the plan or
-    when it is tried."""
+    """Print the plan; return the exit code: 1 if the run can't start, or doesn't fit into memory (planned or tried)."""
     if config.calibrate and config.on is not None:
         raise UserError("--calibrate measures this machine, and --on names another: leave out one of the two")
     settings, found, failed = config.run, None, None

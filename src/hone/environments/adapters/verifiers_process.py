@@ -31,6 +31,8 @@ END_SECONDS = 10.0
 CONFIRM_SECONDS = 5.0
 """Time in which it confirms that it gives up an episode; if it does not, something blocks it."""
 
+BLOCKED = "a reward, a tool or a hook that waits must `await`"
+
 
 class Driver:
     """The process that makes episodes (`verifiers_driver.py`). An episode replaces it if it has ended or is blocked."""
@@ -46,8 +48,7 @@ class Driver:
         """Return its process, ready; start one if there is none. Raises UserError if it does not get ready."""
         with self._lock:
             if self._process is not None and self._process.is_alive and not self._process.confirms_cancels():
-                blocked = "a reward, a tool or a hook that waits must `await`"
-                print(f"{self._name} is blocked and replaced: {blocked}", file=sys.stderr, flush=True)
+                print(f"{self._name} is blocked and replaced: {BLOCKED}", file=sys.stderr, flush=True)
                 self._process.kill()
             if self._process is None or not self._process.is_alive:
                 self._process = DriverProcess(self._command, self._name)
@@ -166,7 +167,7 @@ class DriverProcess:
 
     def _last_words(self) -> str:
         if self._is_blocked:
-            return "something blocks it: a reward, a tool or a hook that waits must `await`"
+            return f"something blocks it: {BLOCKED}"
         text = os.pread(self._words.fileno(), 2**14, max(0, os.fstat(self._words.fileno()).st_size - 2**14))
         lines = text.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
