@@ -38,7 +38,7 @@ def test_a_quickstart_that_was_interrupted_goes_on_where_it_was(recipes: Path) -
         first.send_signal(signal.SIGINT)
         said = first.communicate()[0]
     assert first.returncode == 130, said
-    assert said.endswith("To go on: hone quickstart --output-dir q --num-examples 4\n"), said
+    assert said.endswith("To go on: hone quickstart --num-examples 4 --output-dir q\n"), said
     begun, trained = Run(rl).info["id"], Run(sft).info["id"]
     (saved,) = (path.name for path in (rl / "checkpoints").iterdir() if path.name.startswith("step_"))
 

@@ -155,3 +155,16 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path, numbers):
     out, error = child.communicate(timeout=LIMIT)
     assert child.returncode == 128 + numbers[0] and error == "", error
     assert "Waiting for the orchestrator" in out and not transport.path.exists()
+
+
+def test_a_signal_while_a_record_is_opened_says_nothing(tmp_path):
+    """The half-made ZipFile of `numpy.load` complains when it is collected."""
+    code = """if True:
+        import os, signal, sys, zipfile
+        from types import SimpleNamespace
+        from hone.cli import main
+        zipfile.threading = SimpleNamespace(RLock=lambda: os.kill(os.getpid(), signal.SIGTERM))
+        sys.exit(main())"""
+    argv = ["trainer", "--model.init.layers", "1", "--model.init.hidden", "48", "--output-dir", str(tmp_path / "out")]
+    ended = subprocess.run([sys.executable, "-c", code, *argv], capture_output=True, text=True, timeout=LIMIT)
+    assert (ended.returncode, ended.stderr) == (143, "")

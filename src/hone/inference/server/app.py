@@ -359,7 +359,10 @@ async def _only_json(request: Request) -> None:
 
 async def _on_error(_: Request, error: Exception) -> Response:
     answer = as_api_error(error)
-    return JSONResponse(answer.body(), answer.status, {"Retry-After": "1"} if answer.status == 503 else None)
+    headers = {"Retry-After": "1"} if answer.status == 503 else {}
+    if answer.status in (408, 413):  # what is left of the body would be read as the next request
+        headers["Connection"] = "close"
+    return JSONResponse(answer.body(), answer.status, headers)
 
 
 async def _on_http_error(_: Request, error: Exception) -> Response:
