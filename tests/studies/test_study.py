@@ -110,7 +110,7 @@ def ran(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.
         "[sft.settings]\nmax_steps = 2\ndata.batch_size = 4\n"
         f'[rl]\nfile = "{FILES["rl"]}"\n[rl.settings]\n'
         'orchestrator = {batch_size = 16, rollouts_per_example = 4, eval = "None"}\n'
-        '[eval]\nnum_examples = 6\n[[cells]]\nname = "SFT alone"\nrl.max_steps = 0\n'
+        '[eval]\nnum_examples = 6\nlenient = true\n[[cells]]\nname = "SFT alone"\nrl.max_steps = 0\n'
         '[[cells]]\nname = "one step"\nrl.max_steps = 1\n'
         '[[cells]]\nname = "no room"\nrl = {max_steps = 1, seq_len = 20, orchestrator.sampling.max_tokens = 4}\n'
     )
@@ -130,6 +130,10 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     assert [(row["cell"], row["rl.max_steps"], row["held_out"]) for row in rows] == [
         ("SFT alone", "0", "6"), ("one step", "1", "6"),
     ]  # fmt: skip
+    cards = [json.loads(file.read_text())["measures"] for file in sorted((out / "evals").glob("*/report.json"))]
+    assert sorted((row["right"], row["lenient"]) for row in rows) == sorted(
+        tuple(f"{card[how]['mean']:.6f}" for how in ("strict", "lenient")) for card in cards
+    )
     ids = {folder.name: Run(folder).info["id"] for folder in (out / "runs").iterdir() if (folder / "run.json").exists()}
     assert len(ids) == 2, "both cells have the same run of SFT"
     (gone,) = [folder for folder in (out / "evals").iterdir() if folder.is_dir() and folder.name.startswith("rl")]
@@ -187,14 +191,15 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     """Of results as they would be read; names hold what markdown, HTML and matplotlib would take for markup."""
     steps = {"SFT 100": (100, 0), "SFT 400": (400, 0), "a | $b$ and $c": (100, 50), "_late": (200, 50)}
     cells = [{"name": name, "sft": {"max_steps": a}, "rl": {"max_steps": b}} for name, (a, b) in steps.items()]
-    config = study(tmp_path, cells=cells, x="sft.max_steps")
+    config = study(tmp_path, cells=cells, x="sft.max_steps", **{"eval.lenient": True})
     level = dict(zip(NAMES, (0.2, 0.4, 0.5, 0.0), strict=True))
     tokens = dict(zip(NAMES, (1000, 4000, 2000, 9000), strict=True))
 
     def result(name: str, seed: int) -> SeedResult:
         values = {example: level[name] + 0.01 * example + 0.001 * seed for example in range(5)}
         costs = dict.fromkeys(COSTS, float(tokens[name]))
-        return SeedResult(seed, values, 0.0, costs, [0.1, 0.2, 0.3], "rl" if steps[name][1] else "sft")
+        last = "rl" if steps[name][1] else "sft"
+        return SeedResult(seed, values, level[name], costs, [0.1, 0.2, 0.3], last, 0.3 + level[name] / 2)
 
     measured = {name: [result(name, seed) for seed in range(3)] for name in NAMES}
     measured["_late"] = [result("_late", 7)]  # a seed that the baseline does not have
@@ -211,6 +216,9 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
     lines = text.read_text().splitlines()
     assert any(line.startswith(r"| a \| $b$ and $c | 3 | 0.521 |") for line in lines)
+    assert "| SFT 100 | 0.200 | 0.400 |  |  |  |" in lines
+    assert "| SFT 400 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
+    assert "| _late | – | – | – | – | – |" in lines
     assert "| _late | 1 | 0.027 | 0.027 | 0.027 |  |  |  |  | no seed shared with the baseline |" in lines
     assert "- Missing runs: failed: rl of _late, seed 0 (it exited with code 1)." in lines
     assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()

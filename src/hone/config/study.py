@@ -60,6 +60,8 @@ class StudyEvalConfig(BaseConfig):
     """0 is greedy."""
     metric: Literal["reward", "correct"] = "reward"
     """What cells are compared by."""
+    lenient: bool = False
+    """Also read what is not right leniently, as `hone report` does: how much of each difference is format."""
     precision: Precision = "bf16_linear"
     """As in training; the same for all cells, whatever they were trained in."""
     grading: GradingConfig = GradingConfig()

@@ -93,6 +93,13 @@ def tables_of(results: Results) -> Iterator[Table]:
     )
     heads = ["cell", "seeds", metric, "min", "max", "difference", "95 % interval", "p", "detectable", "verdict"]
     yield Table("Cells", about, heads, [_cells(row, results.baseline) for row in results.rows])
+    if results.study.eval.lenient:
+        about = (
+            "Shares of right answers: strict as the task has it, lenient wherever a right answer stands. What of the "
+            f"strict difference from {results.baseline} the lenient one lacks is format."
+        )
+        heads = ["cell", "strict", "lenient", "strict difference", "lenient difference", "format's share"]
+        yield Table("Skill and format", about, heads, list(_format(results)))
     if results.equal:
         about = (
             "SFT alone with as many examples, tokens or seconds of the processor, interpolated between its own cells; "
@@ -121,6 +128,22 @@ def _cells(row: Row, baseline: str) -> list[str]:
     p = "–" if (p := effect.p_corrected) is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
     interval = "–" if effect.interval is None else _span(effect.interval)
     return [*cells, f"{effect.mean:+.3f}", interval, p, _num(effect.detectable), effect.verdict]
+
+
+def _format(results: Results) -> Iterator[list[str]]:
+    """Yield the rows of strict and lenient reading, means over the seeds that a cell shares with the baseline."""
+    read = {row.cell.name: {s.seed: s for s in row.seeds if s.lenient is not None} for row in results.rows}
+    base = read[results.baseline]
+    for name, seeds in read.items():
+        if not (shared := seeds.keys() & base.keys()):
+            yield [name, *["–"] * 5]
+            continue
+        pairs = [(seeds[s].correct, seeds[s].lenient, base[s].correct, base[s].lenient) for s in shared]
+        strict, lenient, strict_before, lenient_before = np.array(pairs, dtype=np.float64).mean(axis=0)
+        gains = strict - strict_before, lenient - lenient_before
+        share = "" if gains[0] == 0 else f"{100 * (1 - gains[1] / gains[0]):.0f} %"
+        changes = ["", ""] if name == results.baseline else [_num(gain, "+.3f") for gain in gains]
+        yield [name, _num(strict), _num(lenient), *changes, share]
 
 
 def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from hone.config.shared import GradingConfig
 from hone.config.study import StudyConfig
 from hone.runs.files import read_lines
 from hone.runs.reader import Run
+from hone.runs.summary import Summary
 from hone.studies.analysis import Curve, Effect, at_equal_cost, effects, fit_curve
 from hone.studies.cells import Cell, Stage, runs_of
 from hone.studies.running import SECONDS, Tasks, values_of
@@ -22,13 +24,16 @@ from hone.studies.running import SECONDS, Tasks, values_of
 COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
 """What stages cost: demonstrations and prompts, tokens that were trained or sampled, seconds of the processor."""
 
+LENIENT_SECONDS = 600.0
+"""For reading an evaluation leniently."""
+
 NOT_RUN = "not run yet"
 
 
 @dataclass(frozen=True)
 class SeedResult:
-    """A cell with one seed: the value of each held-out example, the share of right answers, what its stages cost, and
-    the training curve of the last of them, `last`.
+    """A cell with one seed: the value of each held-out example, the share of right answers, what its stages cost, the
+    training curve of the last of them, `last`, and the share of right answers read leniently, if the study asks for it.
     """
 
     seed: int
@@ -37,6 +42,7 @@ class SeedResult:
     costs: dict[str, float]
     curve: list[float]
     last: str
+    lenient: float | None = None
 
     @property
     def mean(self) -> float:
@@ -127,7 +133,27 @@ def _seed_result(
             costs[cost] += amount
         costs["seconds"] += seconds.get(one.id, 0.0)
     correct = mean(values_of(task.folder, "correct").values())
-    return SeedResult(stage.seed, values, correct, costs, _curve(tasks.folder(stage), stage), stage.kind)
+    lenient = right_leniently(task.folder, study.eval.grading) if study.eval.lenient else None
+    return SeedResult(stage.seed, values, correct, costs, _curve(tasks.folder(stage), stage), stage.kind, lenient)
+
+
+def right_leniently(folder: Path, grading: GradingConfig) -> float | None:
+    """Return the share of an evaluation's completions that are right, read leniently; None if they can't be.
+
+    The evaluation's card is written, and tells why not. It is read again the next time, in place of the completions.
+    """
+    from hone.viewer.card.facts import facts_of
+    from hone.viewer.card.files import stored, write_card
+    from hone.viewer.card.lenient import read_recorded
+    from hone.viewer.card.measures import Evaluated, Leniency
+
+    def read(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
+        before = stored(run, evaluated)
+        return read_recorded(run, evaluated, grading, LENIENT_SECONDS) if before.why_not else before
+
+    card = facts_of(folder, read)
+    write_card(card, folder)
+    return card.lenient["lenient"].after.mean if card.lenient else None
 
 
 def _costs(folder: Path, stage: Stage) -> dict[str, float]:
@@ -199,12 +225,14 @@ def _imitated(row: Row) -> dict[str, Any]:
 def to_csv(results: Results) -> str:
     """Return a row for each cell and seed. It has no times: a repetition on the same kind of CPU gives the same."""
     keys = list(dict.fromkeys(key for row in results.rows for key in row.cell.settings))
+    shares = ["right", "lenient"] if results.study.eval.lenient else ["right"]
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["cell", *keys, "seed", results.study.eval.metric, "right", "held_out", *COSTS[:2]])
+    writer.writerow(["cell", *keys, "seed", results.study.eval.metric, *shares, "held_out", *COSTS[:2]])
     for row in results.rows:
         for one in row.seeds:
             settings = [row.cell.settings.get(key, "") for key in keys]
-            figures = [f"{one.mean:.6f}", f"{one.correct:.6f}", len(one.values)]
+            right = [f"{share:.6f}" if share is not None else "" for share in (one.correct, one.lenient)][: len(shares)]
+            figures = [f"{one.mean:.6f}", *right, len(one.values)]
             writer.writerow([row.cell.name, *settings, one.seed, *figures, *(f"{one.costs[c]:.0f}" for c in COSTS[:2])])
     return out.getvalue()

@@ -45,6 +45,8 @@ class Study:
             try:
                 runner.run()
             finally:
+                if self.config.eval.lenient:
+                    status("reading the evaluations leniently")
                 self.results = results_of(self.config, self.cells, self.tasks, self.outcome.failed)
                 write_report(self.results)
         finally:
