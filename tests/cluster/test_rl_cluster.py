@@ -12,6 +12,8 @@ import signal
 from pathlib import Path
 
 import pytest
+from hone.inference.vllm.server import CHECKOUT, OWN_ENVIRONMENT
+from hone.runs import Run
 from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, until, write_task
 
 pytestmark = pytest.mark.cluster
@@ -75,6 +77,23 @@ def test_whatever_is_killed_each_draw_comes_to_one_end(nodes, begin):
     restarts = [event for event in records(run.out / "events.jsonl") if event["kind"] == "restart"]
     assert [event["role"] for event in restarts] == ["trainer"]
     assert len(list((run.out / "superseded").glob("*/rollouts/*"))) <= 1, "a checkpoint may have been on its way"
+
+
+@pytest.mark.skipif(not (CHECKOUT / OWN_ENVIRONMENT).exists(), reason="vLLM is not installed: make vllm-env")
+def test_vllm_samples_on_two_nodes_and_one_that_is_killed_comes_back(nodes, begin):
+    cluster = nodes(2)
+    other = cluster.add(3, apart=[])
+    flags = ("--inference.backend", "vllm", "--inference.replicas", 2, "--inference.port", free_ports(2))
+    run = begin(*flags, "--inference.kv-gib", 1 / 16, "--cluster.address", cluster.address, "--ckpt.interval", 1)
+    run.hold()
+    run.at_step(2)
+    server, *_ = other.pids(" hone.cli inference @ ")
+    os.kill(server, signal.SIGKILL)
+    run.let_go()
+    assert run.ended() == 0, run.output
+    consumed_once(run.out)
+    versions = {version for row in Run(run.out).rollouts(3).to_pylist() for version in row["versions"]}
+    assert versions - {-1} <= {2, 3}, "of what the trainer made, on either node; a prompt has none"
 
 
 def test_a_replica_without_room_is_placed_on_a_node_that_joins(nodes, begin):
