@@ -24,6 +24,9 @@ Message = dict[str, Any]
 GREEDY_BELOW = 1e-5
 """A sampling temperature below this is greedy: logits divided by it may exceed what float32 holds."""
 
+LARGEST_REWARD = 1e38
+"""Advantages, which are differences of rewards, are kept in float32."""
+
 
 class Outcome(StrEnum):
     """What grading found out about one completion. Listed by precedence: the first that applies is the outcome."""

@@ -12,9 +12,10 @@ import signal
 from pathlib import Path
 
 import pytest
+from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, until, write_task
+
 from hone.inference.vllm.server import CHECKOUT, OWN_ENVIRONMENT
 from hone.runs import Run
-from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, until, write_task
 
 pytestmark = pytest.mark.cluster
 TWO = ("--inference.replicas", 2, "--inference.batch-invariant")

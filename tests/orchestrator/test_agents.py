@@ -574,7 +574,7 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     [
         ([1.0], "gave 1 rewards of calls; 4 were answered"),
         ([0, 1, "no", 2], "'no' as calls[2]"),
-        ([1e308, 1e308, 0, 0], "the sum of the rewards of the program's calls is not finite"),
+        ([1e308, 1e308, 0, 0], "the sum of the rewards of the program's calls is no number up to 1e38"),
         (np.zeros((4, 1)), "as calls; a reward is a finite number"),
     ],
 )

@@ -8,6 +8,7 @@ flag at the top (`--max-steps 5`) overrides them all.
 from __future__ import annotations
 
 import itertools
+from pathlib import PurePath
 from typing import Any
 
 from hone.config.algorithms import ALGORITHMS
@@ -101,6 +102,10 @@ def name_task(settings: Settings) -> None:
         for name in ("reward", "agent", "agent_command", "data")
         if (setting := settings.pop((name,), None))
     }
+    for name, objects in (("reward", "reward_funcs"), ("data", "dataset")):
+        value = given[name].value if name in given else None
+        if not all(isinstance(one, str | PurePath | None) for one in (value if isinstance(value, list) else [value])):
+            raise UserError(f"{name} is a name, or a list of names: give objects of Python as {objects}")
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):

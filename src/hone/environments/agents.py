@@ -23,7 +23,7 @@ from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
-from hone.types import Example, Outcome, Reply, Score, Trajectory
+from hone.types import LARGEST_REWARD, Example, Outcome, Reply, Score, Trajectory
 
 MOST_REWARDS = 64
 """Rewards that a program may give a rollout."""
@@ -197,8 +197,8 @@ def checked_rollout(given: Any) -> Rewarded:
             '{"correct": 1.0, "calls": […]}'
         )
     calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(own))
-    if not math.isfinite(sum(calls)):
-        raise ValueError("the sum of the rewards of the program's calls is not finite")
+    if not abs(sum(calls)) <= LARGEST_REWARD:
+        raise ValueError("the sum of the rewards of the program's calls is no number up to 1e38")
     return Rewarded(checked_rewards({name: x for name, x in given.items() if name != "calls"}), calls=calls)
 
 
@@ -212,8 +212,8 @@ def checked_rewards(given: Any) -> dict[str, float]:
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
             raise ValueError(f"the program gave a reward of the name {name!r:.120}; a name is a short text")
         checked[name] = finite(name, value)
-    if not math.isfinite(sum(checked.values())):
-        raise ValueError("the sum of the program's rewards is not finite")
+    if not abs(sum(checked.values())) <= LARGEST_REWARD:
+        raise ValueError("the sum of the program's rewards is no number up to 1e38")
     return checked
 
 
