@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import tampering
 from real_server import serving
 
 import hone
@@ -90,9 +92,21 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     with pytest.raises(UserError, match="several trajectories"):
         sampled_rows(run, 0.0, "")
     capsys.readouterr()
-    for command, words in (("verify", "is not run again"), ("regrade", "nothing else can grade them")):
-        assert main([command, "one", "--trust-local-task"]) == 2
-        assert words in capsys.readouterr().err
+    assert main(["regrade", "one", "--trust-local-task"]) == 2
+    assert "nothing else can grade them" in capsys.readouterr().err
+    assert main(["verify", "one", "--trust-local-task", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "a program made rollouts of this run, and is not run again" in text and "3 steps came out equal" in text
+
+    def pays_more(rows: list[dict[str, Any]]) -> None:
+        row = next(row for row in rows if row["reward"] is not None)
+        row.update(reward=row["reward"] + 1, components=[("letters", 1.0), ("long", row["reward"])])
+
+    shutil.rmtree("one/checkpoints")  # they have the hashes, too
+    tampering.edit_rollouts(Path("one"), 1, pays_more, fit_hashes=True)
+    assert main(["verify", "one", "--trust-local-task", "--steps", "3"]) == 1
+    text = capsys.readouterr().out
+    assert "verdict       differs: " in text and "step 1" in text, text
 
 
 def test_rewards_of_calls_are_recorded_and_replayed(here: Path, tiny_model_dir: Path) -> None:
@@ -136,7 +150,7 @@ def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     hone.rl(**settings)
     capsys.readouterr()
     assert main(["verify", "out"]) == 2 and "or its agent" in capsys.readouterr().err
-    assert main(["verify", "out", "--trust-local-task"]) == 2 and "is not run again" in capsys.readouterr().err
+    assert main(["verify", "out", "--trust-local-task"]) == 0 and "is not run again" in capsys.readouterr().out
 
 
 def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:

@@ -98,8 +98,11 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
         notes.append(f"nothing tells whether what step {unchecked[0]} wrote changed, for it has no hash")
     if not verification.resampled:
         why = why_not_resampled(rebuilt.config, recorded)
-        anew = "those that are recorded are graded and trained on anew; evaluations and the canary are left aside"
-        notes.append(f"{why}: {anew}")
+        anew = "those that are recorded are graded and trained on anew"
+        if not rebuilt.regrades:
+            why = "a program made rollouts of this run, and is not run again"
+            anew = "those that are recorded are trained on anew, with their recorded rewards"
+        notes.append(f"{why}: {anew}; evaluations and the canary are left aside")
     if getattr(rebuilt.config, "teacher", None) is not None:
         notes.append("what the teacher said of the tokens is taken from the records")
     if verification.limit:

@@ -265,6 +265,10 @@ TAUGHT_BY = "tokens are scored by the teacher at "
 """Begins that of a run with a teacher, whose logprobs are in the records."""
 
 
+PLAYED_BY = "a program makes the rollouts"
+"""Begins that of a run of an agent, whose rollouts and rewards are in the records."""
+
+
 class GapConfig(BaseConfig):
     """How far sampler and trainer may be apart, in nats a token; by default what suits backend and precision."""
 

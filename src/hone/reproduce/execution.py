@@ -112,7 +112,7 @@ class Rebuilt:
     `retrain` takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step
     anew, with the evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the
     end of a run that `evaluates`. Without `resamples` nothing can be sampled: `repeat` grades the recorded completions,
-    and measures no version.
+    and measures no version. Without `regrades` only a program could grade them, which is not run again: it retrains.
     """
 
     trainer: Trainer
@@ -141,7 +141,7 @@ class Rebuilt:
         self.loadable = self.intact if missing_model or self.first else sorted({0, *self.intact})
         self.loaded = -1
         """The version that was loaded last."""
-        self.resamples = self.evaluates = True
+        self.resamples = self.regrades = self.evaluates = True
         self.memory: Any = Memory()
         self.build(model, replay_only)
         self.begin(None)
@@ -214,11 +214,7 @@ class RebuiltRL(Rebuilt):
             with needed_here("task"):
                 envs = {name: task_of(one) for name, one in config.tasks().items()}
                 evals = eval_envs(config, envs)
-            if any(isinstance(env, AgentEnv) for env in [*envs.values(), *evals.values()]):
-                raise UserError(
-                    "a program made rollouts of this run, and is not run again: `hone replay` retrains from what was "
-                    "recorded"
-                )
+            self.regrades = not any(isinstance(env, AgentEnv) for env in [*envs.values(), *evals.values()])
         self.curricula = {}
         for name, one in config.tasks().items():
             left_out = info["left_outs"][name] if name else info.get("left_out", [])
@@ -232,13 +228,15 @@ class RebuiltRL(Rebuilt):
 
     def _make_samplers(self, envs: Mapping[str, Environment], evals: Mapping[str, Environment]) -> None:
         config, renderer = self.config, self.renderer
-        policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, renderer)
         self.sources |= task_digests(config, envs, evals)
+        self.resamples = self.regrades and why_not_resampled(config, self.records.run) is None
+        if not self.regrades:
+            return
+        policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, renderer)
         self.samplers = {
             name: GroupSampler(one, envs[name], renderer, policy, self.curricula[name], name=name)
             for name, one in config.tasks().items()
         }
-        self.resamples = why_not_resampled(config, self.records.run) is None
         if not self.resamples:
             return
         self.evaluate = make_evaluate(config, evals, renderer, policy, self.memory)
@@ -273,6 +271,8 @@ class RebuiltRL(Rebuilt):
 
     def repeat(self, step: int) -> StepRecord:
         self.memory.evals = None
+        if not self.regrades:
+            return self.retrain(step)
         groups = self.steps.sample() if self.resamples else self._graded_again(step)
         if self.config.teacher is not None:
             groups = self._with_recorded_teacher(step, groups)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hone.config.rl import SAMPLED_BY, TAUGHT_BY
+from hone.config.rl import PLAYED_BY, SAMPLED_BY, TAUGHT_BY
 from hone.runs import opening as drift
 from hone.runs import provenance
 
@@ -52,10 +52,10 @@ def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = T
     """List the run's own reasons why another run of its config may differ, and from which step on.
 
     With `step`, why an execution of its steps up to that one may: a teacher is not a reason, for what it said is in the
-    records, nor is sampling by a server without `sampling`.
+    records, nor is sampling by a server or a program without `sampling`.
     """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
-    recorded = ((TAUGHT_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY,))
+    recorded = ((TAUGHT_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY, PLAYED_BY))
     counting = [entry for entry in entries if not entry["cause"].startswith(recorded)]
     return [f"{entry['cause']} (from step {entry['step']} on)" for entry in counting]
 
