@@ -164,7 +164,7 @@ def overhead(folder: Path, rounds: int) -> dict[str, Any]:
 
 def graded_per_second(graders: int, samples: int) -> float:
     env = load_environment("slow-task")
-    env.elsewhere = RemoteProcess
+    env.make_process = RemoteProcess
     env.use_workers(GradingConfig(workers=graders))
     example = env.split("train")[0]
     work = [(example, f"<reversed_text>{number}</reversed_text>") for number in range(samples)]

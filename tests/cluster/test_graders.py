@@ -13,8 +13,11 @@ from split_runs import until
 
 import hone
 from hone import digests
+from hone.config.shared import GradingConfig
+from hone.environments import load_environment
 from hone.grading.pool import Stopped
 from hone.runs.files import NEW_PREFIX
+from hone.types import Outcome
 
 pytestmark = pytest.mark.cluster
 
@@ -117,3 +120,57 @@ def test_a_process_that_a_round_has_left_while_it_started_is_ready_for_the_next(
         process.finish()
     finally:
         ray.shutdown()
+
+
+MORTAL = """
+import os
+import time
+from hone.environments import Rubric, SingleTurnEnv
+
+def value(completion):
+    text = completion[-1]["content"]
+    if text == "dies":
+        os._exit(3)
+    if text == "hangs":
+        time.sleep(600)
+    return float(text)
+
+def load_environment():
+    rows = [{"prompt": "a", "answer": "b"}] * 4
+    return SingleTurnEnv(rubric=Rubric([value]), dataset=rows)
+"""
+
+
+def test_a_question_that_was_sent_ahead_of_one_that_kills_or_hangs_is_asked_again(nodes, tmp_path, monkeypatch):
+    from hone.orchestrator.cluster.graders import RemoteProcess
+    from hone.orchestrator.cluster.nodes import connect
+
+    (tmp_path / "mortal_task.py").write_text(MORTAL)
+    monkeypatch.chdir(tmp_path)
+    was_sent: list[bool] = []
+
+    class Watched(RemoteProcess):
+        def ask(self, *arguments):
+            was_sent.append(self._sent is not None)
+            return super().ask(*arguments)
+
+    connect(nodes(2).address, "test")
+    import ray
+
+    env = load_environment("mortal-task")
+    env.make_process = Watched
+    env.use_workers(GradingConfig(workers=2, timeout=1))
+    try:
+        texts = ["dies" if n in (5, 6, 15) else "hangs" if n == 10 else str(n) for n in range(30)]
+        scores = env.grade_many([(env.split("train")[0], text) for text in texts], 0)
+    finally:
+        env.close_workers()
+        ray.shutdown()
+    assert sum(was_sent) >= 10, "most of those behind which others wait"
+    for text, score in zip(texts, scores, strict=True):
+        if text == "dies":
+            assert score.outcome is Outcome.GRADER_ERROR and "ended with 3" in score.detail
+        elif text == "hangs":
+            assert score.outcome is Outcome.GRADER_TIMEOUT
+        else:
+            assert score.reward == float(text)

@@ -120,6 +120,10 @@ class Ended:
 class Process:
     """One process, started at once. It ends with this object, and takes what it started along."""
 
+    ahead: Any = None
+    """The question after the one that is asked, which a process that is far away is sent before it has answered."""
+    is_far = False
+
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
     ) -> None:
@@ -359,6 +363,7 @@ class Round:
         self.pool, self.cpu, self.clock, self.doing = pool, cpu, clock, doing
         self._questions: list[Any] = []
         self._waiting: deque[int] = deque()
+        self._ahead: dict[int, int] = {}
         self._changed = threading.Condition()
         self._complete = False
         self._threads: list[threading.Thread] = []
@@ -418,12 +423,15 @@ class Round:
         """Ask the process at this place until no question waits, and no more come."""
         with contextlib.suppress(Stopped):
             try:
-                while self._one_waits():
+                while place in self._ahead or self._one_waits():
                     process = self._ready(place)
                     try:
-                        index = self._waiting.popleft()
+                        index = self._ahead.pop(place) if place in self._ahead else self._waiting.popleft()
+                        if process.is_far and len(self._waiting) >= self.pool.workers:
+                            self._ahead[place] = self._waiting.popleft()
                     except IndexError:  # another took the last one meanwhile
                         continue
+                    process.ahead = self._questions[self._ahead[place]] if place in self._ahead else None
                     self._ask(place, process, index)
             except Exception as error:
                 if isinstance(error, Stopped):

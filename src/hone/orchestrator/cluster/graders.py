@@ -12,6 +12,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -40,6 +41,7 @@ class Grader:
     ) -> None:
         self._folder = Path(tempfile.gettempdir()) / f"hone-task-{os.getpid()}-{time.time_ns():x}"
         self._never, self._end = os.pipe()
+        self._at_work, self._is_over = threading.Lock(), False
         package = Path(__file__).parents[2]  # of hone, on this node
         arguments = arguments_for_node(arguments, code, self._folder)
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
@@ -54,21 +56,24 @@ class Grader:
 
     def ask(self, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
         """Return ("answer", what `Process.ask` returns), or why there is none, in words that `RemoteProcess` reads."""
-        return self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
+        with self._at_work:  # the next question is sent before this one has its answer
+            if self._is_over:
+                return "closed", (None, "")
+            return self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[str, Any]:
         try:
             return "answer", call()
-        except TimeoutError:
-            return "late", None
-        except Garbled:
-            return "garbled", None
-        except Closed:
-            ended = self._process.finish()
-            return "closed", (ended.code, ended.words)
+        except (TimeoutError, Garbled, Closed) as problem:
+            self._is_over = True  # what was sent ahead is asked of another process
+            if isinstance(problem, Closed):
+                ended = self._process.finish()
+                return "closed", (ended.code, ended.words)
+            return "garbled" if isinstance(problem, Garbled) else "late", None
 
     def end(self) -> None:
         """End the process, whatever it is at, and remove its folder."""
+        self._is_over = True
         self._process.finish()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -79,17 +84,18 @@ class RemoteProcess:
     `python` is the node's own, whatever is given here.
     """
 
-    pid = 0
+    pid, is_far = 0, True
 
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
     ) -> None:
         self.ready, self._is_placed, self._ended = False, False, None
+        self.ahead, self._sent = None, None
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
-        # Two threads: it can be ended while it works at a question.
-        options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=2)
+        # Three threads: it can be ended while it works at a question, and the next one waits.
+        options: Any = ray.remote(Grader).options(num_cpus=1, scheduling_strategy="SPREAD", max_concurrency=3)
         self._actor = options.remote(relative, list(arguments), memory_bytes, dict(environment), code)
         # Asked once: a round that ends without this process leaves it to the next to wait for it.
         self._facts, self._started = self._actor.facts.remote(), self._actor.get_ready.remote()
@@ -111,7 +117,11 @@ class RemoteProcess:
 
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         # The actor keeps the time.
-        return self._answer(self._actor.ask.remote(question, cpu, clock), stop, None)
+        sent, self._sent = self._sent, None
+        reference = sent[1] if sent and sent[0] is question else self._actor.ask.remote(question, cpu, clock)
+        if self.ahead is not None:
+            self._sent = self.ahead, self._actor.ask.remote(self.ahead, cpu, clock)
+        return self._answer(reference, stop, None)
 
     def _answer(self, reference: Any, stop: int, deadline: float | None) -> Any:
         """Return what a call of the actor says; raise as `pool.Process` does."""
