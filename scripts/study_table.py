@@ -18,7 +18,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "what_matters.md"
 MARKS = re.compile(r"(<!-- made of studies/(\w+)/results.csv(?:, (right))? -->\n).*?(<!-- end -->)", re.DOTALL)
 FORMAT = re.compile(r"(<!-- format share -->\n).*?(<!-- end -->)", re.DOTALL)
-HOW = ("strict", "lenient")
+FORMAT_ROWS = {
+    "135M, sums": ("format_share", "SFT", "SFT, then RL"),
+    "0.4M, reverse-text": (
+        "sft_or_rl",
+        "sft.max_steps 900, demo_noise 1.0, rl.max_steps 0",
+        "sft.max_steps 900, demo_noise 1.0, rl.max_steps 100",
+    ),
+}
+"""Study, cell without RL, cell with it."""
 
 
 def table(results: Path, column: str = "reward") -> str:
@@ -52,25 +60,30 @@ def _reward(seeds: dict[int, float]) -> str:
     return f"{np.mean(values):.3f} | {min(values):.3f} to {max(values):.3f}"
 
 
-def format_table(results: Path) -> str:
-    """Return the table of shares of right answers before and after RL, strict and lenient, means over the pairs."""
-    rows: dict[str, list[dict[str, str]]] = {}
-    for line in csv.DictReader(results.open()):
-        rows.setdefault(line["task"], []).append(line)
-    lines = ["| | runs | strict, before and after | lenient, before and after | format's share of the gain |"]
+def format_table() -> str:
+    """Return the table of shares of right answers without RL and with it, strict and lenient, means over the seeds; and
+    what of the strict gain the lenient one lacks, with the lowest and highest of the seeds.
+    """
+    lines = ["| | seeds | strict, before and after | lenient, before and after | format's share of the gain |"]
     lines.append("|---|---|---|---|---|")
-    for task, pairs in rows.items():
-        mean = {name: float(np.mean([float(pair[name]) for pair in pairs])) for name in pairs[0] if "_" in name}
-        strict, lenient = (mean[f"{how}_after"] - mean[f"{how}_before"] for how in ("strict", "lenient"))
-        shown = {how: f"{100 * mean[f'{how}_before']:.0f} %, {100 * mean[f'{how}_after']:.0f} %" for how in HOW}
-        share = f"{100 * (1 - lenient / strict):.0f} %"
-        lines.append(f"| {task} | {len(pairs)} | {shown['strict']} | {shown['lenient']} | {share} |")
+    for title, (study, *cells) in FORMAT_ROWS.items():
+        rows = list(csv.DictReader((ROOT / "studies" / study / "results.csv").open()))
+        found = [
+            sorted((r["seed"], float(r["right"]), float(r["lenient"])) for r in rows if r["cell"] == c) for c in cells
+        ]
+        before_S2, after_S2 = (np.array([values for _, *values in seeds]) for seeds in found)
+        gains_S2, means = after_S2 - before_S2, (before_S2.mean(axis=0), after_S2.mean(axis=0))
+        shares = 1 - gains_S2[:, 1] / gains_S2[:, 0]
+        share = 1 - gains_S2[:, 1].mean() / gains_S2[:, 0].mean()
+        shown = [", ".join(f"{mean[how]:.1%}".replace("%", " %") for mean in means) for how in range(2)]
+        of_gain = f"{100 * share:.0f} % ({100 * min(shares):.0f} to {100 * max(shares):.0f})"
+        lines.append(f"| {title} | {len(gains_S2)} | {' | '.join(shown)} | {of_gain} |")
     return "\n".join(lines) + "\n"
 
 
 def with_tables(text: str) -> str:
     """Return the page with its tables as the files give them."""
-    text = FORMAT.sub(lambda m: m[1] + format_table(ROOT / "studies/format_share/results.csv") + m[2], text)
+    text = FORMAT.sub(lambda m: m[1] + format_table() + m[2], text)
     return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "results.csv", m[3] or "reward") + m[4], text)
 
 

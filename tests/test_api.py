@@ -329,8 +329,8 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
             dataset=[ROWS[0], {"prompt": __import__("datetime").date.today()}]
         ),
         "dataset, row 0: .*Out of range float": task(dataset=[{"prompt": "a", "x": float("nan")}]),
-        "reward is a name.*: give objects of Python as reward_funcs": task(reward=fine),
-        "data is a name.*: give objects of Python as dataset": task(data=ROWS),
+        "reward takes MODULE:FUNCTION.* give functions as reward_funcs": task(reward=fine),
+        "data takes a file.* give rows as dataset": task(data=ROWS),
         "need as many finite weights": task(reward_weights=[1, 2]),
         "reward_weights is 2.0; it must be a list": task(reward_weights=2.0),
         "reward_weights is '12'; it must be a list": task(reward_weights="12"),

@@ -25,7 +25,8 @@ GREEDY_BELOW = 1e-5
 """A sampling temperature below this is greedy: logits divided by it may exceed what float32 holds."""
 
 LARGEST_REWARD = 1e38
-"""Advantages, which are differences of rewards, are kept in float32."""
+"""The largest absolute reward: advantages, which are differences of rewards, are float32."""
+TOO_LARGE = f"is not within ±{LARGEST_REWARD:g}: scale the rewards down"
 
 
 class Outcome(StrEnum):

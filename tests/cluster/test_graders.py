@@ -141,7 +141,8 @@ def load_environment():
 """
 
 
-def test_a_question_that_was_sent_ahead_of_one_that_kills_or_hangs_is_asked_again(nodes, tmp_path, monkeypatch):
+@pytest.mark.parametrize("workers", [2, 3], ids=["room for all", "no room for one"])
+def test_a_question_sent_ahead_of_one_that_kills_or_hangs_is_asked_again(nodes, tmp_path, monkeypatch, workers):
     from hone.orchestrator.cluster.graders import RemoteProcess
     from hone.orchestrator.cluster.nodes import connect
 
@@ -159,10 +160,12 @@ def test_a_question_that_was_sent_ahead_of_one_that_kills_or_hangs_is_asked_agai
 
     env = load_environment("mortal-task")
     env.make_process = Watched
-    env.use_workers(GradingConfig(workers=2, timeout=1))
+    env.use_workers(GradingConfig(workers=workers, timeout=1))
     try:
         texts = ["dies" if n in (5, 6, 15) else "hangs" if n == 10 else str(n) for n in range(30)]
-        scores = env.grade_many([(env.split("train")[0], text) for text in texts], 0)
+        with ThreadPoolExecutor() as threads:
+            graded = threads.submit(env.grade_many, [(env.split("train")[0], text) for text in texts], 0)
+            scores = graded.result(timeout=300)
     finally:
         env.close_workers()
         ray.shutdown()

@@ -89,7 +89,9 @@ def test_vllm_samples_on_two_nodes_and_one_that_is_killed_comes_back(nodes, begi
     run.hold()
     run.at_step(2)
     server, *_ = other.pids(" hone.cli inference @ ")
+    name = next(name for name in ("inference-0", "inference-1") if server in run.pids(name))
     os.kill(server, signal.SIGKILL)
+    until(lambda: (run.out / "logs" / f"{name}.log").read_text().count("Serving ") == 2)
     run.let_go()
     assert run.ended() == 0, run.output
     consumed_once(run.out)

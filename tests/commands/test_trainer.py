@@ -158,7 +158,7 @@ def test_a_signal_ends_it_at_once_and_leaves_nothing(tmp_path, numbers):
 
 
 def test_a_signal_while_a_record_is_opened_says_nothing(tmp_path):
-    """The half-made ZipFile of `numpy.load` complains when it is collected."""
+    """A half-open ZipFile complains when it is collected."""
     code = """if True:
         import os, signal, sys, zipfile
         from types import SimpleNamespace

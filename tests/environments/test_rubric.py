@@ -107,7 +107,7 @@ async def late(completion):
         (lambda completion: "0.5", "returned '0.5', which is neither a number nor None"),
         (lambda completion: [1.0], "a value of type list"),
         (lambda completion: 10**400, "a value of type int"),
-        (lambda completion: 2e38, "is no number up to 1e38"),
+        (lambda completion: 2e38, "is not within ±1e+38: scale the rewards down"),
         (lambda completion: None, "every reward function that has a weight abstained"),
     ],
 )

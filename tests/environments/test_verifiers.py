@@ -74,6 +74,9 @@ def test_arguments_reach_the_taskset_and_wrong_ones_are_named(here: Path):
             load_environment("verifiers:capitals", **arguments)
     with pytest.raises(UserError, match=r"verifiers:nowhere cannot be loaded: .*nowhere"):
         load_environment("verifiers:nowhere")
+    (here / "lacking.py").write_text("import nosuchlib\n")
+    with pytest.raises(UserError, match=r"\(No module named 'nosuchlib'\)"):
+        load_environment("verifiers:lacking")
 
 
 @pytest.mark.parametrize(("text", "shown"), [("raise", "no such city"), ("nan", "nan"), ("call", "without network")])

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -393,6 +394,40 @@ def test_an_error_after_a_limit_that_has_another_cause_is_no_reward_of_zero() ->
     assert "the judge is down" in sample.failure[1]
 
 
+def test_a_program_that_hides_that_a_call_was_refused_has_used_the_limit_up(tmp_path: Path) -> None:
+    async def hides(client: openai.AsyncOpenAI, example: Any) -> float:
+        try:
+            return [await once(client, example) for _ in range(2)] and 1.0
+        except openai.BadRequestError:
+            raise RuntimeError("gave up") from None
+
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import json, os, sys, urllib.request\n"
+        "url, key = os.environ['OPENAI_BASE_URL'], os.environ['OPENAI_API_KEY']\n"
+        "messages = json.load(sys.stdin)['prompt']\n"
+        "for _ in range(2):\n"
+        "    body = json.dumps({'model': 'm', 'messages': messages}).encode()\n"
+        "    headers = {'Authorization': f'Bearer {key}', 'Content-Type': 'application/json'}\n"
+        "    urllib.request.urlopen(urllib.request.Request(f'{url}/chat/completions', body, headers)).read()\n"
+    )
+    for agent, command in ((hides, None), (None, f"{sys.executable} {program}")):
+        (sample,) = played(task_of(agent, command, max_calls=1), rollouts=1, examples=1)
+        assert sample.failure is None and (sample.state or {})["gave_up"], command
+
+
+def test_a_command_ends_when_hone_is_killed(tmp_path: Path) -> None:
+    note = tmp_path / "pid"
+    command = f"sh -c 'echo $$ > {note}.new; mv {note}.new {note}; exec sleep 1000'"
+    code = f"import test_agents as t; t.played(t.task_of(None, {command!r}), rollouts=1, examples=1)"
+    path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+    with subprocess.Popen([sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}) as hone:
+        until(note.exists, "the program runs")
+        assert not gone(note)
+        hone.kill()
+    until(lambda: gone(note), "the program has ended")
+
+
 def test_a_stream_is_the_same_answer_in_parts() -> None:
     texts: list[str] = []
 
@@ -574,8 +609,8 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     [
         ([1.0], "gave 1 rewards of calls; 4 were answered"),
         ([0, 1, "no", 2], "'no' as calls[2]"),
-        ([1e308, 1e308, 0, 0], "the sum of the rewards of the program's calls is no number up to 1e38"),
-        (np.zeros((4, 1)), "as calls; a reward is a finite number"),
+        ([1e39, -1e39, 0, 0], "1e+39 as calls[0]; a reward is a number within ±1e+38"),
+        (np.zeros((4, 1)), "as calls; a reward is a number"),
     ],
 )
 def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str) -> None:

@@ -8,16 +8,18 @@ import os
 from pathlib import Path
 
 import pytest
+from samples_made import BARE, RIGHT, WRONG, evaluation, make_run
 
 import hone
 from hone.cli import main
 from hone.config.parse import from_settings
+from hone.config.shared import GradingConfig
 from hone.config.study import StudyConfig
 from hone.errors import UserError
 from hone.runs import Run
 from hone.studies.cells import cells_of, runs_of, task_of
 from hone.studies.report import write_report
-from hone.studies.results import COSTS, SeedResult, compared
+from hone.studies.results import COSTS, SeedResult, compared, right_leniently
 from hone.studies.running import Tasks
 from hone.studies.study import Study
 
@@ -182,6 +184,23 @@ def test_ctrl_c_ends_what_is_at_work_and_the_report_is_written(tmp_path: Path) -
     with pytest.raises(ProcessLookupError):
         os.kill(begun[0], 0)
     assert study.page.exists() and study.outcome.left and "not run yet" in str(study.results.missing)
+
+
+def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = make_run(tmp_path / "run", {4: evaluation([RIGHT] * 2 + [BARE] * 3 + [WRONG] * 5)})
+    assert right_leniently(run, GradingConfig(), reads=False) is None
+    assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr("hone.viewer.card.lenient.read_recorded", None)
+        assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+    record = json.loads((run / "report.json").read_text())
+    record["lenient"]["examples"].pop()  # as if the time had not been enough
+    (run / "report.json").write_text(json.dumps(record))
+    assert right_leniently(run, GradingConfig(), reads=False) is None
+    assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+    gone = make_run(tmp_path / "gone", {4: evaluation([RIGHT] * 5)})
+    (gone / "config.toml").write_text((gone / "config.toml").read_text().replace("char-count", "no-such-task"))
+    assert right_leniently(gone, GradingConfig()) is None
 
 
 NAMES = ("SFT 100", "SFT 400", "a | $b$ and $c", "_late")

@@ -206,6 +206,8 @@ def failures(probes: Sequence[Probe]) -> list[Finding]:
             names = tuple(dict.fromkeys(probe.name for probe in failed))
             reason = last_line(failed[0].score.detail)
             title = f"the grader {verb} at {len(failed)} of {len(probes)} texts ({listed(names)}): {reason}"
+            if len(failed) == len(probes):
+                remedy = "make it give a reward at all, or start the service that it asks: it fails whatever is written"
             shown = examples_of(failed, "a reward, be it 0")
             findings.append(Finding(name, Verdict.FAIL, title, remedy, names, shown))
     return findings

@@ -208,7 +208,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         own_missing = str(error)
     if asked.id is None and not asked.args and asked.template is None:
         if own is None:
-            raise UserError(f"the run's own task can't be loaded ({own_missing}): name one that grades: --env ID")
+            raise UserError(f"the run's own task can't be loaded ({own_missing}); or name one that grades: --env ID")
         return Graders(task, own, own_missing, own, describe(task.id, task.args), name)
     if asked.id is None:
         refuse_other_task(task.id, task.args, digest, config.trust_local_task)

@@ -11,8 +11,10 @@ import signal
 import socket
 import sys
 import threading
+import zipfile
 from functools import partial
 from types import FrameType
+from typing import Any
 from uuid import uuid4
 
 from hone.commands.training import headline
@@ -60,8 +62,14 @@ def run(config: TrainerRole) -> int:
 def _end(signum: int, _frame: FrameType | None) -> None:
     for number in ENDING:  # torchrun sends on what its children may have got already
         signal.signal(number, lambda *_: None)
-    sys.unraisablehook = lambda _: None  # a file of arrays that was being opened can't be closed: nobody has to know
+    sys.unraisablehook = _say_unless_half_open
     raise SystemExit(128 + signum)
+
+
+def _say_unless_half_open(problem: Any) -> None:
+    """Say what could not be raised, but for a ZipFile that the signal found half open."""
+    if not (isinstance(problem.exc_value, AttributeError) and problem.object is zipfile.ZipFile.__del__):
+        sys.__unraisablehook__(problem)
 
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:

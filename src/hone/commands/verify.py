@@ -86,7 +86,7 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     taken = sorted({*rebuilt.records.updates, *unhashed} - {rebuilt.records.last_evaluation})
     verification.candidates = candidates = [step for step in taken if rebuilt.nearest(step) is not None]
     verification.reasons = machine.differences(recorded.info, rebuilt.machine, ranks=False)
-    verification.resampled = rebuilt.resamples
+    verification.resampled, verification.regraded = rebuilt.resamples, rebuilt.regrades
     verification.limit = rebuilt.limit
     where = f"{rebuilt.missing_model}; say where it is by --model"
     if rebuilt.first:
@@ -97,12 +97,15 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
     if unchecked := [step for step in unhashed if step in lost]:
         notes.append(f"nothing tells whether what step {unchecked[0]} wrote changed, for it has no hash")
     if not verification.resampled:
-        why = why_not_resampled(rebuilt.config, recorded)
-        anew = "those that are recorded are graded and trained on anew"
-        if not rebuilt.regrades:
-            why = "a program made rollouts of this run, and is not run again"
+        if rebuilt.regrades:
+            why = why_not_resampled(rebuilt.config, recorded)
+            anew = "those that are recorded are graded and trained on anew"
+        else:
+            why = "a program made the rollouts of this run, and is not run again"
             anew = "those that are recorded are trained on anew, with their recorded rewards"
         notes.append(f"{why}: {anew}; evaluations and the canary are left aside")
+    elif not rebuilt.evaluates and rebuilt.records.last_evaluation is not None:
+        notes.append("a program makes the evaluations of this run, and is not run again: they are left aside")
     if getattr(rebuilt.config, "teacher", None) is not None:
         notes.append("what the teacher said of the tokens is taken from the records")
     if verification.limit:
@@ -144,10 +147,10 @@ def execute(recorded: Run, rebuilt: Rebuilt, config: VerifyConfig, verification:
 def _last_evaluation(recorded: Run, rebuilt: Rebuilt) -> int | None:
     """Return the version whose evaluation ends the run, if it has one, or should have, and it can be reached."""
     updates = rebuilt.records.updates
-    if not rebuilt.resamples:
+    if not (rebuilt.resamples and rebuilt.evaluates):
         return None
     version = rebuilt.records.last_evaluation
-    if version is None and recorded.info["status"] in WITH_EVALUATION and rebuilt.evaluates and updates:
+    if version is None and recorded.info["status"] in WITH_EVALUATION and updates:
         version = updates[-1] + 1
     return version if version is not None and rebuilt.nearest(version) is not None else None
 
@@ -165,7 +168,8 @@ def explain(verification: Verification) -> str:
     if verdict == "verified":
         what = f"{len(steps)} step{'s' if len(steps) > 1 else ''}"
         what += " and what was measured at the end" if verification.evaluation else ""
-        from_recorded = "" if verification.resampled else " from their recorded completions"
+        recorded = "completions" if verification.regraded else "completions and rewards"
+        from_recorded = "" if verification.resampled else f" from their recorded {recorded}"
         exactly = f"up to {verification.limit:g}" if verification.limit else "bit for bit"
         although = ", although these are not as they were for the run:" if verification.reasons else ""
         return f"all files fit their hashes, and {what} came out equal{from_recorded}, {exactly}{although}"

@@ -30,7 +30,7 @@ from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
-from hone.config.rl import PLAYED_BY, TAUGHT_BY, OnlineEvalConfig, RLConfig
+from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig
 from hone.environments import Environment, MultiTurnEnv, services
 from hone.environments.agents import AgentEnv
 from hone.environments.data import Overlap
@@ -459,7 +459,7 @@ class RL(Training):
         if given is not None:
             parts.note_given(given, run)
         if any(isinstance(env, AgentEnv) for env in self.all_envs):
-            run.mark_inexact(run.start_step, f"{PLAYED_BY}, and nothing shows that it repeats itself")
+            run.mark_inexact(run.start_step, f"{PROGRAM_ROLLOUTS}, and nothing shows that it repeats itself")
         parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
         return run
 

@@ -95,17 +95,22 @@ def name_algorithm(settings: Settings) -> None:
 def name_task(settings: Settings) -> None:
     """Put the task that `reward` and `data` describe in the place of the one that is named.
 
-    A flag that names another task goes before files that describe one. Raises UserError if flags do both.
+    A flag that names another task goes before files that describe one. Raises UserError if flags do both, or for what
+    is no name.
     """
     given = {
         name: setting
         for name in ("reward", "agent", "agent_command", "data")
         if (setting := settings.pop((name,), None))
     }
-    for name, objects in (("reward", "reward_funcs"), ("data", "dataset")):
+    for name, kind, objects in (
+        ("reward", "takes MODULE:FUNCTION, or a list of them", "functions as reward_funcs"),
+        ("data", "takes a file, a folder or a hub id", "rows as dataset"),
+    ):
         value = given[name].value if name in given else None
-        if not all(isinstance(one, str | PurePath | None) for one in (value if isinstance(value, list) else [value])):
-            raise UserError(f"{name} is a name, or a list of names: give objects of Python as {objects}")
+        several = value if name == "reward" and isinstance(value, list) else [value]
+        if not all(isinstance(one, str | PurePath | None) for one in several):
+            raise UserError(f"{name} {kind}; from Python, give {objects}")
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):

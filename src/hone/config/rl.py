@@ -265,8 +265,8 @@ TAUGHT_BY = "tokens are scored by the teacher at "
 """Begins that of a run with a teacher, whose logprobs are in the records."""
 
 
-PLAYED_BY = "a program makes the rollouts"
-"""Begins that of a run of an agent, whose rollouts and rewards are in the records."""
+PROGRAM_ROLLOUTS = "a program makes the rollouts"
+"""Begins that of the run of an agent: its rollouts and rewards are in the records."""
 
 
 class GapConfig(BaseConfig):

@@ -23,7 +23,7 @@ from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
-from hone.types import LARGEST_REWARD, Example, Outcome, Reply, Score, Trajectory
+from hone.types import LARGEST_REWARD, TOO_LARGE, Example, Outcome, Reply, Score, Trajectory
 
 MOST_REWARDS = 64
 """Rewards that a program may give a rollout."""
@@ -140,6 +140,8 @@ class AgentEnv(SingleTurnEnv):
         rewards = dict(state["rewards"])
         weights = state.get("weights") or dict.fromkeys(rewards, 1.0)
         total = sum(weights[name] * score for name, score in rewards.items())
+        if not abs(total) <= LARGEST_REWARD:
+            return Score(math.nan, {}, {}, Outcome.GRADER_ERROR, f"the weighted sum of {rewards} {TOO_LARGE}")
         detail = "; ".join(
             [*([state["limit"]] if state["limit"] else []), *(f"{k} {v:.3g}" for k, v in rewards.items())]
         )
@@ -197,8 +199,6 @@ def checked_rollout(given: Any) -> Rewarded:
             '{"correct": 1.0, "calls": […]}'
         )
     calls = tuple(finite(f"calls[{i}]", value) for i, value in enumerate(own))
-    if not abs(sum(calls)) <= LARGEST_REWARD:
-        raise ValueError("the sum of the rewards of the program's calls is no number up to 1e38")
     return Rewarded(checked_rewards({name: x for name, x in given.items() if name != "calls"}), calls=calls)
 
 
@@ -212,19 +212,17 @@ def checked_rewards(given: Any) -> dict[str, float]:
         if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 100:
             raise ValueError(f"the program gave a reward of the name {name!r:.120}; a name is a short text")
         checked[name] = finite(name, value)
-    if not abs(sum(checked.values())) <= LARGEST_REWARD:
-        raise ValueError("the sum of the program's rewards is no number up to 1e38")
     return checked
 
 
 def finite(name: str, value: Any) -> float:
-    """Return a reward as a number. Raises ValueError if it is none, or not finite."""
+    """Return a reward as a number. Raises ValueError if it is none, or too large."""
     try:
         number = math.nan if value is None or isinstance(value, str) else float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a finite number")
+    if not abs(number) <= LARGEST_REWARD:
+        raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a number within ±{LARGEST_REWARD:g}")
     return number
 
 

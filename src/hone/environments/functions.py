@@ -324,7 +324,8 @@ def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., An
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
-        raise UserError(f"{func!r} in {where} is not a named function: define one with `def`")
+        define = "async def" if where == "agent" else "def"
+        raise UserError(f"{func!r} in {where} is not a named function: define one with `{define}`")
     return func
 
 

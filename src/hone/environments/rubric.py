@@ -16,7 +16,7 @@ from hone.environments.parsers import Parser, completion_text
 from hone.errors import UserError
 from hone.grading import GraderFailure, Work, accepted_names, attempt, decide_outcome, run_reward
 from hone.rng import stream
-from hone.types import LARGEST_REWARD, Example, Message, Outcome, Score
+from hone.types import LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
 Func = TypeVar("Func", bound=Callable[..., Any])
@@ -168,7 +168,7 @@ class Rubric:
         if failure is None and self._any_weight and not any(self.weights[name] for name in components):
             failure = GraderFailure(Outcome.GRADER_ERROR, "every reward function that has a weight abstained")
         if failure is None and not abs(reward) <= LARGEST_REWARD:
-            failure = GraderFailure(Outcome.GRADER_ERROR, f"the weighted sum of {components} is no number up to 1e38")
+            failure = GraderFailure(Outcome.GRADER_ERROR, f"the weighted sum of {components} {TOO_LARGE}")
         if failure is not None:
             because = failure.outcome, failure.detail, measured.seconds, failure.killed
             return Score(math.nan, components, self.weights, *because)

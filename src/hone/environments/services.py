@@ -277,4 +277,4 @@ def usage(folder: Path) -> str | None:
     tokens = [sum(line.get(name, 0) for line in lines) for name in ("tokens_in", "tokens_out")]
     cost = sum(line.get("cost", 0.0) for line in lines)
     words += f", {tokens[0]:,} tokens in and {tokens[1]:,} out" if any(tokens) else ""
-    return words + (f", {cost:.3g} spent" if cost else "")
+    return words + (f", at a cost of {cost:.3g} by the given prices" if cost else "")

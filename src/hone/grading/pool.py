@@ -121,8 +121,9 @@ class Process:
     """One process, started at once. It ends with this object, and takes what it started along."""
 
     ahead: Any = None
-    """The question after the one that is asked, which a process that is far away is sent before it has answered."""
+    """The next question: a far process is sent it before it has answered the one that is asked."""
     is_far = False
+    """True if a question takes longer to come there than many a one to answer."""
 
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
@@ -364,6 +365,7 @@ class Round:
         self._questions: list[Any] = []
         self._waiting: deque[int] = deque()
         self._ahead: dict[int, int] = {}
+        self._unanswered = 0
         self._changed = threading.Condition()
         self._complete = False
         self._threads: list[threading.Thread] = []
@@ -378,6 +380,7 @@ class Round:
             first = len(self._questions)
             self._questions += questions  # before a thread can take their indices
             self._waiting += range(first, len(self._questions))
+            self._unanswered += len(questions)
             self._changed.notify(len(questions))
         while at_once and len(self._threads) < min(len(self._questions), self.pool.workers):
             self._threads.append(threading.Thread(target=self._serve, args=(len(self._threads),), daemon=True))
@@ -406,7 +409,9 @@ class Round:
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         assert error or self._complete, "what is left of a round would be taken for answers to the next"
         os.write(self._stopped, b"x")
-        self._waiting.clear()
+        with self._changed:
+            self._waiting.clear()
+            self._unanswered = 0
         self._end()
         for thread in self._threads:
             if thread.ident is not None:
@@ -420,17 +425,18 @@ class Round:
             self._changed.notify_all()
 
     def _serve(self, place: int) -> None:
-        """Ask the process at this place until no question waits, and no more come."""
+        """Ask the process at this place until all questions are answered, and no more come."""
         with contextlib.suppress(Stopped):
             try:
                 while place in self._ahead or self._one_waits():
                     process = self._ready(place)
-                    try:
+                    with self._changed:
+                        if place not in self._ahead and not self._waiting:  # another took the last one meanwhile
+                            continue
                         index = self._ahead.pop(place) if place in self._ahead else self._waiting.popleft()
-                        if process.is_far and len(self._waiting) >= self.pool.workers:
+                        # Not the last ones: behind one that hangs they would wait while other processes are free.
+                        if process.is_far and len(self._waiting) >= 2 * self.pool.workers:
                             self._ahead[place] = self._waiting.popleft()
-                    except IndexError:  # another took the last one meanwhile
-                        continue
                     process.ahead = self._questions[self._ahead[place]] if place in self._ahead else None
                     self._ask(place, process, index)
             except Exception as error:
@@ -439,10 +445,21 @@ class Round:
                 self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
-        """Wait for a question; return False if no more come."""
+        """Wait for a question; return False if no more come. One whose process is lost may wait again."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._complete)
+            self._changed.wait_for(lambda: self._waiting or (self._complete and self._unanswered <= 0))
             return bool(self._waiting)
+
+    def _enter(self, index: int, answer: Any) -> None:
+        self._answered.put((index, answer))
+        with self._changed:
+            self._unanswered -= 1
+            self._changed.notify_all()
+
+    def _wait_again(self, index: int) -> None:
+        with self._changed:
+            self._waiting.appendleft(index)
+            self._changed.notify()
 
     def _ready(self, place: int) -> Process:
         """Return the process at this place, or a new one, when it is ready. StartFailure if it does not become so."""
@@ -478,7 +495,7 @@ class Round:
         failure, last = None, True
         try:
             answer, error, last = process.ask(self._questions[index], self.cpu, self.clock, self._stop)
-            self._answered.put((index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error)))
+            self._enter(index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error))
         except Garbled:
             failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
         except TimeoutError:
@@ -490,14 +507,16 @@ class Round:
                 ended = process.finish()
                 self._again[index] += 1
                 if ended.killed and self._again[index] <= (_AGAIN_KEEPER if ended.code is None else _AGAIN):
-                    self._waiting.appendleft(index)
+                    self._wait_again(index)
                 else:
                     failure = ended.failure(self.doing, self.cpu)
         if last:
             self.pool._processes[place] = None
             process.finish()
+            if place in self._ahead:
+                self._wait_again(self._ahead.pop(place))
         if failure is not None:
-            self._answered.put((index, replace(failure, lost=True)))
+            self._enter(index, replace(failure, lost=True))
 
 
 class Worker:

@@ -36,6 +36,7 @@ from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
 from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Rollout
+from hone.orchestrator.child import dying_with_parent
 from hone.types import Message, Outcome, Trajectory
 
 BATCH_WAIT_SECONDS = 0.02
@@ -174,7 +175,8 @@ class Host:
                     if isinstance(error, ProgramFailed):
                         failure = error.outcome, str(error)
                         rewarded = Rewarded({}, untrained=error.untrained)
-                    if rollout.limit and rollout.limit in text:
+                    # What a command says of an error need not name its cause.
+                    if rollout.limit and (self.task.command is not None or _tells(error, rollout.limit)):
                         rewarded, failure = replace(GAVE_UP, untrained=rewarded.untrained), None
             finally:
                 program.cancel()  # one that does not heed it is left behind, and its key refused
@@ -222,7 +224,13 @@ class Host:
             given.write(json.dumps(example, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
             given.seek(0)
             process = await asyncio.create_subprocess_exec(
-                *shlex.split(self.task.command), stdin=given, stdout=out, stderr=err, env=env, start_new_session=True
+                *shlex.split(self.task.command),
+                stdin=given,
+                stdout=out,
+                stderr=err,
+                env=env,
+                start_new_session=True,
+                preexec_fn=dying_with_parent(),
             )
             try:
                 while process.returncode is None and max(_size(out), _size(err)) <= MAX_OUTPUT:
@@ -239,6 +247,8 @@ class Host:
             words = f"the program ended with code {code}: {last_line(said) or 'it said nothing'}"
             raise ProgramFailed(words) from (RuntimeError(said) if said else None)
         line = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
+        if not line:
+            raise ProgramFailed("the program printed nothing; its last line is to be its rewards as JSON")
         try:
             return json.loads(line)
         except (ValueError, RecursionError):
@@ -320,6 +330,15 @@ def _tail(file: IO[bytes]) -> str:
 def _kill_group(pid: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def _tells(error: BaseException | None, words: str) -> bool:
+    """Return True if an error, or one in whose place it was raised, has these words."""
+    while error is not None:
+        if words in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def as_error(error: ApiError | UserError) -> Response:

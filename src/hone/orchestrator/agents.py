@@ -220,7 +220,8 @@ def refuse_other_sampling(body: ChatRequest, sampling: Mapping[str, Any]) -> Non
     asked |= {name: bool(getattr(body, name)) for name in ("stop_token_ids", "ignore_eos", "return_kept_ids")}
     asked["return_token_ids"] = body.return_token_ids
     if (wrong := next((name for name, is_asked in asked.items() if is_asked), None)) is not None:
-        raise ApiError(400, f"{wrong} is the run's to set while it trains (orchestrator.sampling): leave it out", wrong)
+        setting = f", by orchestrator.sampling.{wrong}" if wrong in sampling else ""
+        raise ApiError(400, f"{wrong} is the run's to set while it trains{setting}: leave it out", wrong)
 
 
 def api_key(sample_id: str) -> str:

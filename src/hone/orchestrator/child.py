@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from typing import IO, Protocol
@@ -66,6 +66,19 @@ class Writes(Protocol):
     def write(self, line: bytes) -> None: ...
 
 
+def dying_with_parent() -> Callable[[], None]:
+    """Return what a process does before its command: on Linux it ends with the thread that started it."""
+    parent = os.getpid()
+
+    def asks() -> None:
+        if _libc is not None:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:  # it is gone already
+                os._exit(1)
+
+    return asks
+
+
 class Child:
     """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
 
@@ -84,14 +97,6 @@ class Child:
         echo: bool = False,
     ) -> None:
         self._set(role, rank, log)
-        parent = os.getpid()
-
-        def die_with_parent() -> None:
-            if _libc is not None:
-                _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                if os.getppid() != parent:  # it is gone already
-                    os._exit(1)
-
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -99,7 +104,7 @@ class Child:
             stderr=subprocess.PIPE if echo else subprocess.STDOUT,
             env=env,
             start_new_session=True,
-            preexec_fn=die_with_parent,
+            preexec_fn=dying_with_parent(),
         )
         self.pid = self._process.pid
         self._readers = []

@@ -112,7 +112,7 @@ class Rebuilt:
     `retrain` takes the update of a step from what the run recorded, without evaluations. `repeat` takes the whole step
     anew, with the evaluation before it if one was due or recorded. `evaluation` measures the current version, as at the
     end of a run that `evaluates`. Without `resamples` nothing can be sampled: `repeat` grades the recorded completions,
-    and measures no version. Without `regrades` only a program could grade them, which is not run again: it retrains.
+    and measures no version. Without `regrades` it is `retrain`: only a program could grade them, and is not run.
     """
 
     trainer: Trainer
@@ -214,7 +214,8 @@ class RebuiltRL(Rebuilt):
             with needed_here("task"):
                 envs = {name: task_of(one) for name, one in config.tasks().items()}
                 evals = eval_envs(config, envs)
-            self.regrades = not any(isinstance(env, AgentEnv) for env in [*envs.values(), *evals.values()])
+            self.regrades = not any(isinstance(env, AgentEnv) for env in envs.values())
+            self.evaluates = not any(isinstance(env, AgentEnv) for env in evals.values())
         self.curricula = {}
         for name, one in config.tasks().items():
             left_out = info["left_outs"][name] if name else info.get("left_out", [])
@@ -239,7 +240,8 @@ class RebuiltRL(Rebuilt):
         }
         if not self.resamples:
             return
-        self.evaluate = make_evaluate(config, evals, renderer, policy, self.memory)
+        if self.evaluates:
+            self.evaluate = make_evaluate(config, evals, renderer, policy, self.memory)
         own_canary = config.mode != "split"  # that of a server is another one
         first = next(iter(self.samplers.values()))
         canary = Canary.from_config(config, first, policy, self.trainer) if own_canary else None

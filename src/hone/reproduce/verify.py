@@ -3,8 +3,8 @@
 A step is executed again from the nearest checkpoint before it, or from the initial model: the recorded rollouts bring
 the weights to the step, each version compared with its fingerprint; then the step is sampled, graded and trained anew,
 and compared quantity by quantity. A server's samples can't be repeated: those steps are graded and trained anew on
-their recorded completions. Steps that a killed run had not hashed are always executed again, as is the last
-evaluation. Five verdicts:
+their recorded completions. Nor can the rollouts of a program, which are trained on with their recorded rewards. Steps
+that a killed run had not hashed are always executed again, as is the last evaluation. Five verdicts:
 
 verified         the files fit their hashes, and the steps come out equal to the bit
 files only       the files fit their hashes; no step was executed again, so all may be made up
@@ -82,7 +82,8 @@ class StepCheck:
 class Verification:
     """The findings. `evaluation` is the check of the last evaluation, if there is one and it was done again.
 
-    `resampled`: steps were sampled anew, not taken from their recorded completions. `reasons` say why a difference
+    `resampled`: steps were sampled anew, not taken from their recorded completions; `regraded`: and graded anew.
+    `reasons` say why a difference
     would prove nothing; `notes` what could not be checked. `limit` is the largest distance of training values from the
     record, relative to their size.
     """
@@ -96,6 +97,7 @@ class Verification:
     reasons: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     resampled: bool = True
+    regraded: bool = True
     limit: float = 0.0
 
     @property

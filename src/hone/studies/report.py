@@ -95,11 +95,11 @@ def tables_of(results: Results) -> Iterator[Table]:
     yield Table("Cells", about, heads, [_cells(row, results.baseline) for row in results.rows])
     if results.study.eval.lenient:
         about = (
-            "Shares of right answers: strict as the task has it, lenient wherever a right answer stands. What of the "
-            f"strict difference from {results.baseline} the lenient one lacks is format."
+            "Shares of right answers: strict as the task has it, lenient wherever a right answer stands. The part of "
+            f"the strict difference from {results.baseline} that the lenient one does not show is format."
         )
         heads = ["cell", "strict", "lenient", "strict difference", "lenient difference", "format's share"]
-        yield Table("Skill and format", about, heads, list(_format(results)))
+        yield Table("Skill and format", about, heads, list(_format_rows(results)))
     if results.equal:
         about = (
             "SFT alone with as many examples, tokens or seconds of the processor, interpolated between its own cells; "
@@ -130,7 +130,7 @@ def _cells(row: Row, baseline: str) -> list[str]:
     return [*cells, f"{effect.mean:+.3f}", interval, p, _num(effect.detectable), effect.verdict]
 
 
-def _format(results: Results) -> Iterator[list[str]]:
+def _format_rows(results: Results) -> Iterator[list[str]]:
     """Yield the rows of strict and lenient reading, means over the seeds that a cell shares with the baseline."""
     read = {row.cell.name: {s.seed: s for s in row.seeds if s.lenient is not None} for row in results.rows}
     base = read[results.baseline]
@@ -141,7 +141,8 @@ def _format(results: Results) -> Iterator[list[str]]:
         pairs = [(seeds[s].correct, seeds[s].lenient, base[s].correct, base[s].lenient) for s in shared]
         strict, lenient, strict_before, lenient_before = np.array(pairs, dtype=np.float64).mean(axis=0)
         gains = strict - strict_before, lenient - lenient_before
-        share = "" if gains[0] == 0 else f"{100 * (1 - gains[1] / gains[0]):.0f} %"
+        is_share = abs(gains[0]) >= 5e-4 and 0 <= gains[1] / gains[0] <= 1
+        share = f"{100 * (1 - gains[1] / gains[0]):.0f} %" if is_share else ""
         changes = ["", ""] if name == results.baseline else [_num(gain, "+.3f") for gain in gains]
         yield [name, _num(strict), _num(lenient), *changes, share]
 

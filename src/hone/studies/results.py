@@ -14,6 +14,7 @@ import numpy as np
 
 from hone.config.shared import GradingConfig
 from hone.config.study import StudyConfig
+from hone.errors import UserError
 from hone.runs.files import read_lines
 from hone.runs.reader import Run
 from hone.runs.summary import Summary
@@ -25,7 +26,7 @@ COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
 """What stages cost: demonstrations and prompts, tokens that were trained or sampled, seconds of the processor."""
 
 LENIENT_SECONDS = 600.0
-"""For reading an evaluation leniently."""
+"""Time limit for reading one evaluation."""
 
 NOT_RUN = "not run yet"
 
@@ -93,12 +94,16 @@ class Results:
     missing: Mapping[str, str]
 
 
-def results_of(study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str]) -> Results:
-    """Read what is done, and compare it. `failed` says of tasks, by id, why they failed."""
+def results_of(
+    study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str], reads: bool = True
+) -> Results:
+    """Read what is done, and compare it. `failed` says of tasks, by id, why they failed. Evaluations are read leniently
+    if the study asks for it; without `reads` only what has been read of them before counts.
+    """
     seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
     measured, missing = {}, dict[str, str]()
     for cell in cells:
-        found = [_seed_result(study, tasks, cell, stage, seconds) for stage in cell.stages]
+        found = [_seed_result(study, tasks, cell, stage, seconds, reads) for stage in cell.stages]
         measured[cell.name] = [one for one in found if one is not None]
     missing = {task.title: failed.get(task.id, NOT_RUN) for task in tasks.values() if not task.done}
     return compared(study, cells, measured, missing)
@@ -121,7 +126,7 @@ def compared(
 
 
 def _seed_result(
-    study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float]
+    study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float], reads: bool
 ) -> SeedResult | None:
     """Return what came of a cell's seed; None if it is not done, or no completion could be graded."""
     task = tasks.evaluation(cell, stage)
@@ -133,14 +138,14 @@ def _seed_result(
             costs[cost] += amount
         costs["seconds"] += seconds.get(one.id, 0.0)
     correct = mean(values_of(task.folder, "correct").values())
-    lenient = right_leniently(task.folder, study.eval.grading) if study.eval.lenient else None
+    lenient = right_leniently(task.folder, study.eval.grading, reads) if study.eval.lenient else None
     return SeedResult(stage.seed, values, correct, costs, _curve(tasks.folder(stage), stage), stage.kind, lenient)
 
 
-def right_leniently(folder: Path, grading: GradingConfig) -> float | None:
-    """Return the share of an evaluation's completions that are right, read leniently; None if they can't be.
+def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
+    """Return the share of an evaluation's completions that are right, read leniently; None if not all were read.
 
-    The evaluation's card is written, and tells why not. It is read again the next time, in place of the completions.
+    The evaluation's card keeps what was read of it, or says why nothing was. Without `reads` only that is looked at.
     """
     from hone.viewer.card.facts import facts_of
     from hone.viewer.card.files import stored, write_card
@@ -149,11 +154,17 @@ def right_leniently(folder: Path, grading: GradingConfig) -> float | None:
 
     def read(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
         before = stored(run, evaluated)
-        return read_recorded(run, evaluated, grading, LENIENT_SECONDS) if before.why_not else before
+        if not reads or (not before.why_not and len(before.examples) == before.asked):
+            return before
+        return read_recorded(run, evaluated, grading, LENIENT_SECONDS)
 
-    card = facts_of(folder, read)
-    write_card(card, folder)
-    return card.lenient["lenient"].after.mean if card.lenient else None
+    try:
+        card = facts_of(folder, read)
+        write_card(card, folder)
+    except (UserError, OSError):  # the study has its results without
+        return None
+    all_read = card.lenient and len(card.leniency.examples) == card.leniency.asked
+    return card.lenient["lenient"].after.mean if all_read else None
 
 
 def _costs(folder: Path, stage: Stage) -> dict[str, float]:

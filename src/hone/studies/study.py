@@ -40,14 +40,15 @@ class Study:
         lock = Lock(self.folder)
         try:
             write_file(self.folder / CONFIG, to_toml(self.config))
-            runner = Runner(self.config, self.tasks, say, status)
+            runner, all_ran = Runner(self.config, self.tasks, say, status), False
             self.outcome = runner.outcome
             try:
                 runner.run()
+                all_ran = True
             finally:
-                if self.config.eval.lenient:
+                if self.config.eval.lenient and all_ran:
                     status("reading the evaluations leniently")
-                self.results = results_of(self.config, self.cells, self.tasks, self.outcome.failed)
+                self.results = results_of(self.config, self.cells, self.tasks, self.outcome.failed, reads=all_ran)
                 write_report(self.results)
         finally:
             lock.release()

@@ -115,7 +115,7 @@ class Served:
         except ValidationError as error:
             raise Refused(_fault(error)) from None
         except (ModuleNotFoundError, AttributeError, TypeError, ValueError) as error:
-            raise Refused(f"cannot be loaded: {error}") from None
+            raise Refused(f"cannot be loaded: {error}{_missing(error)}") from None
         self.drives = env.__name__
         return taskset
 
@@ -173,7 +173,7 @@ class Served:
         except ValidationError as error:
             raise Refused(_fault(error)) from None
         except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise Refused(f"cannot be loaded: {error}") from None
+            raise Refused(f"cannot be loaded: {error}{_missing(error)}") from None
         self.here = [role for role, agent in env._agent_specs.items() if agent.runtime.type == "subprocess"]
         for role, agent in env._agent_specs.items():
             kind, harness = agent.runtime.type, env._harnesses[role]
@@ -278,6 +278,12 @@ def trace_of(task: Any, text: str, stop_reason: str) -> Any:
 async def _score(task: Any, trace: Any) -> None:
     async with asyncio.timeout(task.data.timeout.scoring):
         await task.score(trace)
+
+
+def _missing(error: Exception) -> str:
+    """Return what a module that is there fails to import, in brackets: verifiers says that it is not found."""
+    name = getattr(error.__cause__, "name", None)
+    return f" ({error.__cause__})" if name and name not in str(error) else ""
 
 
 def _fault(error: Any) -> str:

@@ -360,7 +360,7 @@ async def _only_json(request: Request) -> None:
 async def _on_error(_: Request, error: Exception) -> Response:
     answer = as_api_error(error)
     headers = {"Retry-After": "1"} if answer.status == 503 else {}
-    if answer.status in (408, 413):  # what is left of the body would be read as the next request
+    if answer.status == 408:  # the rest of the body may never come
         headers["Connection"] = "close"
     return JSONResponse(answer.body(), answer.status, headers)
 

@@ -41,7 +41,7 @@ class Grader:
     ) -> None:
         self._folder = Path(tempfile.gettempdir()) / f"hone-task-{os.getpid()}-{time.time_ns():x}"
         self._never, self._end = os.pipe()
-        self._at_work, self._is_over = threading.Lock(), False
+        self._turns, self._next, self._has_ended = threading.Condition(), 0, False
         package = Path(__file__).parents[2]  # of hone, on this node
         arguments = arguments_for_node(arguments, code, self._folder)
         self._process = Process(sys.executable, package / script, arguments, memory, environment)
@@ -54,18 +54,26 @@ class Grader:
         """Wait until it can answer; see `ask`."""
         return self._outcome(lambda: self._process.get_ready(self._never))
 
-    def ask(self, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
-        """Return ("answer", what `Process.ask` returns), or why there is none, in words that `RemoteProcess` reads."""
-        with self._at_work:  # the next question is sent before this one has its answer
-            if self._is_over:
+    def ask(self, number: int, question: Any, cpu: float | None, clock: float) -> tuple[str, Any]:
+        """Return ("answer", what `Process.ask` returns), or why there is none, in words that `RemoteProcess` reads.
+
+        Questions are numbered from 0: each waits for the one before it.
+        """
+        with self._turns:
+            self._turns.wait_for(lambda: self._next == number or self._has_ended)
+            if self._has_ended:
                 return "closed", (None, "")
-            return self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
+            kind, found = self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
+            self._next += 1
+            self._has_ended = self._has_ended or (kind == "answer" and found[2])
+            self._turns.notify_all()
+            return kind, found
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[str, Any]:
         try:
             return "answer", call()
         except (TimeoutError, Garbled, Closed) as problem:
-            self._is_over = True  # what was sent ahead is asked of another process
+            self._has_ended = True  # what was sent ahead is asked of another process
             if isinstance(problem, Closed):
                 ended = self._process.finish()
                 return "closed", (ended.code, ended.words)
@@ -73,7 +81,7 @@ class Grader:
 
     def end(self) -> None:
         """End the process, whatever it is at, and remove its folder."""
-        self._is_over = True
+        self._has_ended = True
         self._process.finish()
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -90,7 +98,7 @@ class RemoteProcess:
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
     ) -> None:
         self.ready, self._is_placed, self._ended = False, False, None
-        self.ahead, self._sent = None, None
+        self.ahead, self._sent, self._count = None, None, 0
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
@@ -118,10 +126,14 @@ class RemoteProcess:
     def ask(self, question: Any, cpu: float | None, clock: float, stop: int) -> tuple[Any, str | None, bool]:
         # The actor keeps the time.
         sent, self._sent = self._sent, None
-        reference = sent[1] if sent and sent[0] is question else self._actor.ask.remote(question, cpu, clock)
+        reference = sent if sent is not None else self._send(question, cpu, clock)
         if self.ahead is not None:
-            self._sent = self.ahead, self._actor.ask.remote(self.ahead, cpu, clock)
+            self._sent = self._send(self.ahead, cpu, clock)
         return self._answer(reference, stop, None)
+
+    def _send(self, question: Any, cpu: float | None, clock: float) -> Any:
+        number, self._count = self._count, self._count + 1
+        return self._actor.ask.remote(number, question, cpu, clock)
 
     def _answer(self, reference: Any, stop: int, deadline: float | None) -> Any:
         """Return what a call of the actor says; raise as `pool.Process` does."""
