@@ -468,7 +468,7 @@ text = OpenAI().chat.completions.create(model="m", messages=example["prompt"]).c
 ENDS: list[tuple[str, str]] = [
     ("print('thinking'); print(json.dumps({'reward': len(text), 'b': 0.5}))", ""),
     ("print('not JSON')", "is not JSON: 'not JSON'"),
-    ("pass", "is not JSON: ''"),
+    ("pass", "printed nothing"),
     ("sys.exit('I give up')", "ended with code 1: I give up"),
     ("while True: print('x' * 2**20)", "printed more than 64 MiB"),
     ("print('NaN')", "gave nan as reward"),
