@@ -461,17 +461,18 @@ def test_a_user_a_judge_and_a_group_of_siblings_teach_within_ten_steps():
 
 
 def test_a_study_that_is_run_again_gives_the_same_figures():
-    """The recipe is a cell of three studies, which were run hours apart: rewards, right answers, tokens are equal."""
+    """The recipe is a cell of four studies, which were run hours apart: rewards, right answers, tokens are equal."""
     studies, columns = RESULTS.parents[1] / "studies", ("seed", "right", "examples", "tokens")
     found = []
     for study, cell in {
         "settings": "recipe",
         "reward_form": "similarity",
+        "losses": "recipe",
         "sft_or_rl": "sft.max_steps 900, demo_noise 1.0, rl.max_steps 100",
     }.items():
         lines = csv.DictReader((studies / study / "results.csv").open())
         found.append([[line[name] for name in columns] for line in lines if line["cell"] == cell])
-    assert found[0] == found[1] == found[2] and len(found[0]) == 3
+    assert found[0] == found[1] == found[2] == found[3] and len(found[0]) == 3
 
 
 def test_a_study_costs_little_beside_its_runs():
