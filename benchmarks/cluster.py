@@ -169,7 +169,9 @@ def graded_per_second(graders: int, samples: int) -> float:
     example = env.split("train")[0]
     work = [(example, f"<reversed_text>{number}</reversed_text>") for number in range(samples)]
     try:
-        env.grade_many(work[:graders], 0)  # starts them
+        env.grade_many(work[:graders], 0)
+        while not all(process and process.ready for process in env._workers.pool._processes):
+            env.grade_many(work[:graders], 0)  # a round that is answered by the first leaves the others to start
         began = time.perf_counter()
         env.grade_many(work, 0)
         return samples / (time.perf_counter() - began)
@@ -177,7 +179,7 @@ def graded_per_second(graders: int, samples: int) -> float:
         env.close_workers()
 
 
-def grading(folder: Path, samples: int = 160) -> dict[str, Any]:
+def grading(folder: Path, samples: int = 400) -> dict[str, Any]:
     sys.path.insert(0, str(folder))
     rates = {}
     with cluster(2, 2) as nodes:

@@ -401,6 +401,16 @@ def test_a_cluster_costs_and_scales_as_its_record_says():
     assert all(abs(row["planned"] / row["seconds"] - 1) <= 0.25 for row in result["nodes"])
     assert [(row["nodes"], row["lag"]) for row in result["nodes"]] == [(n, lag) for n in (1, 2, 4) for lag in (0, 1)]
     assert set(result["recovery"]) == {"a grader", "a server", "the trainer", "a node"}
+    assert set(result["grading"]["of_ideal"]) == {"1", "2", "4"} and min(result["grading"]["of_ideal"].values()) >= 0.9
+
+
+def test_two_servers_sample_a_real_model_nearly_twice_as_fast_as_one():
+    """Aimed at: 1.7 times. The tiny model's step hardly depends on how many sequences are in it."""
+    found = json.loads((RESULTS / "replicas.json").read_text())["workloads"]
+    ratios = {(one["workload"]["model"], one["workload"]["groups"]): one["ratio"]["2"] for one in found}
+    assert ratios["smollm2-135m", 16] >= 1.7 and ratios["smollm2-135m", 32] >= 1.7
+    assert ratios["hone/tiny", 16] == pytest.approx(1.0, abs=0.05) and ratios["hone/tiny", 64] >= 1.3
+    assert all(len(one["rounds"]) == 5 for one in found)
 
 
 def test_speed_on_a_real_size():
