@@ -488,7 +488,9 @@ def test_a_study_that_is_run_again_gives_the_same_figures():
 def test_a_study_costs_little_beside_its_runs():
     """Aimed at: at most 3 %."""
     result = json.loads((RESULTS / "study_overhead.json").read_text())
-    assert result["seconds"] * result["jobs"] / result["seconds_of_runs"] - 1 == pytest.approx(result["overhead"], abs=5e-4)
+    assert result["seconds"] * result["jobs"] / result["seconds_of_runs"] - 1 == pytest.approx(
+        result["overhead"], abs=5e-4
+    )
     assert result["overhead"] <= 0.03
 
 

@@ -12,7 +12,9 @@ from samples_made import BARE, RIGHT, WRONG, evaluation, make_run
 
 import hone
 from hone.cli import main
+from hone.config.eval import EvalConfig
 from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
 from hone.config.shared import GradingConfig
 from hone.config.study import StudyConfig
 from hone.errors import UserError
@@ -20,7 +22,7 @@ from hone.runs import Run
 from hone.studies.cells import cells_of, runs_of, task_of
 from hone.studies.report import write_report
 from hone.studies.results import COSTS, SeedResult, compared, right_leniently
-from hone.studies.running import Tasks
+from hone.studies.running import Tasks, beside
 from hone.studies.study import Study
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -147,6 +149,13 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     page = (out / "study.html").read_text()
     assert "<svg" in page and "<script" not in page and "SFT alone" in page and (out / "curves.png").exists()
     assert "| SFT alone | 1 |" in (out / "study.md").read_text()
+
+
+def test_servers_of_runs_side_by_side_have_ports_of_their_own() -> None:
+    several = RLConfig.model_validate({"mode": "split", "inference": {"port": 9000, "replicas": 2}})
+    assert [beside(several, place).inference.port for place in range(3)] == [9000, 9100, 9200]
+    for config in (RLConfig(), EvalConfig(env="reverse-text", model="hone/tiny")):
+        assert beside(config, 2) is config
 
 
 def test_a_budget_leaves_runs_out_and_says_so(tmp_path: Path) -> None:

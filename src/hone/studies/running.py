@@ -36,6 +36,8 @@ MAX_TOKENS = 256
 """New tokens of a completion that is evaluated, where neither the study nor RL says how many."""
 Say = Callable[[str], None]
 _TICK = 0.1
+_PORTS = 100
+"""Between the servers of one run and those of the next beside it."""
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class _Active:
     child: Child
     log: Log
     began: float
+    place: int
+    """Its number among those side by side."""
 
 
 class Runner:
@@ -177,7 +181,9 @@ class Runner:
         return started
 
     def _start(self, task: Task) -> _Active:
-        config, begun = task.config, run_info(task.folder) is not None
+        used = {active.place for active in self._active}
+        place = next(number for number in range(self.jobs) if number not in used)
+        config, begun = beside(task.config, place), run_info(task.folder) is not None
         update: dict[str, Any] = {"output_dir": task.folder}
         if task.needs is not None:
             name = str(weights(self.tasks[task.needs].folder))
@@ -192,7 +198,7 @@ class Runner:
         written.unlink(missing_ok=True)
         command, log = [sys.executable, "-m", "hone.cli", task.kind, "@", str(file)], Log(written)
         environ = {**os.environ, "OMP_NUM_THREADS": str(self.study.threads)}
-        return _Active(task, Child(task.kind, None, command, environ, log), log, time.monotonic())
+        return _Active(task, Child(task.kind, None, command, environ, log), log, time.monotonic(), place)
 
     def _take_what_ended(self) -> None:
         for active in list(self._active):
@@ -239,6 +245,16 @@ class Runner:
         if not todo or any(task.kind not in took for task in todo):
             return ""
         return f", about {duration(sum(mean(took[task.kind]) for task in todo) / self.jobs)} left"
+
+
+def beside(config: Any, place: int) -> Any:
+    """Return the config of a run that is one of several side by side: its servers have ports of their own."""
+    if not isinstance(config, RLConfig) or config.orchestrator.client.base_url:
+        return config
+    if config.mode not in ("split", "cluster") and config.trainer.ranks == config.inference.replicas == 1:
+        return config
+    inference = config.inference.model_copy(update={"port": config.inference.port + _PORTS * place})
+    return config.model_copy(update={"inference": inference})
 
 
 def _processor() -> float:
