@@ -401,6 +401,12 @@ def test_a_program_that_hides_that_a_call_was_refused_has_used_the_limit_up(tmp_
         except openai.BadRequestError:
             raise RuntimeError("gave up") from None
 
+    async def in_a_group(client: openai.AsyncOpenAI, example: Any) -> float:
+        await once(client, example)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(once(client, example))
+        return 1.0
+
     program = tmp_path / "program.py"
     program.write_text(
         "import json, os, sys, urllib.request\n"
@@ -411,7 +417,7 @@ def test_a_program_that_hides_that_a_call_was_refused_has_used_the_limit_up(tmp_
         "    headers = {'Authorization': f'Bearer {key}', 'Content-Type': 'application/json'}\n"
         "    urllib.request.urlopen(urllib.request.Request(f'{url}/chat/completions', body, headers)).read()\n"
     )
-    for agent, command in ((hides, None), (None, f"{sys.executable} {program}")):
+    for agent, command in ((hides, None), (in_a_group, None), (None, f"{sys.executable} {program}")):
         (sample,) = played(task_of(agent, command, max_calls=1), rollouts=1, examples=1)
         assert sample.failure is None and (sample.state or {})["gave_up"], command
 

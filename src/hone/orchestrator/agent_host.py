@@ -333,9 +333,9 @@ def _kill_group(pid: int) -> None:
 
 
 def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if an error, or one in whose place it was raised, has these words."""
+    """Return True if an error, one of its group, or one in whose place it was raised has these words."""
     while error is not None:
-        if words in str(error):
+        if words in "".join(traceback.format_exception(error)):
             return True
         error = error.__cause__ or error.__context__
     return False

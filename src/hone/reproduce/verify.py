@@ -82,10 +82,9 @@ class StepCheck:
 class Verification:
     """The findings. `evaluation` is the check of the last evaluation, if there is one and it was done again.
 
-    `resampled`: steps were sampled anew, not taken from their recorded completions; `regraded`: and graded anew.
-    `reasons` say why a difference
-    would prove nothing; `notes` what could not be checked. `limit` is the largest distance of training values from the
-    record, relative to their size.
+    `resampled`: steps were sampled anew, not taken from their recorded completions; `regraded`: they were graded anew.
+    `reasons` say why a difference would prove nothing; `notes` what could not be checked. `limit` is the largest
+    distance of training values from the record, relative to their size.
     """
 
     verdict: Verdict

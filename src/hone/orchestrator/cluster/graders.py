@@ -65,19 +65,21 @@ class Grader:
                 return "closed", (None, "")
             kind, found = self._outcome(lambda: self._process.ask(question, cpu, clock, self._never))
             self._next += 1
-            self._has_ended = self._has_ended or (kind == "answer" and found[2])
+            if kind != "answer" or found[2]:
+                self._has_ended = True  # what was sent ahead is asked of another process
             self._turns.notify_all()
             return kind, found
 
     def _outcome(self, call: Callable[[], Any]) -> tuple[str, Any]:
         try:
             return "answer", call()
-        except (TimeoutError, Garbled, Closed) as problem:
-            self._has_ended = True  # what was sent ahead is asked of another process
-            if isinstance(problem, Closed):
-                ended = self._process.finish()
-                return "closed", (ended.code, ended.words)
-            return "garbled" if isinstance(problem, Garbled) else "late", None
+        except TimeoutError:
+            return "late", None
+        except Garbled:
+            return "garbled", None
+        except Closed:
+            ended = self._process.finish()
+            return "closed", (ended.code, ended.words)
 
     def end(self) -> None:
         """End the process, whatever it is at, and remove its folder."""
