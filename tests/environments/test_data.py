@@ -1,15 +1,18 @@
 from __future__ import annotations
 
 import json
+from datetime import date, datetime
+from decimal import Decimal
 from hashlib import blake2b
 from pathlib import Path
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from hone.environments import Rubric, SingleTurnEnv, generated_rows, hold_out, load_rows
-from hone.environments.data import Draws, Overlap, epoch_order, find_overlap
+from hone.environments.data import Draws, Overlap, epoch_order, find_overlap, given_rows
 from hone.errors import UserError
 
 ROWS = [{"question": "a", "answer": "1"}, {"question": "b", "answer": "2", "info": {"k": 3}}]
@@ -45,6 +48,48 @@ def test_parquet_rows(tmp_path: Path):
     rows = load_rows(path)
     assert list(rows) == [{"question": "a", "n": 1}, {"question": "b", "n": 2}]
     assert rows.where(1) == f"{path}, row 1"
+
+
+def test_a_missing_number_is_missing_in_every_format(tmp_path: Path):
+    """Python's json writes NaN for a missing number of pandas; the answer was "nan", which no completion gives."""
+    values = [1.0, float("nan")]
+    (tmp_path / "d.jsonl").write_text("".join(json.dumps({"answer": v, "info": {"n": [v]}}) + "\n" for v in values))
+    pq.write_table(pa.table({"answer": values, "info": [{"n": [v]} for v in values]}), tmp_path / "d.parquet")
+    given = given_rows([{"answer": v, "info": {"n": [v]}} for v in values], "dataset")
+    for rows in (load_rows(tmp_path / "d.jsonl"), load_rows(tmp_path / "d.parquet"), given):
+        assert list(rows) == [{"answer": 1.0, "info": {"n": [1.0]}}, {"answer": None, "info": {"n": [None]}}]
+    rows = [{"question": "a", "answer": float("nan")}]
+    (tmp_path / "e.jsonl").write_text(json.dumps(rows[0]))
+    env = SingleTurnEnv(id="e", rubric=Rubric([lambda answer: 1.0]), dataset=load_rows(tmp_path / "e.jsonl"))
+    with pytest.raises(UserError, match=r"e.jsonl, line 1: 'answer' must be non-empty text, not None"):
+        env.split("train")[0]
+
+
+def test_a_table_of_pandas_gives_what_its_file_gives(tmp_path: Path):
+    columns = {
+        "prompt": [[{"role": "user", "content": "q"}]] * 2,
+        "when": [datetime(2024, 1, 2, 3), None],
+        "day": [date(2024, 1, 2)] * 2,
+        "price": [Decimal("1.50")] * 2,
+        "level": [5, None],
+    }
+    path = tmp_path / "d.parquet"
+    pq.write_table(pa.table(columns), path)
+    first = {
+        "prompt": columns["prompt"][0],
+        "when": "2024-01-02 03:00:00",
+        "day": "2024-01-02",
+        "price": "1.50",
+        "level": 5,
+    }
+    expected = [first, first | {"when": None, "level": None}]
+    assert list(load_rows(path)) == list(given_rows(pandas.read_parquet(path), "dataset")) == expected
+
+
+def test_shards_of_int_and_double_are_one_column(tmp_path: Path):
+    for name, value in (("a", 1), ("b", 1.5)):
+        pq.write_table(pa.table({"level": [value]}), tmp_path / f"{name}.parquet")
+    assert [row["level"] for row in load_rows(tmp_path)] == [1.0, 1.5]
 
 
 def test_a_folder_is_read_in_order_and_only_the_split_that_it_names(tmp_path: Path):

@@ -7,6 +7,8 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import date, time, timedelta
+from decimal import Decimal
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -119,7 +121,8 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
     """Return the rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
 
-    A list of dicts, a table of pandas, or anything with `to_list`, such as `datasets.Dataset`; else UserError.
+    A list of dicts, a table of pandas, or anything with `to_list`, such as `datasets.Dataset`; else UserError. A value
+    is read as `load_rows` reads it from a file.
     """
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
@@ -139,7 +142,7 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
 def _as_json(row: Row, where: str) -> Row:
     """Return the row as it comes back from a JSON file. Raises UserError if it can't be put into one."""
     try:
-        text = json.dumps(row, allow_nan=False, default=_number)
+        text = json.dumps(_plain(row), allow_nan=False)
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: {error}: keep texts, numbers, lists and dicts in it") from None
     if not is_text(row):
@@ -147,11 +150,17 @@ def _as_json(row: Row, where: str) -> Row:
     return json.loads(text)
 
 
-def _number(value: Any) -> Any:
-    """Return a number of numpy as one of Python. Raises TypeError for other values."""
-    if not isinstance(value, np.generic):
-        raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
-    return value.item()
+def _plain(value: Any) -> Any:
+    """Return a value of a table as JSON has it: NaN, NaT and NA are null; dates, times and decimals are text."""
+    if isinstance(value, dict):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.ndarray | np.generic):
+        return _plain(value.tolist())
+    if type(value).__name__ == "NAType" or (isinstance(value, float | Decimal | date) and value != value):
+        return None
+    return str(value) if isinstance(value, date | time | timedelta | Decimal) else value
 
 
 def to_jsonl(rows: Rows) -> str:
@@ -357,7 +366,7 @@ def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
 
     def parse(text: str, line: int) -> Any:
         try:
-            return json.loads(text)
+            return json.loads(text, parse_constant=lambda name: None if name == "NaN" else float(name))
         except json.JSONDecodeError as error:
             line += error.lineno - 1
             raise UserError(
@@ -383,11 +392,11 @@ def _read_parquet(files: list[Path], source: Path) -> Rows:
     import pyarrow.parquet as pq
 
     try:
-        table: pyarrow.Table = pa.concat_tables([pq.read_table(f) for f in files], promote_options="default")
+        table: pyarrow.Table = pa.concat_tables([pq.read_table(f) for f in files], promote_options="permissive")
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{source} cannot be read as Parquet: {first_line(error)}") from None
     rows = range(table.num_rows)
-    return Rows(rows, lambda i: f"{source}, row {i}", make=lambda i: table.slice(i, 1).to_pylist()[0])
+    return Rows(rows, lambda i: f"{source}, row {i}", make=lambda i: _plain(table.slice(i, 1).to_pylist()[0]))
 
 
 def _read_hub(name: str, split: str) -> Rows:
@@ -402,4 +411,4 @@ def _read_hub(name: str, split: str) -> Rows:
             f"the data set {name!r} (split {split!r}) is neither a local file or folder nor can it be loaded from the "
             f"hub: {first_line(error)}"
         ) from None
-    return Rows(rows, lambda i: f"{name} ({split}), row {i}")  # type: ignore[arg-type]
+    return Rows(rows, lambda i: f"{name} ({split}), row {i}", make=_plain)  # type: ignore[arg-type]
