@@ -55,8 +55,9 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
     def drawn(points: int) -> None:
         page.wait_for_function(f"() => document.querySelector('{REWARD}')?.data?.[0].x.length === {points}")
 
-    def text(words: str) -> None:
-        page.wait_for_function("words => document.querySelector('#words').innerText.includes(words)", arg=words)
+    def shown(*words: str) -> None:
+        look = "words => words.every((one) => document.querySelector('#words').innerText.includes(one))"
+        page.wait_for_function(look, arg=list(words))
 
     with held(run) as process:
         page.goto(f"{url}/run/young/?smooth=1")
@@ -65,7 +66,7 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
         take(3)
         drawn(3)
         assert page.locator("#no-charts").count() == 0
-        text("running: 3 of 40 steps")
+        shown("running", "3 of 40")
         take(20, 3)
         drawn(20)
         for name in ("metrics", "timings"):  # a resume from step 10
@@ -80,5 +81,5 @@ def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any,
         process.terminate()
         process.wait()
         page.wait_for_selector("#live", state="hidden")
-    text("stopped: 12 of 40 steps")
+    shown("stopped", "12 of 40")
     assert page.evaluate("window.notReloaded") is True

@@ -72,13 +72,13 @@ def test_a_form_works_without_scripts(looks: Looks, url: str) -> None:
 
 
 def test_all_charts_of_a_run(page: Any, url: str) -> None:
-    """Charts are drawn when they come into sight; all of them are shown in one picture."""
+    """All charts are drawn without scrolling, so that a picture or a print of the whole page shows them."""
     page.goto(f"{url}/{RL}/")
     charts = page.locator("[data-chart]")
     assert charts.count() >= 12
     for chart in charts.all():
-        chart.scroll_into_view_if_needed()
         chart.locator(".main-svg").first.wait_for()
+    assert page.evaluate("scrollY") == 0
     shot(page, "overview-whole", whole=True)
 
 
@@ -91,7 +91,11 @@ def test_all_columns_of_the_list_can_be_reached_on_a_phone(looks: Looks, url: st
         head.scroll_into_view_if_needed()
         box = head.bounding_box()
         assert box["x"] >= 0 and box["x"] + box["width"] <= NARROW["width"], head.inner_text()
-    assert overflow(page) <= 0 and page.evaluate("scrollX") == 0, "the table scrolls, not the page"
+    assert overflow(page) <= 0 and page.evaluate("scrollX") == 0, "the heads scroll, not the page"
+    for cell in page.locator("#tables > .scroll tr.item").first.locator("td[data-head]").all():
+        box = cell.bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= NARROW["width"], cell.inner_text()
+    assert page.locator("td.held_out").first.get_attribute("data-head") == "held out, before → after"
 
 
 @pytest.mark.parametrize("size", [{}, {"viewport": NARROW}], ids=["wide", "narrow"])

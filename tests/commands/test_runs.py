@@ -88,7 +88,7 @@ def test_list_shows_evaluations_and_earlier_runs_if_asked_for_and_names_damaged_
     (evaluation / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/reward/mean": 0.75}}))
     out = hone("list")
     assert list(cells(out)) == ["run", "outputs"]
-    assert "\nnot shown: evaluations and earlier runs (2): hone runs list outputs --all\n" in out
+    assert "\n1 run, 1 evaluation, 1 earlier run; all of them: hone runs list outputs --all\n" in out
     assert out.count("damaged: ") == 1 and "outputs/torn/metrics.jsonl, line 1, is damaged" in out
     found = cells(hone("list", "--all", "--ids"))
     assert {name: row[0] for name, row in found.items() if name != "run"} == {

@@ -189,6 +189,11 @@ def test_a_folder_without_runs_says_what_would_fill_it(tmp_path: Path) -> None:
 # The overview.
 
 
+def cards(text: str) -> list[list[str]]:
+    found = re.findall(r'<div class="stat">(.*?)</div>', text, re.DOTALL)
+    return [[part.strip() for part in re.split(r"<[^>]*>", one) if part.strip()] for one in found]
+
+
 def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> None:
     rl_run(tmp_path / "a", seconds=13.0)
     text = client(tmp_path).get("/run/a/").text
@@ -199,7 +204,14 @@ def test_the_overview_tells_before_and_after_with_intervals(tmp_path: Path) -> N
     assert ["length, tokens", "20.0", "22.0", "", "steps 0 and 2"] in rows
     assert ">last</th>" in text and ">now</th>" not in text, "it is done"
     assert "Student&#39;s t of a reward" in text
-    assert "some/model by RL on reverse-text, seed 3" in text and "done: 3 of 3 steps in 0:13, 300 tokens" in text
+    assert "some/model by RL on reverse-text, seed 3" in text
+    assert cards(text) == [
+        ["held-out reward, t", "0.750", "before: 0.250, 95 %: 0.700 to 0.800"],
+        ["held out and correct, t", "38 %", "before: 12 %"],
+        ["steps", "3 of 3"],
+        ["time", "0:13"],
+        ["tokens trained on", "300"],
+    ]
     assert "rl @ a.toml" in text and f"hone verify {tmp_path / 'a'} --steps 3" in text
 
 
@@ -299,7 +311,7 @@ def test_a_run_of_hone_eval(tmp_path: Path) -> None:
     (run / "metadata.json").write_text(json.dumps({"metrics": {"eval/t/correct": 0.5}, "seconds": {"sample": 1.0}}))
     text = client(tmp_path).get("/run/a/").text
     assert ["correct", "50 %", "eval/t/correct"] in table_rows(text) and "plotly" not in text
-    assert "<b>done in 1.00 s</b>" in text
+    assert cards(text) == [["time", "1.00 s"]] and '<span class="badge done">done</span>' in text
 
 
 def test_evaluations_are_listed_with_their_own_columns(tmp_path: Path) -> None:

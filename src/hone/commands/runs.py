@@ -26,7 +26,7 @@ from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
 from hone.runs.files import dumps
 from hone.runs.follow import Rewound, follow
-from hone.runs.listing import find_run, find_runs, is_previous
+from hone.runs.listing import count_text, find_run, find_runs, is_previous
 from hone.runs.outputs import ELSEWHERE, PAUSED, existing_run, holder
 from hone.runs.progress import duration
 from hone.runs.reader import Run
@@ -47,7 +47,7 @@ def list_runs(config: configs.RunsListConfig) -> int:
     """Print the table of runs, oldest first. Returns 0."""
     shown: list[summary.Summary] = []
     notes: list[str] = []
-    hidden = 0
+    evaluations = previous = 0
     for path in find_runs(config.root):
         try:
             if existing_run(path) is None:
@@ -57,13 +57,14 @@ def list_runs(config: configs.RunsListConfig) -> int:
             notes.append(f"damaged: {error}")
             continue
         notes += [f"damaged: {sentence}" for sentence in one.damage]
-        if config.all or (one.kind != "eval" and not is_previous(path.relative_to(config.root))):
+        is_eval, is_earlier = one.kind == "eval", is_previous(path.relative_to(config.root))
+        if config.all or not (is_eval or is_earlier):
             shown.append(one)
         else:
-            hidden += 1
-    if hidden:
+            evaluations, previous = evaluations + is_eval, previous + (is_earlier and not is_eval)
+    if evaluations or previous:
         command = f"hone runs list {shlex.quote(str(config.root))} --all"
-        notes.insert(0, f"not shown: evaluations and earlier runs ({hidden}): {command}")
+        notes.insert(0, f"{count_text(len(shown), evaluations, previous)}; all of them: {command}")
     shown.sort(key=lambda one: one.info.get("started") or one.info.get("ended") or "")
     print_table([_row(one, config.ids) for one in shown])
     if not shown:

@@ -42,7 +42,7 @@ def _intro(config: ViewConfig, catalog: Catalog) -> str:
     url, entries, around = f"http://{HOST}:{config.port}/", catalog.entries(), catalog.around
     if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
         url += f"run/{entries[0].slug}/"
-    text = f"Showing {len(entries)} run{'' if len(entries) == 1 else 's'} under {config.root} at {url}\n"
+    text = f"Showing {catalog.counted()} under {config.root} at {url}\n"
     if not entries:
         lies = f"{config.root} lies in the run {around}: `hone view {quote(str(around))}` shows it"
         none = f"there is no run under {config.root}: name a run, or the folder that holds your runs"

@@ -33,6 +33,13 @@ def is_previous(path: Path) -> bool:
     return PREVIOUS in path.parts
 
 
+def count_text(runs: int, evaluations: int, previous: int) -> str:
+    """Return `4 runs, 1 evaluation, 2 earlier runs`; of evaluations and earlier runs only what there is."""
+    counts = ((runs, "run"), (evaluations, "evaluation"), (previous, "earlier run"))
+    parts = [f"{count} {word}{'' if count == 1 else 's'}" for count, word in counts if count or word == "run"]
+    return ", ".join(parts)
+
+
 def find_run(name: str, root: Path = DEFAULT_ROOT) -> Path:
     """Return the directory of a run, given itself, or its id or a unique beginning of that under `root`; else
     UserError.

@@ -9,7 +9,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.runs.files import read_lines
-from hone.runs.listing import find_runs, is_previous
+from hone.runs.listing import count_text, find_runs, is_previous
 from hone.runs.outputs import existing_run, holder, run_info
 from hone.runs.settings import flat
 from hone.runs.summary import Raised, Summary, alarms_in, summarize
@@ -105,6 +105,13 @@ class Catalog:
 
         found = [self._entry(slug, path) for slug, path in self._slugs().items()]
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
+
+    def counted(self) -> str:
+        """Return how many readable runs there are, as `hone runs list` counts them: `4 runs, 1 evaluation`."""
+        entries = [one for one in self.entries() if not one.damage]
+        evaluations = sum(one.is_evaluation for one in entries)
+        previous = sum(one.previous and not one.is_evaluation for one in entries)
+        return count_text(len(entries) - evaluations - previous, evaluations, previous)
 
     def studies(self) -> dict[str, Path]:
         """Return the pages of the studies under the root whose runs are there, by the study's path."""

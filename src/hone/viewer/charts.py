@@ -168,22 +168,21 @@ def _phases(lines: list[Line]) -> list[Line]:
     return [replace(phases[name], color=_PHASES.get(name, phases[name].color)) for name in order]
 
 
-def sparkline(values: Sequence[float], width: int = 112, height: int = 22, top: float | None = None) -> Markup:
-    """Draw values, of which there is at least one, as a small line: from 0 to `top`, by default from 0 to 1 if they fit
-    there, else from min to max.
+def sparkline(values: Sequence[float], width: int = 128, height: int = 28, top: float | None = None) -> Markup:
+    """Draw values, of which there is at least one, as a small line above its area: from 0, or the least value below it,
+    to `top`, by default the largest value.
 
     Longer ones than `width / 2` are averaged over stretches.
     """
     count = min(len(values), width // 2)
     edges = [round(index * len(values) / count) for index in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    if low >= 0 and high <= (top or 1):
-        low, high = 0.0, top or 1.0
+    low, high = min(0.0, *means), max(top or 0.0, *means)
     scale = (height - 4) / (high - low) if high > low else 0.0
     xs = [1 + (width - 4) * index / max(1, count - 1) for index in range(count)]
-    points = " ".join(f"{x:.1f},{height - 2 - (mean - low) * scale:.1f}" for x, mean in zip(xs, means, strict=True))
+    points = " L".join(f"{x:.1f},{height - 2 - (mean - low) * scale:.1f}" for x, mean in zip(xs, means, strict=True))
     return Markup(
-        '<svg class="spark" viewBox="0 0 {} {}" preserveAspectRatio="none" role="img" aria-label="from {} to {}">'
-        '<polyline points="{}" fill="none" stroke="var(--accent)" stroke-width="1.5"/></svg>'
+        '<svg class="spark" viewBox="0 0 {0} {1}" preserveAspectRatio="none" role="img" aria-label="from {2} to {3}">'
+        '<path d="M{4} V{1} H1 Z" fill="var(--accent)" opacity="0.14"/>'
+        '<path d="M{4}" fill="none" stroke="var(--accent)" stroke-width="1.5"/></svg>'
     ).format(width, height, f"{values[0]:.3g}", f"{values[-1]:.3g}", points)

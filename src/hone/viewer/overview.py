@@ -61,6 +61,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         "evals": run.evals(),
     }
     changed = predictions.problem(state.info, entry.path)
+    changed_values = list(changes(state, series))
     return site.run_page(
         "run.html",
         entry,
@@ -69,8 +70,8 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         run=state,
         live=state.pid is not None,
         headline=headline(state),
-        where=where(state),
-        changes=list(changes(state, series)),
+        stats=list(stats(state, changed_values)),
+        changes=changed_values,
         interval_title=INTERVAL,
         charts=drawn,
         chart_data=data,
@@ -92,15 +93,19 @@ def headline(run: RunState) -> str:
     return f"{short or 'A model'} {what}{f' on {source}' if source else ''}, seed {run.info['seed']}"
 
 
-def where(run: RunState) -> str:
-    """Say how far it is."""
-    if run.kind == "eval":
-        return f"{run.status}{f' in {short_seconds(run.seconds)}' if run.seconds else ''}"
-    done, steps = run.progress.done, run.progress.max_steps
-    left = "" if run.left is None else f", {duration(run.left)} left at this pace"
-    taken = f", {thousands(run.spent.tokens)} tokens trained on" if run.spent.tokens else ""
-    cost = "" if run.spent.usd is None else f", {run.spent.usd:.2f} USD"
-    return f"{run.status}: {done} of {steps or '?'} steps in {duration(run.seconds)}{taken}{cost}{left}"
+def stats(run: RunState, changed: Sequence[tuple[str, str, str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the cards of the current state: what it is, its value, and a note. Held-out results of `changes` first."""
+    for what, before, now, interval, _ in changed:
+        if what.startswith("held"):
+            yield what, now, ", ".join([f"before: {before}", *([f"95 %: {interval}"] if interval else [])])
+    if run.kind != "eval":
+        left = "" if run.left is None else f"{duration(run.left)} left at this pace"
+        yield "steps", f"{run.progress.done} of {run.progress.max_steps or '?'}", left
+    yield "time", duration(run.seconds) if run.kind != "eval" else short_seconds(run.seconds or 0), ""
+    if run.spent.tokens:
+        yield "tokens trained on", thousands(run.spent.tokens), ""
+    if run.spent.usd is not None:
+        yield "cost", f"{run.spent.usd:.2f} USD", ""
 
 
 def changes(run: RunState, series: Series) -> Iterator[tuple[str, str, str, str, str]]:

@@ -95,6 +95,7 @@ def runs(site: Site, query: QueryParams) -> str:
         tables={id: _table(id, part, settings, group) for id, part in parts.items()},
         shown=len(shown),
         total=len(rows),
+        counted=site.catalog.counted(),
         studies=list(site.catalog.studies()),
         unreadable=[entry for entry in entries if entry.damage],
         around=None if entries else site.catalog.around,

@@ -181,7 +181,9 @@ def test_a_certificate_is_shown_while_it_fits(run):
 def test_how_to_repeat_it(tmp_path):
     git = {"revision": "0" * 40, "dirty": False}
     one = make_run(tmp_path / "run", {}, sources={"environment": "abc"}, git=git)
-    facts = facts_of(one).tables["To repeat it"]
+    tables = facts_of(one).tables
+    facts = tables["To repeat it"] | tables["Digests"]
+    assert list(tables)[-1] == "Digests"
     assert facts["commands"][0] == f"git checkout {'0' * 40}" and facts["commands"][2] == "hone rl @ a.toml"
     assert f"hone rl @ {one}/config.toml" in facts["commands"][3]
     assert facts["environment, digest"] == "abc" and facts["weights of version 4, fingerprint"] == "abc123"

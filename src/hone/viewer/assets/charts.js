@@ -174,7 +174,7 @@ const charts = (() => {
         title: { text: AXES[view.axis], font: { size: 11, color: muted }, standoff: 4 },
       },
       yaxis: {
-        ...axis, type: log ? "log" : "linear", tickformat: share ? ".0%" : "",
+        ...axis, type: log ? "log" : "linear", tickformat: share ? ".1~%" : "",
         rangemode: chart.stack || chart.lines.some((one) => one.steady) ? "tozero" : share ? "nonnegative" : "normal",
         ...(share && chart.stack ? { range: [0, 1] } : {}), exponentformat: log ? "power" : "e",
         separatethousands: true, minexponent: 6,

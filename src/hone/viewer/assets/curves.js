@@ -54,7 +54,7 @@ document.addEventListener("DOMContentLoaded", () => {
 
   // --- the page ---
 
-  // A chart is drawn when it comes into sight.
+  // A chart is drawn when it comes into sight, and without that in a quiet moment or before printing.
   function panel(chart) {
     const element = document.querySelector(`[data-chart="${CSS.escape(chart.id)}"]`);
     const own = { chart, seen: false, draw() {
@@ -62,13 +62,28 @@ document.addEventListener("DOMContentLoaded", () => {
       const { drawn, lay } = page.runs ? overlay(own.chart) : overview(own.chart);
       Plotly.react(element, drawn, lay, CONFIG);
     } };
-    new IntersectionObserver((entries, seer) => {
-      if (own.seen || !entries.some((entry) => entry.isIntersecting)) return;
+    own.show = () => {
+      if (own.seen) return;
       own.seen = true; seer.disconnect(); own.draw();
       if (chart.opens) element.on("plotly_click", (event) => open(event.points));
-    }, { rootMargin: "400px" }).observe(element);
+    };
+    const seer = new IntersectionObserver((entries) => {
+      if (entries.some((entry) => entry.isIntersecting)) own.show();
+    }, { rootMargin: "400px" });
+    seer.observe(element);
     return own;
   }
+
+  const quiet = window.requestIdleCallback || ((work) => setTimeout(work, 50));
+  function place() {
+    panels = page.charts.map(panel);
+    const showRest = () => {
+      const next = panels.find((one) => !one.seen);
+      if (next) quiet(() => { next.show(); showRest(); });
+    };
+    showRest();
+  }
+  addEventListener("beforeprint", () => panels.forEach((one) => one.show()));
 
   function read(found) {
     page = found;
@@ -88,7 +103,7 @@ document.addEventListener("DOMContentLoaded", () => {
   read(hone.data("charts"));
   if (charts.AXES[asked.get("x")]) axis.value = asked.get("x");
   smooth.value = asked.get("smooth") || page.smooth;
-  panels = page.charts.map(panel);
+  place();
   draw();
 
   const keep = () => {
@@ -116,7 +131,7 @@ document.addEventListener("DOMContentLoaded", () => {
     if (!block) return;
     const same = read(JSON.parse(block.textContent));
     hone.replace(fresh, "#words", "nav.tabs", ...(same ? [] : [".charts"]));
-    if (!same) panels = page.charts.map(panel);
+    if (!same) place();
     draw();
   });
 });

@@ -22,7 +22,8 @@ def tables(run: Summary, events: list[dict[str, Any]]) -> dict[str, Facts]:
     found: dict[str, Facts] = {"What was run": _about(run), "What it took": _costs(run)}
     if run.kind != "eval":
         found["What was checked"] = _checks(run, events)
-    found["To repeat it"] = _hashes(run)
+    found["To repeat it"] = {"commands": _commands(run), "run": run.info["id"]}
+    found["Digests"] = _digests(run)
     return {title: {label: text for label, text in facts.items() if text} for title, facts in found.items()}
 
 
@@ -71,9 +72,9 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
     }
 
 
-def _hashes(run: Summary) -> Facts:
-    """Return the commands by which to repeat a run, and the hashes by which to tell that another one is the same."""
-    facts: dict[str, str | list[str]] = {"commands": _commands(run), "run": run.info["id"]}
+def _digests(run: Summary) -> Facts:
+    """Return the hashes by which to tell that another run is the same."""
+    facts: dict[str, str | list[str]] = {}
     if run.kind != "eval":
         for line in Run(run.path).hashes()[-1:]:
             facts[f"weights of version {line['step']}, fingerprint"] = str(line["weights"])
