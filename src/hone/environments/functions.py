@@ -5,12 +5,13 @@
     def exact(completion, answer):                      # as every reward function of hone: one completion
         return float(completion[-1]["content"].strip() == answer)
 
-    def short(completions, **columns):                  # as those of TRL: a list of them, and a list of each column
-        return [float(len(text) < 100) for text in completions]
+    def short(completions, **columns):                  # as those of TRL: a group of them, and a list of each column
+        return [float(len(text) == min(map(len, completions))) for text in completions]
 
 Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask
-for by name. A function of `completions` gets one completion at a time: as messages where the row's prompt is messages,
-else as text.
+for by name. A function of `completions`, `prompts` or `completion_ids` gets all completions of a prompt that are graded
+together, in one call: as messages where the row's prompt is messages, else as text; each column is repeated. It returns
+a list with a value for each.
 """
 
 from __future__ import annotations
@@ -24,24 +25,40 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
-from hone.environments.kept_source import kept_source
+from hone.environments.kept_source import kept_name, kept_source
 from hone.environments.parsers import completion_text
-from hone.environments.rubric import OFFERED, RewardFunc, Rubric, component_name, is_async, is_inline
+from hone.environments.rubric import (
+    OFFERED,
+    RewardFunc,
+    Rubric,
+    Sample,
+    component_name,
+    is_async,
+    is_inline,
+    of_group,
+    unwrapped,
+)
 from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
-from hone.types import content_hash
+from hone.grading import GraderFailure
+from hone.types import Outcome, content_hash
 
 REWARDS = "rewards.py"
 """File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
 _IS_TEXT = "prompt_is_text"
 """Key of `info`: the row's prompt was text, so functions of `completions` get text."""
+_LISTS = ("completions", "prompts", "completion_ids")
+"""Parameters of TRL's form: each is a list with an item for each completion of the group."""
+_TRAINERS = {"trainer_state", "log_extra", "log_metric"}
+"""Arguments of TRL's trainer, which have no counterpart."""
 
 
 def load_environment(
@@ -121,7 +138,7 @@ class FunctionTask(SingleTurnEnv):
         sources = train_and_eval(data, eval_data, split, eval_split, functools.partial(hold_out, key=_prompt), _no_rows)
         super().__init__(
             id=FUNCTIONS,
-            rubric=Rubric([grader.by_sample() for grader in graders], weights, correctness=correct),
+            rubric=Rubric([grader.reward_func() for grader in graders], weights, correctness=correct),
             dataset=sources["dataset"] if data is not None else None,
             eval_dataset=sources["eval_dataset"],
             system_prompt=system_prompt,
@@ -170,7 +187,7 @@ class _Grader:
     """A reward function, with the arguments that its parameters ask for.
 
     `batched`: it has TRL's form and gets lists. `others` are names that a rubric does not offer, and so may be columns
-    of the data; `columns` are the ones it needs.
+    of the data; `columns` are the ones it needs. Raises UserError if it needs what only TRL's trainer has.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -178,53 +195,77 @@ class _Grader:
         named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self.func, self.names = func, named.keys()
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.batched = "completions" in named
-        self.others = named.keys() - (("completions", "prompts", "info") if self.batched else OFFERED)
+        self.batched = "completions" in named or ("completion" not in named and not named.keys().isdisjoint(_LISTS))
+        self.others = named.keys() - ((*_LISTS, "info") if self.batched else OFFERED)
         self.columns = {name for name in self.others if named[name] is inspect.Parameter.empty}
+        self.needs_ids = named.get("completion_ids", 0) is inspect.Parameter.empty
+        if refused := self.columns & (_TRAINERS if self.batched else {*_TRAINERS, "completion_ids"}):
+            offered = (*_LISTS, "info") if self.batched else OFFERED
+            raise UserError(
+                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which it does not get here: "
+                f"it is offered {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
+            )
 
-    def by_sample(self) -> RewardFunc:
-        """Return the function as a rubric calls it: for one completion, with what a rubric offers."""
+    def reward_func(self) -> RewardFunc:
+        """Return the function as a rubric calls it: for one completion with what a rubric offers, or for a group."""
         func = self.func
-        if not self.batched and not self.others and "answer" not in self.names:
+        if self.batched:
+            return self._by_group()
+        if not self.others and "answer" not in self.names:
             return func
 
         def graded(**offered: Any) -> Any:
-            return self._result(func(**self._arguments(offered)))
+            return func(**self._arguments(offered))
 
         async def graded_later(**offered: Any) -> Any:
-            return self._result(await func(**self._arguments(offered)))  # type: ignore[misc]
+            return await func(**self._arguments(offered))  # type: ignore[misc]
 
         made: Any = graded_later if is_async(func) else graded
         made.__name__, made.inline = component_name(func), is_inline(func)
-        wanted = {"completion", "prompt", "info", "state"} if self.batched else (self.names & {*OFFERED}) | {"info"}
-        keyword = inspect.Parameter.KEYWORD_ONLY
+        keyword, wanted = inspect.Parameter.KEYWORD_ONLY, (self.names & {*OFFERED}) | {"info"}
         made.__signature__ = inspect.Signature([inspect.Parameter(name, keyword) for name in sorted(wanted)])
         return made
 
-    def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the function; of one of `completions` lists with one item."""
-        info = dict(offered["info"])
-        if not self.batched:
-            columns = {name: info[name] for name in {*self.others, "answer"} & self.names & info.keys()}
-            return {name: value for name, value in offered.items() if name in self.names} | columns
-        prompt, completion = offered["prompt"], offered["completion"]
-        if info.pop(_IS_TEXT, False):
-            prompt, completion = prompt[-1]["content"], completion_text(completion)
-        row = {"answer": offered["state"]["answer"]} | info | {"prompts": prompt, "completions": completion}
-        row |= {"info": info} if "info" in self.names else {}
-        return {name: [value] for name, value in row.items() if self.takes_all or name in self.names}
+    def _by_group(self) -> RewardFunc:
+        func = self.func
 
-    def _result(self, values: Any) -> Any:
-        """Return the reward; of a function of `completions` the one value of its list."""
-        if not self.batched:
-            return values
+        def graded(samples: Sequence[Sample]) -> Any:
+            return self._values(func(**self._lists(samples)), len(samples))
+
+        async def graded_later(samples: Sequence[Sample]) -> Any:
+            return self._values(await func(**self._lists(samples)), len(samples))  # type: ignore[misc]
+
+        made: Any = graded_later if is_async(func) else graded
+        made.__name__, made.inline = component_name(func), is_inline(func)
+        return of_group(made, ids=self.takes_all or "completion_ids" in self.names, needs_ids=self.needs_ids)
+
+    def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        info = offered["info"]
+        columns = {name: info[name] for name in {*self.others, "answer"} & self.names & info.keys()}
+        return {name: value for name, value in offered.items() if name in self.names} | columns
+
+    def _lists(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        """Return the arguments of a function of a group: a list of each column, in the order of the samples."""
+        rows = []
+        for sample in samples:
+            info, prompt, completion = dict(sample.example.info), sample.example.prompt, sample.completion
+            if info.pop(_IS_TEXT, False):
+                prompt, completion = prompt[-1]["content"], completion_text(completion)
+            row = {"answer": sample.example.answer} | info | {"prompts": prompt, "completions": completion}
+            row |= {} if sample.completion_ids is None else {"completion_ids": sample.completion_ids}
+            rows.append(row | ({"info": info} if "info" in self.names else {}))
+        return {name: [row[name] for row in rows] for name in rows[0] if self.takes_all or name in self.names}
+
+    def _values(self, values: Any, count: int) -> list[Any] | GraderFailure:
+        """Return what a function of a group returned, if it is a list of this length."""
         values = values.tolist() if hasattr(values, "tolist") else values
-        if not isinstance(values, list | tuple) or len(values) != 1:
-            raise TypeError(
-                f"{component_name(self.func)} has a parameter `completions`, so it must return a list with a number "
-                f"(or None) for each of them; for 1 completion it returned {values!r:.60}"
-            )
-        return values[0]
+        if isinstance(values, list | tuple) and len(values) == count:
+            return list(values)
+        got = f"a list of {len(values)}" if isinstance(values, list | tuple) else f"{values!r:.60}"
+        detail = (
+            f"{component_name(self.func)} returned {got} for {count} completion{'s' * (count != 1)}: return a list "
+        )
+        return GraderFailure(Outcome.GRADER_ERROR, f"{detail}with a number (or None) for each")
 
 
 @dataclass(frozen=True)
@@ -286,7 +327,7 @@ def given_task(
     files |= {REWARDS: text} if text else {}
     named: dict[str, Any] = dict(args)
     named |= {name: str(folder / f"{name}.jsonl") if isinstance(r, Rows) else r for name, r in rows.items() if r}
-    names = [place or f"{folder / REWARDS}:{component_name(source.func)}" for place, source in found]
+    names = [place or f"{folder / REWARDS}:{kept_name(source.func)}" for place, source in found]
     named |= ({"agent": names[0]} if names else {}) if has_agent else {"rewards": names}
     named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
     named |= {} if correct is None else {"correct": correct if isinstance(correct, str) else component_name(correct)}
@@ -310,20 +351,31 @@ def given_task(
 
 
 def place_of(func: Callable[..., Any]) -> str | None:
-    """Return where a worker process finds the function; None if it is in a notebook, a script or another function."""
-    place = f"{func.__module__}:{component_name(func)}"
-    if func.__module__ != "__main__":
-        with suppress(UserError):
-            if find_function(place)[0] is func:
-                return place
+    """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
+
+    An object, a bound method or a partial is found if a global variable of its class's or function's module is that.
+    """
+    home, names = unwrapped(func).__module__, [component_name(func)]
+    if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:
+        names = [name for name, value in vars(sys.modules[home]).items() if value is func]
+    if home != "__main__":
+        for name in names:
+            with suppress(UserError):
+                if find_function(f"{home}:{name}")[0] is func:
+                    return f"{home}:{name}"
     return None
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return the function, if it is one with a name. Raises UserError if not."""
+    """Return the function, if it is one with a name; as a reward also a partial or a bound method of such a one, or an
+    object that can be called. Raises UserError if not."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
-    if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
+    inner = unwrapped(func) if where == "reward_funcs" else func
+    if where == "reward_funcs" and callable(inner) and not isinstance(inner, type | BuiltinFunctionType):
+        inner = inner if inspect.isroutine(inner) else type(inner).__call__
+        inner = getattr(inner, "__func__", inner)  # of a bound method
+    if not inspect.isfunction(inner := inspect.unwrap(inner)) or inner.__name__ == "<lambda>":
         define = "async def" if where == "agent" else "def"
         raise UserError(f"{func!r} in {where} is not a named function: define one with `{define}`")
     return func
