@@ -126,9 +126,9 @@ class Rubric:
         """The number of async functions, each of which may wait as long as it may take."""
         return sum(map(is_async, self.funcs.values()))
 
-    def needs(self, column: str) -> bool:
-        """Return True if a reward function asks for this argument."""
-        return any(column in accepted for accepted in self._accepts.values())
+    def needs(self, column: str, name: str = "") -> bool:
+        """Return True if a reward function, or the one of this name, asks for this argument."""
+        return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
         """Return the declared ranges as run.json holds them."""
