@@ -9,11 +9,13 @@ Every key of a command's config is a keyword, by its name or dotted name: `max_s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.cli import prepare_process
+from hone.errors import UserError, in_python
 from hone.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -30,6 +32,17 @@ if TYPE_CHECKING:
 prepare_process()
 
 
+@contextmanager
+def _keywords_in_errors() -> Iterator[None]:
+    """Name keywords instead of flags in errors."""
+    try:
+        yield
+    except UserError as error:
+        error.args = (in_python(str(error)), *error.args[1:])
+        raise
+
+
+@_keywords_in_errors()
 def rl(
     config: RLConfig | str | Path | None = None,
     *,
@@ -62,6 +75,7 @@ def rl(
     return _ended(train_rl(found, refuses=False, **task))
 
 
+@_keywords_in_errors()
 def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
     """Fine-tune on examples, in this process, as `hone sft` does; returns the run.
 
@@ -75,6 +89,7 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
     return _ended(train_sft(found, dataset=rows))
 
 
+@_keywords_in_errors()
 def evaluate(
     env: str | None = None,
     *,
@@ -96,7 +111,6 @@ def evaluate(
     from hone.config.hoist import FUNCTIONS
     from hone.config.parse import from_settings
     from hone.environments.functions import given_task
-    from hone.errors import UserError
     from hone.evaluation.saving import results_folder
     from hone.runs.files import write_file, write_json
     from hone.runs.outputs import check_kept
@@ -129,6 +143,7 @@ def evaluate(
     return result
 
 
+@_keywords_in_errors()
 def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
     """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
 

@@ -4,11 +4,27 @@ traceback.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+
+_COMMANDS = re.compile(r"(`[^`]*`|\b(?:hone|rl|sft|inference|pip) [^;,()]*)")
+_FLAG = re.compile(r"--(no-)?([a-z][\w.-]*\w)(?: [A-Z][A-Z_:/]*\b)?")
+_KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
 
 
 class UserError(ValueError):
     """What was wrong, and what to do instead, in one sentence."""
+
+
+def in_python(text: str) -> str:
+    """Return a message with keywords in place of flags, except in commands: `--no-audit` → `audit=False`."""
+
+    def keyword(match: re.Match[str]) -> str:
+        name = match[2].replace("-", "_")
+        return f"{_KEYWORDS.get(name, name)}{'=False' if match[1] else ''}"
+
+    parts = _COMMANDS.split(text)
+    return "".join(part if index % 2 else _FLAG.sub(keyword, part) for index, part in enumerate(parts))
 
 
 class Halt(UserError):

@@ -90,6 +90,7 @@ def audit_environment(
         "seed": seed,
         "part": "full",
     }
+    facts |= {"reference": prober.form} if prober.form else {}
     return _report(env, checks, facts, allows or {}, began)
 
 
@@ -108,6 +109,8 @@ def audit_before_training(
     prober = replace(prober, subjects=few, graded=[probe for probe in prober.graded if probe.text.subject in few])
     checks = [reference, *_further_checks(prober, False, max_tokens, count_tokens)]
     facts = {"examples": len(few), "texts": len(prober.graded), "split": "train", "seed": seed, "part": "fast"}
+    facts["failed"] = sum(probe.failed for probe in prober.graded)
+    facts |= {"reference": prober.form} if prober.form else {}
     return _report(env, checks, facts, {}, began)
 
 

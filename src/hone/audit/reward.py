@@ -56,7 +56,6 @@ def check_reference(prober: Prober) -> Check:
         findings.append(Finding("nondeterministic", Verdict.WARN, title, remedy, (), shown))
     right = sum(probe.correct for probe in probes)
     figures = {"references": len(texts), "correct": right}
-    figures |= {"form": prober.form} if prober.form else {}
     summary = f"{right} of {len(texts)} references are correct{_derivation(prober)}"
     return Check("reference", summary, tuple(findings), figures)
 
