@@ -464,3 +464,56 @@ def test_an_evaluation_is_that_of_the_command(here, tiny_model_dir, capfd):
     with pytest.raises(UserError, match="has its own data and rewards"):
         hone.evaluate("reverse-text", correct="exact", **counts)
     assert repr(own).startswith("<EvalResult functions: reward ") and "12 completions" in repr(own)
+
+
+RELATIVE = """
+def shortest(completions, completion_ids, answer):
+    assert len(set(answer)) == 1
+    lengths = [len(ids) for ids in completion_ids]
+    low, high = min(lengths), max(lengths)
+    return [0.5 if low == high else (high - n) / (high - low) for n in lengths]
+
+
+def rank(completions, prompts):
+    assert len(set(prompts)) == 1
+    return [sorted(completions).index(text) for text in completions]
+"""
+
+
+def by_hand(lengths: list[int], texts: list[str]) -> list[float]:
+    """The rewards that the functions of RELATIVE give a group, the weight of the second 0.5."""
+    span = max(lengths) - min(lengths)
+    first = [(max(lengths) - n) / span if span else 0.5 for n in lengths]
+    return [value + 0.5 * sorted(texts).index(text) for value, text in zip(first, texts, strict=True)]
+
+
+def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regrade_and_verify(here, settings, capsys):
+    Path("relative.py").write_text(RELATIVE)
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    flags += ["--reward", "relative:shortest", "relative:rank", "--data", "problems.jsonl"]
+    flags += ["--orchestrator.env.args.weights", "[1.0, 0.5]", "--orchestrator.eval.rollouts-per-example", "4"]
+    for out, overlap in (("out", "true"), ("late", "false")):
+        assert main(["rl", *flags, "--output-dir", out, "--orchestrator.grading.overlap", overlap]) == 0
+    assert contents(here / "out") == contents(here / "late")
+    run, groups = Run("out"), {}
+    for row in (row for step in range(3) for row in run.rollouts(step).to_pylist()):
+        groups.setdefault(row["draw"], []).append(row)
+    assert len(groups) == 6 and len({row["reward"] for rows in groups.values() for row in rows}) > 4
+    for rows in groups.values():
+        lengths = [sum(row["sampled_mask"]) for row in rows]
+        assert [row["reward"] for row in rows] == by_hand(lengths, [row["text"] for row in rows])
+    evaluated = {}
+    for row in run.eval_rows(3):
+        evaluated.setdefault(row["example"], []).append(row)
+    assert [len(rows) for rows in evaluated.values()] == [4] * 3
+    for rows in evaluated.values():
+        lengths = [row["completion_tokens"] for row in rows]
+        assert [row["reward"] for row in rows] == by_hand(lengths, [row["completion"][-1]["content"] for row in rows])
+
+    assert main(["verify", "out", "--steps", "2", "--trust-local-task"]) == 0
+    capsys.readouterr()
+    assert main(["regrade", "out", "--trust-local-task"]) == 0
+    assert "24 of 24 have the recorded reward and outcome" in capsys.readouterr().out
+    # Another grader: of the run's own, whole groups are checked.
+    assert main(["regrade", "out", "--trust-local-task", "--env.args.weights", "[0.0, 1.0]", "--check", "7"]) == 0
+    assert "12 of 12 have the recorded reward and outcome" in capsys.readouterr().out

@@ -211,7 +211,7 @@ def test_the_python_page_runs_in_order(here: Path, tiny_model_dir: Path, capfd):
     names = runpy.run_path("script.py", run_name="__main__")
     assert names["rl"].version == 2 and "\n2 " in capfd.readouterr().out
     kept = runpy.run_path("outputs/two/rewards.py")
-    assert kept["short"](["text"], [2]) == [0.1] and Path("outputs/two/data.jsonl").exists()
+    assert kept["short"](["text", "longer"], [2, 2]) == [0.2, 0.0] and Path("outputs/two/data.jsonl").exists()
     (argv,) = shell_commands(PYTHON)
     few = ["--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4", "--seq-len", "64"]
     few += ["--max-steps", "2", "--orchestrator.sampling.max-tokens", "6", "--model.name", str(tiny_model_dir)]

@@ -198,7 +198,8 @@ class Reply:
 
     `messages` is the conversation including the completion. The token counts are the server's; None if it gave none:
     of several turns (`turns`), of the prompt of the first, and of all completions. `seconds` is how long the answers
-    took. `state` and `failure` as in `Trajectory`.
+    took. `state` and `failure` as in `Trajectory`. `completion_ids` are the sampled tokens, of a completion that a run
+    recorded.
     """
 
     messages: list[Message]
@@ -210,6 +211,7 @@ class Reply:
     turns: int = 1
     state: dict[str, Any] | None = None
     failure: tuple[Outcome, str] | None = None
+    completion_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         assert self.stop_reason in ("stop", "length"), self.stop_reason

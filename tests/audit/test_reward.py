@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
+from pathlib import Path
 
 import pytest
 from made import TAGS, form, prober, right, sums
 
 from hone.audit.environment import audit_before_training
+from hone.audit.probes import Prober, Text, subjects_of
 from hone.audit.report import Finding, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.environments import (
@@ -21,6 +23,7 @@ from hone.environments import (
     read_number,
     same_number,
 )
+from hone.environments.functions import given_task
 from hone.environments.parsers import visible_text
 from hone.types import Example
 
@@ -239,3 +242,22 @@ def test_a_grader_of_two_minds_is_told_and_blamed_for_nothing_else() -> None:
 def test_hostile_texts_need_a_process_that_can_be_ended() -> None:
     with pytest.raises(AssertionError, match="ended"):
         check_exploits(prober(sums(careful())), True)
+
+
+def test_texts_of_one_example_are_one_group_and_a_text_that_breaks_the_call_is_found() -> None:
+    calls = []
+
+    def longest(completions, answer):
+        calls.append(completions)
+        if "boom" in completions:
+            raise ValueError("boom")
+        return [float(len(text) == max(map(len, completions))) for text in completions]
+
+    env = given_task(Path("out"), {}, [{"prompt": f"{i}?", "answer": "1"} for i in range(4)], None, [longest]).load()
+    one, two = subjects_of(env, 2, 0)
+    probes = Prober(env, [one, two]).grade([Text(one, "a", "aa"), Text(two, "b", "b"), Text(one, "c", "aaaa")])
+    assert calls == [["aa", "aaaa"], ["b"]] and [probe.correct for probe in probes] == [False, True, True]
+    calls.clear()
+    probes = Prober(env, [one]).grade([Text(one, "a", "aa"), Text(one, "boom", "boom"), Text(one, "c", "aaaa")])
+    assert calls == [["aa", "boom", "aaaa"], ["aa"], ["boom"], ["aaaa"]]
+    assert [(probe.failed, probe.correct) for probe in probes] == [(False, True), (True, False), (False, True)]

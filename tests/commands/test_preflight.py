@@ -15,6 +15,7 @@ from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments.agents import AgentLimits, AgentTask
 from hone.environments.data import given_rows
+from hone.environments.functions import given_task
 from hone.environments.loading import load_environment
 
 pytestmark = pytest.mark.audit
@@ -125,3 +126,14 @@ def test_in_a_mix_only_the_agent_is_not_audited(monkeypatch: pytest.MonkeyPatch)
     audit.check(SimpleNamespace(config=config, envs=envs))
     assert names == ["reverse-text"] and audit._record == {"verdict": "pass"}
     assert audit._lines == ["The agent was not audited: a program rewards its own rollouts."]
+
+
+def test_a_reward_of_sampled_tokens_is_not_audited() -> None:
+    def by_ids(completion_ids, **columns):
+        return [0.0 for _ in completion_ids]
+
+    env = given_task(Path("out"), {}, [{"prompt": f"{i}?"} for i in range(4)], None, [by_ids]).load()
+    audit, why = Audit(), "by_ids takes completion_ids, and the texts of an audit have none"
+    audit.check(SimpleNamespace(config=RLConfig(), envs={"": env}))
+    assert audit._record == {"verdict": "skipped", "why": why}
+    assert audit._lines == [f"The task was not audited: {why}."]

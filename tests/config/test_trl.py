@@ -59,5 +59,5 @@ def test_the_documentation_has_the_table() -> None:
 
 
 def test_errors_name_keywords_instead_of_flags_but_not_in_commands() -> None:
-    text = "add --reward MODULE:FUNCTION, set --trainer.optim.lr lower or --no-ckpt; see `hone audit X --seed 1`"
-    assert in_python(text) == "add reward_funcs, set trainer.optim.lr lower or ckpt=False; see `hone audit X --seed 1`"
+    text = "add --reward MODULE:FUNCTION, --seq-len 64 or --no-ckpt; see `hone audit X --seed 1`"
+    assert in_python(text) == "add reward_funcs, seq_len=64 or ckpt=False; see `hone audit X --seed 1`"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import math
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
@@ -16,11 +19,15 @@ import pytest
 
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
+from hone.config.shared import GradingConfig
 from hone.environments import load_environment
-from hone.environments.functions import given_task
+from hone.environments.functions import given_task, place_of
 from hone.environments.kept_source import kept_source
 from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
+from hone.evaluation.remote import evaluate_url
+from hone.inference.endpoint import Endpoint
+from hone.types import Outcome, Reply, Trajectory
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1), "level": i} for i in range(20)]
@@ -85,14 +92,180 @@ def test_functions_get_messages_where_prompts_are_messages_answers_as_they_are_a
     assert env.grade(env.example(**rows[0]), "6").components == {"ours": 1.0, "batched": 1.0}
 
 
-@pytest.mark.parametrize("value", [0.5, [0.5, 0.5], [], "0.5", None, np.ones(2)])
-def test_a_function_of_completions_must_return_a_list_of_one(value):
+@pytest.mark.parametrize(
+    "value, got",
+    [
+        *((0.5, "0.5"), ([0.5] * 3, "a list of 3"), ([], "a list of 0"), ("0.5", "'0.5'")),
+        *((None, "None"), (np.ones(1), "a list of 1")),
+    ],
+)
+def test_a_function_of_completions_must_return_a_list_of_as_many(value, got):
     def theirs(completions):
         return value
 
-    env = task([theirs])
-    score = env.grade(env.split("train")[0], "6")
-    assert str(score.outcome) == "grader_error" and "must return a list with a number (or None)" in score.detail
+    def ours(completion):
+        return 1.0
+
+    env = task([theirs, ours])
+    first, second = env.split("train")[0], env.split("train")[1]
+    scores = env.grade_many([(first, "6"), (first, "7"), (second, "8")], 0, ["a", "a", "b"])
+    detail = (
+        f"theirs returned {got} for 2 completions: return a list with a number (or None) for each "
+        "(theirs got the group of 2 completions in one call)"
+    )
+    assert [score.detail for score in scores[:2]] == [detail] * 2
+    assert [str(score.outcome) for score in scores[:2]] == ["grader_error"] * 2
+    assert [score.components for score in scores[:2]] == [{"ours": 1.0}] * 2
+    assert scores[2].outcome.is_failure == (got != "a list of 1")
+
+
+def test_a_group_is_given_in_one_call_with_its_columns_repeated():
+    """Without rollouts that failed; the others of the group have their values, also where one has none."""
+    calls = []
+
+    def shortest(completions, prompts, answer, level, **columns):
+        calls.append((completions, prompts, answer, level, columns))
+        lengths = [len(text) for text in completions]
+        low, high = min(lengths), max(lengths)
+        return [None if n == 4 else math.nan if n == 3 else (high - n) / (high - low or 1) for n in lengths]
+
+    async def rank(completions):
+        return [sorted(completions, reverse=True).index(text) for text in completions]
+
+    env = task([shortest, rank])
+    one, two = env.split("train")[0], env.split("train")[1]
+
+    def reply(example, text, **more):
+        return Reply([*example.prompt, {"role": "assistant", "content": text}], "stop", text, **more)
+
+    texts = ["b", "a", "1234567", "123", "1234", "12345"]
+    made = [(one, reply(one, texts[0])), (two, reply(two, texts[1])), *((one, reply(one, t)) for t in texts[2:])]
+    made.append((one, reply(one, "lost", failure=(Outcome.GRADER_ERROR, "the environment broke off"))))
+    scores = env.grade_many(made, 0, [example.id for example, _ in made])
+    (mine, prompts, answer, level, columns), other = calls
+    assert mine == ["b", "1234567", "123", "1234", "12345"] and other[0] == ["a"] and columns == {}
+    assert (prompts, answer) == ([one.prompt[0]["content"]] * 5, [one.answer] * 5)
+    assert level == [one.info["level"]] * 5
+    expected = [{"shortest": 1.0, "rank": 0}, {"shortest": 0.0, "rank": 0}, {"shortest": 0.0, "rank": 1}]
+    expected += [{"rank": 4}, {"rank": 3}, {"shortest": 2 / 6, "rank": 2}, {}]
+    assert [score.components for score in scores] == expected
+    assert scores[3].detail == "shortest returned nan, which is not a finite number"
+    assert [i for i, score in enumerate(scores) if score.outcome.is_failure] == [3, 6]
+
+
+def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
+    def by_ids(completion_ids, **columns):
+        return [float(len(ids)) for ids in completion_ids]
+
+    def perhaps(completions, completion_ids=None):
+        return [float(completion_ids is None)] * len(completions)
+
+    env = task([by_ids, perhaps])
+    example = env.split("train")[0]
+    messages = [*example.prompt, {"role": "assistant", "content": "6"}]
+    mask, zeros = np.array([False, True, True]), np.zeros(3, np.float32)
+    versions = np.array([-1, 0, 0], np.int32)
+    sampled = Trajectory(np.array([7, 8, 9]), mask, zeros, versions, messages, "stop", "0")
+    recorded = Reply(messages, "stop", "1", completion_ids=[8, 9, 10])
+    scores = env.grade_many([(example, sampled), (example, recorded)], 0, [0, 0])
+    assert [score.components for score in scores] == [{"by_ids": 2.0, "perhaps": 0.0}, {"by_ids": 3.0, "perhaps": 0.0}]
+    words = "by_ids takes completion_ids, the tokens of a sampled completion, and here are only texts"
+    with pytest.raises(UserError, match=words):
+        env.grade(example, "6")
+    few = {"num_examples": 1, "rollouts_per_example": 1, "body": {}, "seed": 0}
+    with pytest.raises(UserError, match=words):  # before it asks
+        evaluate_url(Endpoint("http://127.0.0.1:9"), "model", env, **few)
+    assert components(task([perhaps])) == {"perhaps": 1.0}
+
+
+def test_what_only_a_trainer_of_trl_has_is_refused_unless_it_may_be_missing():
+    def by_state(completions, trainer_state):
+        return [1.0] * len(completions)
+
+    def by_one(completion, completion_ids):
+        return 1.0
+
+    def fine(completions, trainer_state=None, **columns):
+        return [float(trainer_state is None and "trainer_state" not in columns)] * len(completions)
+
+    assert components(task([fine])) == {"fine": 1.0}
+    words = (
+        "by_state has a parameter 'trainer_state', .* it is offered completions, prompts, completion_ids, info and the"
+    )
+    with pytest.raises(UserError, match=words):
+        task([by_state])
+    with pytest.raises(
+        UserError, match=r"by_one has a parameter 'completion_ids', .* it is offered completion, answer"
+    ):
+        task([by_one])
+
+
+FACTOR = 3.0
+
+
+def scaled(completion, scale, of=1.0):
+    return len(completion[-1]["content"]) * scale * of
+
+
+@dataclass(frozen=True)
+class Judge:
+    bonus: float
+    table: dict
+
+    async def __call__(self, completion):
+        return self.bonus * FACTOR
+
+    def ranked(self, completions):
+        return [self.table[text] for text in completions]
+
+
+def test_partials_objects_and_bound_methods_are_rewards_and_kept(here, monkeypatch):
+    judge = Judge(2.0, {"66": 0.5})
+    funcs = [functools.partial(scaled, scale=2.0), judge, judge.ranked, functools.partial(judge.ranked)]
+    env = task(funcs[:3])
+    assert components(env, "66") == {"scaled": 4.0, "Judge": 6.0, "ranked": 0.5}
+    assert place_of(funcs[0]) is place_of(judge) is None
+    monkeypatch.setattr(sys.modules[__name__], "a_judge", judge, raising=False)
+    assert place_of(judge) == f"{__name__}:a_judge"
+    monkeypatch.delattr(sys.modules[__name__], "a_judge")
+    (here / "program.py").write_text(
+        "import functools, json\nfrom dataclasses import dataclass\nfrom pathlib import Path\n"
+        "from hone.environments.functions import given_task\n"
+        f"FACTOR = 3.0\n{inspect.getsource(scaled)}\n{inspect.getsource(Judge)}\n"
+        "judge = Judge(2.0, {'66': 0.5})\n"
+        "funcs = [functools.partial(scaled, scale=2.0), judge, Judge(1.0, {'66': 5}).ranked]\n"
+        "given = given_task(Path('out'), {}, [{'prompt': 'a'}, {'prompt': 'b'}], None, funcs)\n"
+        "Path('out').mkdir()\n"
+        "for name, text in given.files.items():\n    (Path('out') / name).write_text(text)\n"
+        "print(json.dumps([given.args, given.graded_here, given.not_kept]))\n"
+    )
+    done = subprocess.run([sys.executable, "program.py"], capture_output=True, text=True, check=True)
+    args, graded_here, not_kept = json.loads(done.stdout)
+    assert (graded_here, not_kept) == (["scaled", "Judge", "ranked"], "")
+    assert args["rewards"] == [f"out/rewards.py:reward_{name}" for name in graded_here]
+    env = load_environment("functions", **args)
+    env.use_workers(GradingConfig(workers=1))
+    assert components(env, "66") == {"scaled": 4.0, "Judge": 6.0, "ranked": 5.0}
+    assert env.has_workers and "judge = Judge.__new__(Judge)" not in (here / "out/rewards.py").read_text()
+    env.close_workers()
+
+
+@pytest.mark.parametrize("func", [lambda completion: 1.0, Judge, len, "a".count, functools.partial(lambda x: 1.0)])
+def test_what_is_no_named_function_is_refused(func):
+    with pytest.raises(UserError, match="in reward_funcs is not a named function"):
+        task([func])
+
+
+def test_an_object_with_what_can_not_be_written_down_says_so():
+    class Reads:
+        def __init__(self):
+            self.stream = STREAM
+
+        def __call__(self, completion):
+            return 1.0
+
+    words = "which has no source: make it inside a function, or put the reward function into a module"
+    assert f"is a TextIOWrapper, {words}" in kept_source([Reads()])[1]
 
 
 def test_tables_and_numbers_of_numpy():
@@ -240,7 +413,8 @@ def shadows(completion):
 
 def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matter():
     text, why = kept_source([reads])
-    problem = "STREAM is a TextIOWrapper, which has no source: make it inside a function"
+    problem = "STREAM is a TextIOWrapper, which has no source: make it inside a function, or put the "
+    problem += "reward function into a module"
     with pytest.raises(ImportError, match="only the program that began the run can go on with it: STREAM is a"):
         exec(text, {})
     assert why == problem and f"# {problem}\n" in text and "LENGTH = 3\n" in text and "def reads" in text

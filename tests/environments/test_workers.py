@@ -168,13 +168,91 @@ def test_what_is_graded_while_others_are_sampled_has_the_same_scores_whatever_en
     env = load(2, timeout=0.5)
     with env.early_grading(seed=7) as early:
         assert early is not None
-        for pair in reversed(pairs(env, texts)):
-            early.add(*pair)
+        for index, pair in reversed(list(enumerate(pairs(env, texts)))):
+            early.add(index, *pair)
         scores = early.scores()
     assert shown([scores[reply.sample_id] for _, reply in pairs(env, texts)]) == shown(grades(env, texts))
     for env in (load(0), load(2, kind="async")):
         with env.early_grading() as early:
             assert early is None
+
+
+GROUPED = """
+import os, time
+
+
+def shortest(completions, answer):
+    "The length of a text beside the longest of its group; also what goes wrong with a whole group."
+    if "exit" in completions:
+        os._exit(0)
+    if "spin" in completions:
+        while True:
+            pass
+    if "raise" in completions:
+        raise RuntimeError("no grade")
+    if "slow" in completions:  # longer than one completion may take
+        began = time.process_time()
+        while time.process_time() - began < 0.8:
+            pass
+    if "few" in completions:
+        return [0.5] * (len(completions) - 1)
+    return ["text" if text == "bad" else len(text) / max(map(len, completions)) for text in completions]
+
+
+def single(completion):
+    if completion[-1]["content"] == "alone":
+        raise RuntimeError("not this one")
+    return 0.25
+"""
+
+
+def grouped(groups: list[list[str]], workers: int, early: bool = False) -> list:
+    """Grade the texts group by group; `early`: each as if it had just been sampled, the last first."""
+    Path("grouped.py").write_text(GROUPED)
+    rows = [{"prompt": f"{i}?", "answer": "a"} for i in range(len(groups) + 1)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    env = load_environment("functions", rewards=["grouped.py:shortest", "grouped.py:single"], data="rows.jsonl")
+    env.use_workers(GradingConfig(workers=workers, timeout=0.5))
+    train = env.split("train")
+    made = [
+        (train[i], Reply([*train[i].prompt, {"role": "assistant", "content": text}], "stop", f"0-{i}-{k}"))
+        for i, texts in enumerate(groups)
+        for k, text in enumerate(texts)
+    ]
+    if not early:
+        return env.grade_many(made, 7, [reply.sample_id.rpartition("-")[0] for _, reply in made])
+    with env.early_grading(7, len(groups[0])) as grading:
+        assert grading is not None
+        for index, pair in reversed(list(enumerate(made))):
+            grading.add(index, *pair)
+        scores = grading.scores()
+    return [scores[reply.sample_id] for _, reply in made]
+
+
+def test_a_group_is_graded_in_one_call_in_its_own_order_whatever_ends_first():
+    groups = [["a", "bbbb"], ["cc", "c"], ["bad", "cccc"], ["alone", "b"], ["few", "b"], ["raise", "b"]]
+    scores = {(w, early): grouped(groups, w, early) for w, early in ((0, False), (2, False), (2, True))}
+    assert shown(scores[0, False]) == shown(scores[2, False]) == shown(scores[2, True])
+    values = [score.components.get("shortest") for score in scores[2, True]]
+    assert values == [0.25, 1.0, 1.0, 0.5, None, 1.0, 1.0, 0.2, None, None, None, None]
+    failed = [i for i, score in enumerate(scores[2, True]) if score.outcome.is_failure]
+    assert failed == [4, 6, 8, 9, 10, 11]  # a value that is none, and what fails for one text, cost one alone
+    few, raised = scores[2, True][8].detail, scores[2, True][10].detail
+    assert "shortest returned a list of 1 for 2 completions: return a list with a number (or None) for each" in few
+    assert raised.endswith("RuntimeError: no grade (shortest got the group of 2 completions in one call)")
+
+
+def test_what_hangs_or_ends_costs_its_group_which_has_the_time_of_all_its_completions():
+    groups = [["spin", "b"], ["b", "exit"], ["slow", "b"]]
+    scores = grouped(groups, 2)
+    assert [score.outcome for score in scores[:4]] == ["grader_timeout"] * 2 + ["grader_error"] * 2
+    assert [score.components for score in scores[:4]] == [{"single": 0.25}] * 4
+    assert [score.reward for score in scores[4:]] == [1.25, 0.5]
+    group = "(shortest got the group of 2 completions in one call)"
+    limits = "(grading.timeout allows 0.5 s of the processor, 3 s by the clock for each completion)"
+    assert scores[0].detail == f"grading took 1 seconds of processor time {limits} {group}"
+    assert scores[2].detail == f"the process that was grading ended with 0 {group}"
+    assert shown(grouped(groups, 2, early=True)) == shown(scores)
 
 
 def test_what_goes_wrong_costs_its_own_completion():

@@ -104,7 +104,7 @@ class Probe:
 
 @dataclass
 class Prober:
-    """Grades texts by the task's real path.
+    """Grades texts by the task's real path. Texts of one example that are graded together are one group.
 
     `graded` has all that was graded so far, `hung` the names of texts at which the grader was ended.
     """
@@ -156,7 +156,13 @@ class Prober:
         if isinstance(self.env, MultiTurnEnv):
             replies = play_many(self.env, pairs)
             pairs = [(example, reply) for (example, _), reply in zip(pairs, replies, strict=True)]
-        scores = self.env.grade_many(pairs, self.seed)
+        keys = [example.id for example, _ in pairs]
+        scores = self.env.grade_many(pairs, self.seed, keys)
+        if self.env.rubric.group_funcs:
+            # A text that makes the call for its group fail costs the others nothing here: each is tried alone.
+            failed = [i for i, score in enumerate(scores) if score.outcome.is_failure and keys.count(keys[i]) > 1]
+            for i, score in zip(failed, self.env.grade_many([pairs[i] for i in failed], self.seed), strict=True):
+                scores[i] = score
         probes = [Probe(text, score) for text, score in zip(texts, scores, strict=True)]
         self.hung |= {probe.name for probe in probes if probe.score.outcome is Outcome.GRADER_TIMEOUT}
         return probes

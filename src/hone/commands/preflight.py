@@ -39,22 +39,19 @@ class Audit(Observer):
         self._lines = ["The task was not audited (--no-audit)."]
 
     def check(self, training: Any) -> None:
-        from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
-
         config = training.config
         if _had_before(config, training.envs):
             return
         self._record = {"verdict": "skipped", "why": "--no-audit"}
         if not config.audit:
             return
-        audited = {name for name, env in training.envs.items() if not isinstance(env, AgentEnv)}
-        agents = len(training.envs) - len(audited)
-        self._lines = [f"The agent was not audited: {REWARDED_BY_PROGRAM}."] * agents
-        if not audited:
-            self._record = {"verdict": "skipped", "why": REWARDED_BY_PROGRAM}
+        not_audited = {name: why for name, env in training.envs.items() if (why := _not_audited(env))}
+        self._lines = [f"The {what} was not audited: {why}." for what, why in not_audited.values()]
+        if len(not_audited) == len(training.envs):
+            self._record = {"verdict": "skipped", "why": next(iter(not_audited.values()))[1]}
             return
         tasks = config.tasks().items()
-        records = [self._audit(training, one, training.envs[name]) for name, one in tasks if name in audited]
+        records = [self._audit(training, one, training.envs[name]) for name, one in tasks if name not in not_audited]
         self._record = records[0]
         if len(records) > 1:
             from hone.audit.report import worst
@@ -74,16 +71,17 @@ class Audit(Observer):
         failed = [finding for finding in report.failures if finding.name != MAX_TOKENS_FAILURE]
         if failed and (self._refuses or report.facts["failed"] == report.facts["texts"]):
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
-            start = "--no-audit" if self._refuses else "audit=False"
             raise UserError(
                 f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
-                f"{others}. To mend it, {failed[0].remedy}. See it with: {see}   Start anyway with {start}"
+                f"{others}. To mend it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
             )
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
         self._lines += [f"audit: all of it: {see}"] if bad else []
         if form := report.facts.get("reference"):
-            self._lines.append(f"audit: right answers were written as {printable(form)}; another form: reference=…")
+            self._lines.append(
+                f"audit: right answers were written as {printable(form)}; for another form give --reference"
+            )
         return {key: value for key, value in report.record().items() if key != "seconds"}
 
     def before_start(self, run: RunWriter) -> None:
@@ -93,6 +91,17 @@ class Audit(Observer):
         run.event("audit", run.start_step, verdict=self._record["verdict"])
         for line in self._lines:
             run.display.message(line)
+
+
+def _not_audited(env: Environment) -> tuple[str, str] | None:
+    """Return what is not audited, the agent or the task, and why; None for a task that is."""
+    from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
+
+    if isinstance(env, AgentEnv):
+        return "agent", REWARDED_BY_PROGRAM
+    if (name := env.rubric.needs_ids) is not None:
+        return "task", f"{name} takes completion_ids, and the texts of an audit have none"
+    return None
 
 
 def _audit(training: Any, config: RLConfig, env: Environment) -> Report:

@@ -374,7 +374,8 @@ class GradingConfig(BaseConfig):
     workers: int | None = Field(default=None, ge=0)
     """Processes; by default one per core. 0: none, all runs in hone's own and without limits, for debugging."""
     timeout: float = Field(default=10.0, gt=0)
-    """Seconds for a completion: if deterministic, of processor time (by the clock 6 times as many)."""
+    """Seconds for a completion: if deterministic, of processor time (by the clock 6 times as many). A function of
+    `completions` has those of its whole group."""
     memory_gib: float = Field(default=4.0, gt=0)
     """Memory, in GiB, that a process may take beyond what it takes to load the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)

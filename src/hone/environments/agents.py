@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,7 +125,9 @@ class AgentEnv(SingleTurnEnv):
     def late_grading_reason(self) -> str | None:
         return REWARDED_BY_PROGRAM
 
-    def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
+    def grade_many(
+        self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
+    ) -> list[Score]:
         """Return the scores that the program gave. Raises UserError for completions that it did not make."""
         return [self._score(completion) for _, completion in pairs]
 

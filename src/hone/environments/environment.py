@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 Completion = str | list[Message] | Trajectory | Reply
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
+NEEDS_IDS = (
+    "takes completion_ids, the tokens of a sampled completion, and here are only texts: give the parameter a default, "
+    "or grade what a run sampled"
+)
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
 """Called with what worker processes do, in words; "" when they are done."""
@@ -306,40 +310,58 @@ class Environment:
         """
         return self.grade_many([(example, completion)], seed)[0]
 
-    def grade_many(self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0) -> list[Score]:
+    def grade_many(
+        self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
+    ) -> list[Score]:
         """Grade each (example, completion); return the scores in order.
+
+        Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
+        them together, in their order, without rollouts that failed. By default each is a group of its own.
 
         They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
         environment. Async reward functions of different samples wait at the same time; functions of one sample run one
         after another, for they share `state`.
         """
         scores: list[Score | None] = []
-        samples = []
-        for example, completion in pairs:
+        samples: list[Sample] = []
+        members: dict[Hashable, list[int]] = {}
+        pairs = list(pairs)
+        keys = range(len(pairs)) if groups is None else groups
+        for (example, completion), key in zip(pairs, keys, strict=True):
             failure = completion.failure if isinstance(completion, Trajectory | Reply) else None
             scores.append(None if failure is None else Score(math.nan, {}, self.rubric.weights, *failure))
             if failure is None:
+                members.setdefault(key, []).append(len(samples))
                 samples.append(self._sample(example, completion, seed))
-        workers = self._workers_for(self.rubric.inline)
-        if workers is None:
-            measured = together([self.grading(sample) for sample in samples], self.limits.timeout)
-        else:
-            measured = workers.grade(samples, self.rubric)
+        measured = self._measure(samples, list(members.values()) if self.rubric.group_funcs else [])
         both = zip(measured, samples, strict=True)
         graded = iter([self.rubric.score(one, sample, self.parser) for one, sample in both])
         return [next(graded) if score is None else score for score in scores]
 
+    def _measure(self, samples: Sequence[Sample], members: Sequence[Sequence[int]]) -> list[Measured]:
+        """Run the functions of the rubric on the samples, and those of a group on its `members`."""
+        groups = [[samples[i] for i in group] for group in members]
+        workers = self._workers_for(self.rubric.inline)
+        if workers is None:
+            most = max(map(len, groups), default=1)
+            ones = together([self.grading(sample) for sample in samples], self.limits.timeout)
+            wholes = together([self.grading_group(group) for group in groups], self.limits.timeout * most)
+        else:
+            ones, wholes = workers.grade(samples, groups, self.rubric)
+        return _joined(ones, wholes, members)
+
     @contextmanager
-    def early_grading(self, seed: int = 0) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading, which grades each rollout in a worker process from when it is added; nothing else is
-        graded until the block ends. Yields None if there is a `late_grading_reason`.
+    def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
+        """Yield an EarlyGrading, which grades each rollout in a worker process from when it is added, and each group of
+        `size` once it is there; nothing else is graded until the block ends. Yields None if there is a
+        `late_grading_reason`.
         """
         workers = None if self.late_grading_reason else self._workers_for(self.rubric.inline)
         if workers is None:
             yield None
         else:
             with workers.open_round() as round:
-                yield EarlyGrading(self, workers, round, seed)
+                yield EarlyGrading(self, workers, round, seed, size)
 
     @property
     def late_grading_reason(self) -> str | None:
@@ -355,8 +377,12 @@ class Environment:
         return None
 
     def grading(self, sample: Sample) -> Work[Measured]:
-        """Run the functions of the rubric on a sample, in this process."""
+        """Run the functions of one completion on a sample, in this process."""
         return self.rubric.measure(sample, self.parser)
+
+    def grading_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
+        """Run the functions of a group on one, in this process."""
+        return self.rubric.measure_group(samples)
 
     @property
     def all_inline(self) -> bool:
@@ -392,8 +418,14 @@ class Environment:
         else:
             starts = completion[: len(example.prompt)] == example.prompt
             messages = completion[len(example.prompt) :] if starts else completion
-        completed = [dict(message) for message in messages]
-        return Sample(example, completed, stop_reason, seed, sample_id, state)
+        completed, ids = [dict(message) for message in messages], None
+        if self.rubric.takes_ids and isinstance(completion, Trajectory):
+            ids = completion.token_ids[completion.sampled_mask].tolist()
+        elif self.rubric.takes_ids and isinstance(completion, Reply):
+            ids = completion.completion_ids
+        if ids is None and (name := self.rubric.needs_ids) is not None:
+            raise UserError(f"{name} {NEEDS_IDS}")
+        return Sample(example, completed, stop_reason, seed, sample_id, state, ids)
 
     def _messages(self, prompt: Any, where: str) -> list[Message]:
         if isinstance(prompt, str):
@@ -417,23 +449,46 @@ class Environment:
 class EarlyGrading:
     """Completions that are graded while others are sampled. A score is what `Environment.grade_many` gives."""
 
-    def __init__(self, env: Environment, workers: Workers, round: Round, seed: int) -> None:
-        self._env, self._workers, self._round, self._seed = env, workers, round, seed
-        self._samples: list[Sample] = []
+    def __init__(self, env: Environment, workers: Workers, round: Round, seed: int, size: int) -> None:
+        self._env, self._workers, self._round, self._seed, self._size = env, workers, round, seed, size
+        self._samples: dict[int, Sample] = {}
+        self._asked: list[tuple[str, Any]] = []
+        self._groups: list[range] = []
 
-    def add(self, example: Example, completion: Trajectory | Reply) -> None:
-        """Grade a rollout of one turn, without waiting."""
-        from hone.environments.workers import question
-
+    def add(self, index: int, example: Example, completion: Trajectory | Reply) -> None:
+        """Grade a rollout of one turn, without waiting. `index` counts the rollouts group by group."""
         assert completion.failure is None, "a rollout of one turn has no environment that could fail"
-        self._samples.append(self._env._sample(example, completion, self._seed))
-        self._round.put(question("grade", self._samples[-1:]))
+        sample = self._samples[index] = self._env._sample(example, completion, self._seed)
+        self._ask("grade", sample)
+        first = index - index % self._size
+        group = range(first, first + self._size)
+        if self._env.rubric.group_funcs and self._samples.keys() >= set(group):
+            self._groups.append(group)
+            self._ask("group", [self._samples[i] for i in group])
+
+    def _ask(self, kind: str, item: Any) -> None:
+        self._asked.append((kind, item))
+        self._workers.put(self._round, kind, item)
 
     def scores(self) -> dict[str, Score]:
         """Return the score of each rollout by its sample id, when all are there."""
         rubric, parser = self._env.rubric, self._env.parser
-        measured = self._workers.grade(self._samples, rubric, self._round)
-        return {s.sample_id: rubric.score(one, s, parser) for one, s in zip(measured, self._samples, strict=True)}
+        ones, wholes = self._workers.answers(self._round, self._asked, rubric)
+        place = {index: i for i, index in enumerate(self._samples)}
+        measured = _joined(ones, wholes, [[place[index] for index in group] for group in self._groups])
+        both = zip(measured, self._samples.values(), strict=True)
+        return {sample.sample_id: rubric.score(one, sample, parser) for one, sample in both}
+
+
+def _joined(
+    ones: Sequence[Measured], wholes: Sequence[Sequence[Measured]], members: Sequence[Sequence[int]]
+) -> list[Measured]:
+    """Return what was measured of each sample, with what was measured of its group; `members` are the groups'."""
+    made = list(ones)
+    for group, indices in zip(wholes, members, strict=True):
+        for one, i in zip(group, indices, strict=True):
+            made[i] = made[i].joined(one)
+    return made
 
 
 class SingleTurnEnv(Environment):

@@ -5,12 +5,13 @@
     def exact(completion, answer):                      # as every reward function of hone: one completion
         return float(completion[-1]["content"].strip() == answer)
 
-    def short(completions, **columns):                  # as those of TRL: a list of them, and a list of each column
-        return [float(len(text) < 100) for text in completions]
+    def short(completions, **columns):                  # as those of TRL: a group of them, and a list of each column
+        return [float(len(text) == min(map(len, completions))) for text in completions]
 
 Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask
-for by name. A function of `completions` gets one completion at a time: as messages where the row's prompt is messages,
-else as text.
+for by name. A function of `completions`, `prompts` or `completion_ids` gets all completions of a prompt that are graded
+together, in one call: as messages where the row's prompt is messages, else as text; each column is repeated. It returns
+a list with a value for each.
 """
 
 from __future__ import annotations
@@ -24,24 +25,41 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
-from hone.environments.kept_source import kept_source
+from hone.environments.kept_source import kept_name, kept_source
 from hone.environments.parsers import completion_text
-from hone.environments.rubric import OFFERED, RewardFunc, Rubric, component_name, is_async, is_inline
+from hone.environments.references import Reference
+from hone.environments.rubric import (
+    OFFERED,
+    RewardFunc,
+    Rubric,
+    Sample,
+    component_name,
+    is_async,
+    is_inline,
+    of_group,
+    unwrapped,
+)
 from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
-from hone.types import content_hash
+from hone.grading import GraderFailure
+from hone.types import Outcome, content_hash
 
 REWARDS = "rewards.py"
 """File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
 _IS_TEXT = "prompt_is_text"
 """Key of `info`: the row's prompt was text, so functions of `completions` get text."""
+_LISTS = ("completions", "prompts", "completion_ids")
+"""Parameters of TRL's form: each is a list with an item for each completion of the group."""
+_TRAINERS = {"trainer_state", "log_extra", "log_metric"}
+"""Arguments of TRL's trainer, which have no counterpart."""
 
 
 def load_environment(
@@ -56,12 +74,14 @@ def load_environment(
     agent: str | None = None,
     agent_command: str | None = None,
     agent_limits: dict[str, Any] | None = None,
+    reference: str | None = None,
 ) -> Environment:
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
     Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
     `correct` names the function that decides which answers are right, by default the first. A program makes rollouts
     and rewards: the async function `agent`, or `agent_command`, within `agent_limits`: see `hone.environments.agents`.
+    `reference` makes right answers for an audit: a template such as "<answer>{answer}</answer>", or a function's place.
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
     if agent is not None or agent_command is not None:
@@ -71,7 +91,17 @@ def load_environment(
     if data is None and eval_data is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
     found = [_source(place) for place in places]
-    return FunctionTask(found, data, eval_data, weights, correct, system_prompt, split, eval_split)
+    return FunctionTask(found, *where, reference=None if reference is None else _reference(reference))
+
+
+def _reference(reference: Any) -> Reference:
+    """Return the template, or the function that is given or named. Raises UserError for anything else."""
+    if callable(reference):
+        return checked_function(reference, "reference")
+    if not isinstance(reference, str) or not ("{" in reference or ":" in reference):
+        example = "a template such as '<answer>{answer}</answer>', a function, or MODULE:FUNCTION"
+        raise UserError(f"reference is {reference!r}: give {example}")
+    return reference if "{" in reference else find_function(reference)[0]
 
 
 def _agent_task(
@@ -114,6 +144,7 @@ class FunctionTask(SingleTurnEnv):
         system_prompt: str | None = None,
         split: str = "train",
         eval_split: str = "test",
+        reference: Reference | None = None,
     ) -> None:
         graders = [_Grader(source.func) for source in found]
         self.needed = {name for grader in graders for name in grader.columns}
@@ -121,11 +152,13 @@ class FunctionTask(SingleTurnEnv):
         sources = train_and_eval(data, eval_data, split, eval_split, functools.partial(hold_out, key=_prompt), _no_rows)
         super().__init__(
             id=FUNCTIONS,
-            rubric=Rubric([grader.by_sample() for grader in graders], weights, correctness=correct),
+            rubric=Rubric([grader.reward_func() for grader in graders], weights, correctness=correct),
             dataset=sources["dataset"] if data is not None else None,
             eval_dataset=sources["eval_dataset"],
             system_prompt=system_prompt,
+            reference=reference,
         )
+        self._reads_answer = {component_name(one.func) for one in graders if "answer" in one.names}
         self.module = next((source.file for source in found if source.file is not None), None)
         made_of = list(dict.fromkeys(source.digest for source in found))
         self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)
@@ -145,6 +178,10 @@ class FunctionTask(SingleTurnEnv):
                 own = json.loads(own or "{}")
         info = {**own, **info} if isinstance(own, dict) else own or info
         return {"prompt": _raw_prompt(row), "answer": answer, "info": info}
+
+    @property
+    def reads_answer(self) -> bool:
+        return self.rubric.correctness in self._reads_answer
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         return super().digests(splits) | {"environment": self._made_of}
@@ -170,7 +207,7 @@ class _Grader:
     """A reward function, with the arguments that its parameters ask for.
 
     `batched`: it has TRL's form and gets lists. `others` are names that a rubric does not offer, and so may be columns
-    of the data; `columns` are the ones it needs.
+    of the data; `columns` are the ones it needs. Raises UserError if it needs what only TRL's trainer has.
     """
 
     def __init__(self, func: RewardFunc) -> None:
@@ -178,53 +215,77 @@ class _Grader:
         named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
         self.func, self.names = func, named.keys()
         self.takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-        self.batched = "completions" in named
-        self.others = named.keys() - (("completions", "prompts", "info") if self.batched else OFFERED)
+        self.batched = "completions" in named or ("completion" not in named and not named.keys().isdisjoint(_LISTS))
+        self.others = named.keys() - ((*_LISTS, "info") if self.batched else OFFERED)
         self.columns = {name for name in self.others if named[name] is inspect.Parameter.empty}
+        self.needs_ids = named.get("completion_ids", 0) is inspect.Parameter.empty
+        if refused := self.columns & (_TRAINERS if self.batched else {*_TRAINERS, "completion_ids"}):
+            offered = (*_LISTS, "info") if self.batched else OFFERED
+            raise UserError(
+                f"reward function {component_name(func)} has a parameter {min(refused)!r}, which it does not get here: "
+                f"it is offered {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
+            )
 
-    def by_sample(self) -> RewardFunc:
-        """Return the function as a rubric calls it: for one completion, with what a rubric offers."""
+    def reward_func(self) -> RewardFunc:
+        """Return the function as a rubric calls it: for one completion with what a rubric offers, or for a group."""
         func = self.func
-        if not self.batched and not self.others and "answer" not in self.names:
+        if self.batched:
+            return self._by_group()
+        if not self.others and "answer" not in self.names:
             return func
 
         def graded(**offered: Any) -> Any:
-            return self._result(func(**self._arguments(offered)))
+            return func(**self._arguments(offered))
 
         async def graded_later(**offered: Any) -> Any:
-            return self._result(await func(**self._arguments(offered)))  # type: ignore[misc]
+            return await func(**self._arguments(offered))  # type: ignore[misc]
 
         made: Any = graded_later if is_async(func) else graded
         made.__name__, made.inline = component_name(func), is_inline(func)
-        wanted = {"completion", "prompt", "info", "state"} if self.batched else (self.names & {*OFFERED}) | {"info"}
-        keyword = inspect.Parameter.KEYWORD_ONLY
+        keyword, wanted = inspect.Parameter.KEYWORD_ONLY, (self.names & {*OFFERED}) | {"info"}
         made.__signature__ = inspect.Signature([inspect.Parameter(name, keyword) for name in sorted(wanted)])
         return made
 
-    def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments of the function; of one of `completions` lists with one item."""
-        info = dict(offered["info"])
-        if not self.batched:
-            columns = {name: info[name] for name in {*self.others, "answer"} & self.names & info.keys()}
-            return {name: value for name, value in offered.items() if name in self.names} | columns
-        prompt, completion = offered["prompt"], offered["completion"]
-        if info.pop(_IS_TEXT, False):
-            prompt, completion = prompt[-1]["content"], completion_text(completion)
-        row = {"answer": offered["state"]["answer"]} | info | {"prompts": prompt, "completions": completion}
-        row |= {"info": info} if "info" in self.names else {}
-        return {name: [value] for name, value in row.items() if self.takes_all or name in self.names}
+    def _by_group(self) -> RewardFunc:
+        func = self.func
 
-    def _result(self, values: Any) -> Any:
-        """Return the reward; of a function of `completions` the one value of its list."""
-        if not self.batched:
-            return values
+        def graded(samples: Sequence[Sample]) -> Any:
+            return self._values(func(**self._lists(samples)), len(samples))
+
+        async def graded_later(samples: Sequence[Sample]) -> Any:
+            return self._values(await func(**self._lists(samples)), len(samples))  # type: ignore[misc]
+
+        made: Any = graded_later if is_async(func) else graded
+        made.__name__, made.inline = component_name(func), is_inline(func)
+        return of_group(made, ids=self.takes_all or "completion_ids" in self.names, needs_ids=self.needs_ids)
+
+    def _arguments(self, offered: Mapping[str, Any]) -> dict[str, Any]:
+        info = offered["info"]
+        columns = {name: info[name] for name in {*self.others, "answer"} & self.names & info.keys()}
+        return {name: value for name, value in offered.items() if name in self.names} | columns
+
+    def _lists(self, samples: Sequence[Sample]) -> dict[str, list[Any]]:
+        """Return the arguments of a function of a group: a list of each column, in the order of the samples."""
+        rows = []
+        for sample in samples:
+            info, prompt, completion = dict(sample.example.info), sample.example.prompt, sample.completion
+            if info.pop(_IS_TEXT, False):
+                prompt, completion = prompt[-1]["content"], completion_text(completion)
+            row = {"answer": sample.example.answer} | info | {"prompts": prompt, "completions": completion}
+            row |= {} if sample.completion_ids is None else {"completion_ids": sample.completion_ids}
+            rows.append(row | ({"info": info} if "info" in self.names else {}))
+        return {name: [row[name] for row in rows] for name in rows[0] if self.takes_all or name in self.names}
+
+    def _values(self, values: Any, count: int) -> list[Any] | GraderFailure:
+        """Return what a function of a group returned, if it is a list of this length."""
         values = values.tolist() if hasattr(values, "tolist") else values
-        if not isinstance(values, list | tuple) or len(values) != 1:
-            raise TypeError(
-                f"{component_name(self.func)} has a parameter `completions`, so it must return a list with a number "
-                f"(or None) for each of them; for 1 completion it returned {values!r:.60}"
-            )
-        return values[0]
+        if isinstance(values, list | tuple) and len(values) == count:
+            return list(values)
+        got = f"a list of {len(values)}" if isinstance(values, list | tuple) else f"{values!r:.60}"
+        detail = (
+            f"{component_name(self.func)} returned {got} for {count} completion{'s' * (count != 1)}: return a list "
+        )
+        return GraderFailure(Outcome.GRADER_ERROR, f"{detail}with a number (or None) for each")
 
 
 @dataclass(frozen=True)
@@ -257,6 +318,7 @@ def given_task(
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
     agent: Callable[..., Any] | str | None = None,
+    reference: Reference | None = None,
 ) -> Given:
     """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
 
@@ -273,6 +335,8 @@ def given_task(
     objects = [
         checked_function(func, "agent" if has_agent else "reward_funcs") for func in funcs if not isinstance(func, str)
     ]
+    reference = args.get("reference") if reference is None else reference
+    objects += [checked_function(reference, "reference")] if callable(reference) else []
     placed = [(func if isinstance(func, str) else place_of(func), func) for func in funcs]
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
     text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
@@ -286,21 +350,26 @@ def given_task(
     files |= {REWARDS: text} if text else {}
     named: dict[str, Any] = dict(args)
     named |= {name: str(folder / f"{name}.jsonl") if isinstance(r, Rows) else r for name, r in rows.items() if r}
-    names = [place or f"{folder / REWARDS}:{component_name(source.func)}" for place, source in found]
+    names = [place or f"{folder / REWARDS}:{kept_name(source.func)}" for place, source in found]
     named |= ({"agent": names[0]} if names else {}) if has_agent else {"rewards": names}
     named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
     named |= {} if correct is None else {"correct": correct if isinstance(correct, str) else component_name(correct)}
+    if callable(reference):
+        named["reference"] = place_of(reference) or f"{folder / REWARDS}:{kept_name(reference)}"
+    elif reference is not None:
+        named["reference"] = reference
     data = [rows[name] or named.get(name) for name in rows]
     if data == [None, None]:
         raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
 
     def load() -> Environment:
-        not_more = ("rewards", "agent", "agent_command", "agent_limits", *rows)
+        not_more = ("rewards", "agent", "agent_command", "agent_limits", "reference", *rows)
         more: dict[str, Any] = {name: value for name, value in named.items() if name not in not_more}
         if has_agent:
             bounds = AgentLimits.of(named.get("agent_limits"))
             source = found[0][1] if found else None
             return AgentTask(source.func if source else None, command, source, bounds, data[0], data[1], **more)
+        more["reference"] = None if reference is None else _reference(reference)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:
             task.loaded_by(Origin(FUNCTIONS, named, os.getcwd(), list(sys.path), sources()))
@@ -310,20 +379,31 @@ def given_task(
 
 
 def place_of(func: Callable[..., Any]) -> str | None:
-    """Return where a worker process finds the function; None if it is in a notebook, a script or another function."""
-    place = f"{func.__module__}:{component_name(func)}"
-    if func.__module__ != "__main__":
-        with suppress(UserError):
-            if find_function(place)[0] is func:
-                return place
+    """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
+
+    An object, a bound method or a partial is found if a global variable of its class's or function's module is that.
+    """
+    home, names = unwrapped(func).__module__, [component_name(func)]
+    if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:
+        names = [name for name, value in vars(sys.modules[home]).items() if value is func]
+    if home != "__main__":
+        for name in names:
+            with suppress(UserError):
+                if find_function(f"{home}:{name}")[0] is func:
+                    return f"{home}:{name}"
     return None
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return the function, if it is one with a name. Raises UserError if not."""
+    """Return the function, if it is one with a name; as a reward also a partial or a bound method of such a one, or an
+    object that can be called. Raises UserError if not."""
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
-    if not inspect.isfunction(inspect.unwrap(func)) or func.__name__ == "<lambda>":
+    inner = unwrapped(func) if where == "reward_funcs" else func
+    if where == "reward_funcs" and callable(inner) and not isinstance(inner, type | BuiltinFunctionType):
+        inner = inner if inspect.isroutine(inner) else type(inner).__call__
+        inner = getattr(inner, "__func__", inner)  # of a bound method
+    if not inspect.isfunction(inner := inspect.unwrap(inner)) or inner.__name__ == "<lambda>":
         define = "async def" if where == "agent" else "def"
         raise UserError(f"{func!r} in {where} is not a named function: define one with `{define}`")
     return func

@@ -8,6 +8,7 @@ each before what uses it.
 from __future__ import annotations
 import __future__
 
+import functools
 import inspect
 import math
 import pickle
@@ -16,16 +17,26 @@ import symtable
 import sys
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
-from types import FunctionType, ModuleType, NoneType
+from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
+from hone.environments.rubric import component_name, unwrapped
 from hone.environments.services import Service
 
 HEAD = '"""Functions of this run and what they use, as they were when it began."""\n'
 
 
+def kept_name(function: Callable[..., Any]) -> str:
+    """Return the name that a function has in the file that keeps it: what is no function is not called as its own."""
+    name = component_name(function)
+    is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
+    return name if is_named else f"reward_{name}"
+
+
 def kept_source(functions: Sequence[Callable[..., Any]], runs: bool = True) -> tuple[str, str]:
     """Return the text of a file that defines these functions, and why it can't be imported by itself ("" if it can).
+
+    Partials, bound methods and objects that can be called are written down too: an object by its class and attributes.
 
     Parts that can't be written down are comments in it; then the file raises an error when it is imported, rather than
     grade otherwise. With `runs` the text is executed, to see whether it can be imported.
@@ -55,8 +66,7 @@ class _Writer:
 
     def write(self, functions: Sequence[Callable[..., Any]]) -> str:
         for function in functions:
-            module = {} if isinstance(function, Service) else inspect.unwrap(function).__globals__  # type: ignore[attr-defined]
-            self._define(function.__name__, function, module)
+            self._define(kept_name(function), function, _globals_of_home(function))
         head = "\n".join([HEAD, *([self._future] if self._future else []), *sorted(self._imports)])
         return "\n\n".join([head, *self._pieces]) + "\n"
 
@@ -72,6 +82,11 @@ class _Writer:
         elif isinstance(value, Service):
             self._imports.add("import hone")
             self._pieces.append(f"{name} = {value.source}")
+        elif isinstance(value, functools.partial):
+            self._imports.add("import functools")
+            self._define_made(name, value, module)
+        elif isinstance(value, MethodType):
+            self._define_made(name, value, module)
         elif isinstance(value, re.Pattern):
             self._imports.add("import re")
             self._pieces.append(f"{name} = re.compile({value.pattern!r}, {value.flags})")
@@ -84,8 +99,35 @@ class _Writer:
         elif (pickled := _pickled(value)) is not None:
             self._imports.add("import pickle")
             self._pieces.append(f"{name} = pickle.loads({pickled!r})  # {value!r:.60}".splitlines()[0])
+        elif home == module.get("__name__") and hasattr(value, "__dict__"):
+            self._define_made(name, value, module)
         else:
-            self._give_up(f"{name} is a {type(value).__name__}, which has no source: make it inside a function")
+            problem = f"{name} is a {type(value).__name__}, which has no source: make it inside a function"
+            self._give_up(f"{problem}, or put the reward function into a module")
+
+    def _define_made(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
+        """Add a partial, a bound method or an object, after its function or class, its arguments or attributes."""
+        if isinstance(value, functools.partial):
+            parts = [self._part(f"{name}_{i}", part, module) for i, part in enumerate((value.func, *value.args))]
+            parts += [f"{key}={self._part(f'{name}_{key}', part, module)}" for key, part in value.keywords.items()]
+            source = f"functools.partial({', '.join(parts)})"
+        elif isinstance(value, MethodType):
+            source = f"{self._part(f'{name}_object', value.__self__, module)}.{value.__name__}"
+        else:
+            kind = self._part(f"{name}_class", type(value), module)
+            parts = [f"{key!r}: {self._part(f'{name}_{key}', part, module)}" for key, part in vars(value).items()]
+            source = f"{kind}.__new__({kind})\nvars({name}).update({{{', '.join(parts)}}})"
+        self._pieces.append(f"{name} = {source}")
+
+    def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
+        """Return an expression for a value; one that needs more is added under its own name, or else this one."""
+        if (source := _literal(value)) is not None:
+            return source
+        known = next((key for key, one in module.items() if one is value), name)
+        if known == name and isinstance(value, type | FunctionType):
+            known = value.__name__
+        self._define(known, value, module)
+        return known
 
     def _define_code(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
         """Add a function or class of the module `module`, after what it uses."""
@@ -110,6 +152,15 @@ class _Writer:
     def _give_up(self, problem: str) -> None:
         self.problems.append(problem)
         self._pieces.append(f"# {problem}")
+
+
+def _globals_of_home(function: Callable[..., Any]) -> Mapping[str, Any]:
+    """Return the global names where a function is defined, or the class of an object."""
+    if isinstance(function, Service):
+        return {}
+    function = unwrapped(function)
+    found = inspect.unwrap(getattr(function, "__func__", function))
+    return found.__globals__ if isinstance(found, FunctionType) else vars(sys.modules[type(function).__module__])
 
 
 def _globals_of(scope: symtable.SymbolTable) -> set[str]:

@@ -8,17 +8,19 @@ import inspect
 import math
 import pickle
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from hone.environments.parsers import Parser, completion_text
 from hone.errors import UserError
-from hone.grading import GraderFailure, Work, accepted_names, attempt, decide_outcome, run_reward
+from hone.grading import GraderFailure, Work, accepted_names, as_reward, attempt, decide_outcome, run_reward
 from hone.rng import stream
 from hone.types import LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
+"""Gets one completion. One that is marked by `of_group` gets the samples of a group, and returns a list."""
+T = TypeVar("T")
 Func = TypeVar("Func", bound=Callable[..., Any])
 OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
@@ -30,6 +32,16 @@ def inline(func: Func) -> Func:
     marked too. A rubric runs here if all its functions are marked.
     """
     func.inline = True  # type: ignore[attr-defined]
+    return func
+
+
+def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
+    """Mark a function as one of a group: it is called once for the `Sample`s of one prompt that are graded together,
+    and returns a list with a value for each, or a GraderFailure.
+
+    `ids`: it takes the samples' `completion_ids`, `needs_ids`: and cannot do without.
+    """
+    func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func
 
 
@@ -46,7 +58,10 @@ class Range:
 
 @dataclass(frozen=True)
 class Sample:
-    """A reward function's input: a completion of an example, and the environment's state of it."""
+    """A reward function's input: a completion of an example, and the environment's state of it.
+
+    `completion_ids` are its sampled tokens, if a function of a group takes them, and they are known.
+    """
 
     example: Example
     completion: list[Message]
@@ -54,6 +69,7 @@ class Sample:
     seed: int = 0
     sample_id: str = ""
     state: dict[str, Any] | None = None
+    completion_ids: list[int] | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +83,11 @@ class Measured:
     answer: str | None
     failure: GraderFailure | None
     seconds: float
+
+    def joined(self, group: Measured) -> Measured:
+        """Return this with what the functions of its group gave."""
+        components, failure = self.components | group.components, self.failure or group.failure
+        return Measured(components, self.answer, failure, self.seconds + group.seconds)
 
 
 class Rubric:
@@ -96,7 +117,8 @@ class Rubric:
             raise UserError(f"Rubric: {len(funcs)} reward functions need as many finite weights, not {weights}")
         self.funcs = {component_name(func): func for func in funcs}
         if len(self.funcs) != len(funcs):
-            raise UserError(f"Rubric: two reward functions have one name among {[component_name(f) for f in funcs]}")
+            names = [component_name(func) for func in funcs]
+            raise UserError(f"Rubric: two reward functions have one name among {names}: define one under another name")
         self.weights = dict(zip(self.funcs, map(float, weights), strict=True))
         self.correctness = next(iter(self.funcs))
         if correctness is not None:
@@ -113,7 +135,13 @@ class Rubric:
             if not all(map(math.isfinite, (*one.right, *one.wrong))):
                 raise UserError(f"Rubric: the range of {name} has no end: give finite ones, or declare no range for it")
         self.parser = parser
-        self._accepts = {name: _accepted(name, func) for name, func in self.funcs.items()}
+        self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
+        """Functions that are called once for a group; `sample_funcs` once for each completion."""
+        self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
+        self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
+        self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
+        """The name of a function that cannot do without the ids of sampled tokens; None if there is none."""
+        self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
 
     @property
@@ -126,6 +154,10 @@ class Rubric:
         """The number of async functions, each of which may wait as long as it may take."""
         return sum(map(is_async, self.funcs.values()))
 
+    def num_waits(self, of_groups: bool) -> int:
+        """Return the number of async functions that are called for groups, or for single completions."""
+        return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
+
     def needs(self, column: str, name: str = "") -> bool:
         """Return True if a reward function, or the one of this name, asks for this argument."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
@@ -135,7 +167,7 @@ class Rubric:
         return {name: {"right": list(one.right), "wrong": list(one.wrong)} for name, one in self.ranges.items()}
 
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
-        """Run all functions on one completion, up to the first that fails; `hone.grading.together` drives it.
+        """Run the functions of one completion, up to the first that fails; `hone.grading.together` drives it.
 
         Each function gets copies of its arguments, but for `state`, which all share: it holds prompt, completion,
         answer, info, example_id, stop_reason and is_truncated, what the environment kept of a conversation, and what
@@ -150,7 +182,7 @@ class Rubric:
         if isinstance(answer, GraderFailure):
             return Measured({}, None, answer, time.perf_counter() - started)
         failure = None
-        for name, func in self.funcs.items():
+        for name, func in self.sample_funcs.items():
             value = yield from run_reward(func, offer.arguments(name, self._accepts[name]))
             if isinstance(value, GraderFailure):
                 failure = value
@@ -159,6 +191,31 @@ class Rubric:
                 components[name] = value
         found = None if answer is None else _short(answer)
         return Measured(components, found, failure, time.perf_counter() - started)
+
+    def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
+        """Run the functions of a group on its completions, up to the first that fails as a whole.
+
+        Such a failure is that of each completion; a value that is no finite number is that of its own alone.
+        """
+        started = time.perf_counter()
+        components: list[dict[str, float]] = [{} for _ in samples]
+        failures: list[GraderFailure | None] = [None] * len(samples)
+        copies = yield from attempt(_copier, list(samples))
+        for name, func in self.group_funcs.items():
+            values = copies if isinstance(copies, GraderFailure) else (yield from attempt(func, copies()))
+            if isinstance(values, GraderFailure):
+                failure = in_group(values, [name], len(samples))
+                failures = [known or failure for known in failures]
+                break
+            for i, value in enumerate(values):
+                number = None if value is None else as_reward(func, value)
+                if isinstance(number, GraderFailure):
+                    failures[i] = failures[i] or number
+                elif number is not None:
+                    components[i][name] = number
+        seconds = (time.perf_counter() - started) / len(samples)
+        both = zip(components, failures, strict=True)
+        return [Measured(values, None, failure, seconds) for values, failure in both]
 
     def score(self, measured: Measured, sample: Sample, parser: Parser) -> Score:
         """Return reward and outcome of what the functions returned. No code of the task runs here."""
@@ -195,22 +252,29 @@ def answer_rubric(correctness: RewardFunc) -> Rubric:
 
 def component_name(func: RewardFunc) -> str:
     """Return the name of a reward function: its own, its partial's function's, or its class's."""
-    func = _unwrapped(func)
+    func = unwrapped(func)
     return getattr(func, "__name__", type(func).__name__)
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
     """Return True if a function, or that in a partial, is marked by `inline`."""
-    return getattr(_unwrapped(func), "inline", False) is True
+    return getattr(unwrapped(func), "inline", False) is True
 
 
 def is_async(func: Callable[..., Any]) -> bool:
     """Return True if a function, or that in a partial, or the `__call__` of an object is async."""
-    func = _unwrapped(func)
+    func = unwrapped(func)
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
 
 
-def _unwrapped(func: Callable[..., Any]) -> Callable[..., Any]:
+def in_group(failure: GraderFailure, names: Iterable[str], size: int) -> GraderFailure:
+    """Return a failure with the words that it is one of a whole group: of its call of these functions."""
+    call = f"{', '.join(names)} got the group of {size} completion{'s' * (size != 1)} in one call"
+    return replace(failure, detail=f"{failure.detail} ({call})")
+
+
+def unwrapped(func: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function in a partial."""
     while isinstance(func, functools.partial):
         func = func.func
     return func
@@ -232,10 +296,7 @@ class _Offer:
     def __init__(self, sample: Sample, parser: Parser) -> None:
         example, truncated = sample.example, sample.stop_reason == "length"
         shared = {"prompt": example.prompt, "completion": sample.completion, "info": example.info}
-        try:
-            self.copies: Callable[[], dict[str, Any]] = functools.partial(pickle.loads, pickle.dumps(shared))
-        except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
-            self.copies = functools.partial(copy.deepcopy, shared)  # far slower
+        self.copies = _copier(shared)
         self._sample, self._parser, self._state = sample, parser, copy.deepcopy(dict(sample.state or {}))
         self._facts = {"answer": example.answer, "example_id": example.id}
         self._facts |= {"stop_reason": sample.stop_reason, "is_truncated": truncated}
@@ -250,6 +311,14 @@ class _Offer:
             sample = self._sample
             offered["rng"] = stream(sample.seed, "grader", sample.example.id, sample.sample_id, func)
         return {name: offered[name] for name in names}
+
+
+def _copier(value: T) -> Callable[[], T]:
+    """Return a function that makes a copy of the value as it is now."""
+    try:
+        return functools.partial(pickle.loads, pickle.dumps(value))
+    except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
+        return functools.partial(copy.deepcopy, value)  # far slower
 
 
 def _explain(sample: Sample, parser: Parser, answer: str | None, components: Mapping[str, float]) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.environments.environment import Limits, Origin, Progress
-from hone.environments.rubric import Measured, Rubric, Sample
+from hone.environments.rubric import Measured, Rubric, Sample, in_group
 from hone.errors import UserError
 from hone.grading import GraderFailure, together
 from hone.grading.inline import MAX_DETAIL, cut
@@ -53,13 +53,37 @@ class Workers:
             process=process or Process,
         )
 
-    def grade(self, samples: Sequence[Sample], rubric: Rubric, round: Round | None = None) -> list[Measured]:
-        """Run the functions of the rubric on each sample; `round` has the questions about them already."""
-        answers = self._ask("grade", samples, rubric.num_async, "grading", round)
-        return [_measured(answer, rubric.funcs) for answer in answers]
+    def grade(
+        self, samples: Sequence[Sample], groups: Sequence[Sequence[Sample]], rubric: Rubric
+    ) -> tuple[list[Measured], list[list[Measured]]]:
+        """Run the functions of one completion on each sample, and those of a group on each group."""
+        ones = self._ask("grade", samples, rubric.num_waits(of_groups=False), "grading")
+        wholes = self._ask("group", groups, rubric.num_waits(of_groups=True), "grading") if groups else []
+        return (
+            [_measured(answer, rubric.sample_funcs) for answer in ones],
+            [_group_measured(*pair, rubric) for pair in zip(wholes, groups, strict=True)],
+        )
+
+    def put(self, round: Round, kind: str, item: Any) -> None:
+        """Ask a question of `grade`, about a sample ("grade") or a group ("group"), in a round of `open_round`."""
+        round.put(question(kind, [item]), times=[_times(kind, [item])])
+
+    def answers(
+        self, round: Round, asked: Sequence[tuple[str, Any]], rubric: Rubric
+    ) -> tuple[list[Measured], list[list[Measured]]]:
+        """Return the results of `grade` for the questions `asked` in a round, in their order."""
+        found = self._ask_chunks([(kind, [item]) for kind, item in asked], 0, "grading", round)
+        ones, wholes = [], []
+        for answer, (kind, item) in zip(found, asked, strict=True):
+            one = answer if isinstance(answer, GraderFailure) else answer[0]
+            if kind == "grade":
+                ones.append(_measured(one, rubric.sample_funcs))
+            else:
+                wholes.append(_group_measured(one, item, rubric))
+        return ones, wholes
 
     def open_round(self) -> AbstractContextManager[Round]:
-        """Return a round for questions about samples, none of whose functions is async: see `question`."""
+        """Return a round for questions about samples and groups, none of whose functions is async: see `put`."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(
@@ -68,46 +92,55 @@ class Workers:
         """Return the environment's answer to each conversation, and its state."""
         return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
-    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str, round: Round | None = None) -> list[Any]:
+    def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
         """Return the answers about the items: one question each, or many in one where functions wait.
 
         Each item of a chunk without an answer is asked about once more by itself, so that only the guilty one fails.
         """
         size = max(1, min(CHUNK, math.ceil(len(items) / self.pool.workers))) if waits else 1
-        chunks = [items[start : start + size] for start in range(0, len(items), size)]
+        chunks = [(kind, items[start : start + size]) for start in range(0, len(items), size)]
         answers: list[Any] = []
         again: list[int] = []
-        for chunk, answer in zip(chunks, self._ask_chunks(kind, chunks, waits, doing, round), strict=True):
+        for (_, chunk), answer in zip(chunks, self._ask_chunks(chunks, waits, doing), strict=True):
             if isinstance(answer, GraderFailure) and len(chunk) > 1:
                 again += range(len(answers), len(answers) + len(chunk))
             answers += [answer] * len(chunk) if isinstance(answer, GraderFailure) else answer
-        alone = self._ask_chunks(kind, [[items[i]] for i in again], waits, doing) if again else []
+        alone = self._ask_chunks([(kind, [items[i]]) for i in again], waits, doing) if again else []
         for index, answer in zip(again, alone, strict=True):
             answers[index] = answer if isinstance(answer, GraderFailure) else answer[0]
         return answers
 
     def _ask_chunks(
-        self, kind: str, chunks: list[Sequence[Any]], waits: int, doing: str, round: Round | None = None
+        self, chunks: Sequence[tuple[str, Sequence[Any]]], waits: int, doing: str, round: Round | None = None
     ) -> list[Any]:
-        """Return the list of answers about each chunk, or why there is none; a timeout names the setting."""
+        """Return the list of answers about each chunk of (kind, items), or why there is none; a timeout names the
+        setting. `round` has the questions about them already."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
+        times = [_times(*chunk) for chunk in chunks]
 
         def on_answer(done: int, answer: Any) -> None:
             self._progress(f"{doing}: {done} of {len(chunks)} done")
 
         if round is None:
-            answers = self.pool.ask_all([question(kind, chunk) for chunk in chunks], cpu, clock, doing, on_answer)
+            questions = [question(*chunk) for chunk in chunks]
+            answers = self.pool.ask_all(questions, cpu, clock, doing, on_answer, times)
         else:
             answers = round.answers(on_answer)
         self._progress("")
-        for i, (answer, chunk) in enumerate(zip(answers, chunks, strict=True)):
+        for i, (answer, (kind, chunk)) in enumerate(zip(answers, chunks, strict=True)):
             if isinstance(answer, GraderFailure):
                 if answer.outcome is Outcome.GRADER_TIMEOUT:
-                    answers[i] = replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed})")
+                    each = " for each completion" if kind == "group" else ""
+                    answers[i] = replace(answer, detail=f"{answer.detail} (grading.timeout allows {allowed}{each})")
             elif not isinstance(answer, list) or len(answer) != len(chunk):
                 answers[i] = _NO_ANSWER
         return answers
+
+
+def _times(kind: str, items: Sequence[Any]) -> int:
+    """Return how many times the seconds of one completion a question may take: a group has those of its completions."""
+    return max(map(len, items)) if kind == "group" else 1
 
 
 def cores() -> int:
@@ -136,6 +169,14 @@ def _measured(answer: Any, names: Collection[str]) -> Measured:
     return Measured({}, None, _failure(answer) or _NO_ANSWER, 0.0)
 
 
+def _group_measured(answer: Any, group: Sequence[Sample], rubric: Rubric) -> list[Measured]:
+    """Read a worker's answer about a group."""
+    if isinstance(answer, list) and len(answer) == len(group):
+        return [_measured(one, rubric.group_funcs) for one in answer]
+    failure = in_group(_failure(answer) or _NO_ANSWER, rubric.group_funcs, len(group))
+    return [Measured({}, None, failure, 0.0) for _ in group]
+
+
 def _responded(answer: Any) -> tuple[list[Message], dict[str, Any]] | GraderFailure:
     """Read a worker's answer about one conversation."""
     match answer:
@@ -161,8 +202,8 @@ def start(
 ) -> Callable[[list[Any]], list[Any]]:
     """Load the environment in a process of `hone.grading.pool` as hone's process loaded it, without its data.
 
-    Return the function that answers `["grade" or "respond", items]`, where the items are packed samples or (messages,
-    state). Raises UserError if a task file has changed since hone loaded it.
+    Return the function that answers `["grade", "group" or "respond", items]`, where the items are packed samples,
+    groups of samples, or (messages, state). Raises UserError if a task file has changed since hone loaded it.
     """
     os.chdir(folder)
     sys.path[:] = path
@@ -180,16 +221,22 @@ def start(
 
 
 def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return of each item a `Measured` as a dict, [what the environment says, its state then], or its failure.
+    """Return of each item a `Measured` as a dict (of a group a list of them), [what the environment says, its state
+    then], or its failure.
 
     Raises RuntimeError if one held up others past their deadline, so that each is asked about by itself.
     """
     items = pickle.loads(base64.b64decode(packed))
     late: list[bool] = []
-    works = [env.grading(item) if kind == "grade" else env.responding(*item) for item in items]
-    results = together(works, timeout, lambda: late.append(True))
+    if kind == "respond":
+        works = [env.responding(*item) for item in items]
+    else:
+        works = [env.grading_group(item) if kind == "group" else env.grading(item) for item in items]
+    results = together(works, timeout * _times(kind, items), lambda: late.append(True))
     if late and len(items) > 1:
         raise RuntimeError("a function held up others that it ran beside: await what takes its time")
+    if kind == "group":
+        return [[_as_json(one) for one in result] for result in results]
     return [_as_json(result) for result in results]
 
 

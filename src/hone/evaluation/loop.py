@@ -58,7 +58,7 @@ def evaluate(
         sampled = time.perf_counter()
         places = [divmod(position, rollouts_per_example) for position in range(len(trajectories))]
         pairs = [(examples[member], t) for (member, _), t in zip(places, trajectories, strict=True)]
-        scores = env.grade_many(pairs, seed)
+        scores = env.grade_many(pairs, seed, [member for member, _ in places])
         for (member, rollout), trajectory, score in zip(places, trajectories, scores, strict=True):
             samples.append(EvalSample(indices[member], rollout, examples[member], trajectory, score))
         seconds["sample"] += sampled - began

@@ -14,6 +14,7 @@ from typing import Any
 from hone import rng
 from hone.environments import Environment
 from hone.environments.agents import AgentEnv
+from hone.environments.environment import NEEDS_IDS
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
 from hone.evaluation.dialogues import Dialogues
@@ -54,6 +55,8 @@ def evaluate_url(
     fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
     """
     check_body(body)
+    if (name := env.rubric.needs_ids) is not None:
+        raise UserError(f"{name} {NEEDS_IDS}")
     split = env.split(split_name)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
@@ -105,7 +108,8 @@ def evaluate_url(
             failed.append(FailedRollout(index, rollout, examples[index], answer.reason))
         else:
             delivered.append((index, rollout, answer))
-    scores = env.grade_many([(examples[index], reply) for index, _, reply in delivered], seed)
+    pairs = [(examples[index], reply) for index, _, reply in delivered]
+    scores = env.grade_many(pairs, seed, [index for index, *_ in delivered])
     samples = [
         EvalSample(i, r, examples[i], reply, score) for (i, r, reply), score in zip(delivered, scores, strict=True)
     ]

@@ -99,7 +99,7 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
     value = yield from attempt(func, **kwargs)
     if value is None or isinstance(value, GraderFailure):
         return value
-    return _as_reward(func, value)
+    return as_reward(func, value)
 
 
 def together(
@@ -124,7 +124,8 @@ def together(
     return [results[index] for index in range(len(works))]
 
 
-def _as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
+def as_reward(func: Callable[..., Any], value: Any) -> float | GraderFailure:
+    """Return what a reward function returned as a number, or a failure if it is none that is finite."""
     try:
         number = float(value) if type(value) in _NUMBERS else None
     except OverflowError:

@@ -121,7 +121,7 @@ class Process:
     """One process, started at once. It ends with this object, and takes what it started along."""
 
     ahead: Any = None
-    """The next question: a far process is sent it before it has answered the one that is asked."""
+    """The next question and its seconds: a far process is sent it before it has answered the one that is asked."""
     is_far = False
     """True if a question takes longer to come there than many a one to answer."""
 
@@ -304,11 +304,13 @@ class Pool:
         clock_seconds: float,
         doing: str | None = None,
         on_answer: OnAnswer = lambda done, answer: None,
+        times: Sequence[int] = (),
     ) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions, as `open_round` gives them."""
+        """Return the answers in the order of the questions, as `open_round` gives them; `times` as in `Round.put`."""
         with self.open_round(cpu_seconds, clock_seconds, doing) as round:
             self.start(len(questions))
-            round.put(*questions, at_once=len(questions) > 1)  # a thread would take longer than many a question
+            # A thread would take longer than many a question.
+            round.put(*questions, at_once=len(questions) > 1, times=times)
             return round.answers(on_answer)
 
     @contextlib.contextmanager
@@ -362,7 +364,8 @@ class Round:
 
     def __init__(self, pool: Pool, cpu: float | None, clock: float, doing: str) -> None:
         self.pool, self.cpu, self.clock, self.doing = pool, cpu, clock, doing
-        self._questions: list[Any] = []
+        self._questions: list[tuple[Any, float | None, float]] = []
+        """Each with its processor time, and its time by the clock."""
         self._waiting: deque[int] = deque()
         self._ahead: dict[int, int] = {}
         self._unanswered = 0
@@ -374,11 +377,16 @@ class Round:
         self._killed_at_start = 0
         self._stop, self._stopped = os.pipe()
 
-    def put(self, *questions: Any, at_once: bool = True) -> None:
-        """Ask these questions after those that wait: in threads, or else when their answers are wanted."""
+    def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
+        """Ask these questions after those that wait: in threads, or else when their answers are wanted.
+
+        `times` says of each how many times the seconds of the round it may take; by default once.
+        """
+        timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)
-            self._questions += questions  # before a thread can take their indices
+            # Before a thread can take their indices.
+            self._questions += [(one, self.cpu and self.cpu * n, self.clock * n) for one, n in timed]
             self._waiting += range(first, len(self._questions))
             self._unanswered += len(questions)
             self._changed.notify(len(questions))
@@ -493,13 +501,14 @@ class Round:
     def _ask(self, place: int, process: Process, index: int) -> None:
         """Enter the answer to a question; or let it wait again, if its process was killed from outside."""
         failure, last = None, True
+        _, cpu, clock = self._questions[index]
         try:
-            answer, error, last = process.ask(self._questions[index], self.cpu, self.clock, self._stop)
+            answer, error, last = process.ask(*self._questions[index], self._stop)
             self._enter(index, answer if error is None else GraderFailure(Outcome.GRADER_ERROR, error))
         except Garbled:
             failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} wrote what is no answer")
         except TimeoutError:
-            failure = GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {self.clock:g} seconds")
+            failure = GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {clock:g} seconds")
         except Closed:
             if not process.ends(_CLOSING_SECONDS):
                 failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
@@ -509,7 +518,7 @@ class Round:
                 if ended.killed and self._again[index] <= (_AGAIN_KEEPER if ended.code is None else _AGAIN):
                     self._wait_again(index)
                 else:
-                    failure = ended.failure(self.doing, self.cpu)
+                    failure = ended.failure(self.doing, cpu)
         if last:
             self.pool._processes[place] = None
             process.finish()

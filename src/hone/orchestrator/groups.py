@@ -92,7 +92,7 @@ class GroupSampler:
         overlaps = config.orchestrator.grading.overlap and rollout_fn is None
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
-            with self.env.early_grading(config.seed) if overlaps else nullcontext() as early:
+            with self.env.early_grading(config.seed, self.maker.rollouts) if overlaps else nullcontext() as early:
                 with phase("sample"):
                     if rollout_fn is None:
                         rollouts = self.sample(examples, draws, step, early)
@@ -131,7 +131,7 @@ class GroupSampler:
         With `refill.cut`, those of groups that are cut off have at most one token more than the longest that is kept.
         """
         finished: Finished | None = early and (
-            lambda i, rollout: early.add(examples[i // self.maker.rollouts], rollout)
+            lambda i, rollout: early.add(i, examples[i // self.maker.rollouts], rollout)
         )
         if not (kept := self._kept(examples)):
             return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
@@ -169,7 +169,8 @@ def grade_groups(
     """
     size = len(trajectories) // len(examples)
     if early is None:
-        scores = env.grade_many(((examples[i // size], t) for i, t in enumerate(trajectories)), config.seed)
+        pairs = ((examples[i // size], t) for i, t in enumerate(trajectories))
+        scores = env.grade_many(pairs, config.seed, (i // size for i in range(len(trajectories))))
     else:
         early_scores = early.scores()
         scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]

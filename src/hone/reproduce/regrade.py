@@ -6,6 +6,7 @@ at its beginning.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
-    *("stop_reason", "prompt", "text", "answer", "info", "completion", "env"),
+    *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
 )
 """Columns that are read of a run's rollouts."""
 SHOWN = 3
@@ -38,7 +39,7 @@ LONGEST = 200
 
 @dataclass(frozen=True)
 class Recorded:
-    """A completion as a run recorded it. `length` counts the tokens that the policy chose."""
+    """A completion as a run recorded it: of the group `draw`. `length` counts the tokens that the policy chose."""
 
     step: int
     example: Example
@@ -46,6 +47,7 @@ class Recorded:
     text: str
     length: int
     score: Score
+    draw: int = 0
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,8 @@ class Grader:
                 state = self.env.initial_state(example, seed=0)
                 reply = Reply(reply.messages, reply.stop_reason, reply.sample_id, state=state)
             asked.append((example, reply))
-        return [Pair(*pair) for pair in zip(recorded, self.env.grade_many(asked, seed), strict=True)]
+        scores = self.env.grade_many(asked, seed, [one.draw for one in recorded])
+        return [Pair(*pair) for pair in zip(recorded, scores, strict=True)]
 
 
 @dataclass
@@ -165,12 +168,13 @@ def regrade(
     steps are done. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
     """
     result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
+    takes_ids = any(one.env.rubric.takes_ids for one in (grader, own) if one is not None)
     for done, step in enumerate(steps):
-        recorded = read_step(run, step, task)
+        recorded = read_step(run, step, task, takes_ids)
         pairs = grader.grade(recorded, seed)
         if own is not None:
             quota = min((done + 1) * check // len(steps) - done * check // len(steps), len(recorded))
-            spread = [recorded[i * len(recorded) // quota] for i in range(quota)]
+            spread = _spread(recorded, quota, whole_groups=bool(own.env.rubric.group_funcs))
             result.check(pairs if own is grader else own.grade(spread, seed))
         graded = [one.score for one in recorded if not one.score.outcome.is_failure]
         if old_main is None and graded:
@@ -191,14 +195,27 @@ def regrade(
     return result
 
 
-def read_step(run: Run, step: int, task: str = "") -> list[Recorded]:
-    """Read the completions that a run recorded of a step; of several tasks, those of `task`."""
+def _spread(recorded: Sequence[Recorded], count: int, whole_groups: bool) -> list[Recorded]:
+    """Return about `count` of the completions, evenly spread; or, of as many, all of their groups."""
+    groups: dict[int, list[Recorded]] = {}
+    for index, one in enumerate(recorded):
+        groups.setdefault(one.draw if whole_groups else index, []).append(one)
+    parts = list(groups.values())
+    number = math.ceil(count * len(parts) / max(1, len(recorded)))
+    return [one for i in range(number) for one in parts[i * len(parts) // number]]
+
+
+def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Recorded]:
+    """Read the completions that a run recorded of a step; of several tasks, those of `task`. With `ids`, their sampled
+    tokens too."""
     recorded = []
-    for row in run.rollouts(step, COLUMNS).to_pylist():
+    for row in run.rollouts(step, (*COLUMNS, *(["token_ids"] if ids else []))).to_pylist():
         if task and row["env"] != task:
             continue
-        reply = Reply(messages_of(row), row["stop_reason"], row["sample_id"])
-        recorded.append(Recorded(step, example_of(row), reply, row["text"], sum(row["sampled_mask"]), score_of(row)))
+        tokens = [one for one, mine in zip(row["token_ids"], row["sampled_mask"], strict=True) if mine] if ids else None
+        reply = Reply(messages_of(row), row["stop_reason"], row["sample_id"], completion_ids=tokens)
+        length, score = sum(row["sampled_mask"]), score_of(row)
+        recorded.append(Recorded(step, example_of(row), reply, row["text"], length, score, row["draw"]))
     return recorded
 
 

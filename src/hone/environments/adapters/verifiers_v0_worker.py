@@ -93,7 +93,9 @@ def check(env: Any) -> None:
     """Raise Refused for an environment whose rollouts cannot be rewarded one by one."""
     vf = importlib.import_module("verifiers")
     if env.requires_group_rollouts:
-        raise Refused("is refused: a reward of its rubric compares the rollouts of a group; hone rewards each alone")
+        raise Refused(
+            "is refused: a reward of its rubric compares the rollouts of a group; this adapter rewards each alone"
+        )
     computes = any(type(rubric).score_rollout is not vf.Rubric.score_rollout for rubric in rubrics(env.rubric))
     if not env.score_rollouts or not (computes or any(weights_of(env).values())):
         raise Refused("is refused: its rubric has no reward function with a weight, or it does not score its rollouts")

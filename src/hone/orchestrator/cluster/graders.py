@@ -95,12 +95,13 @@ class RemoteProcess:
     """
 
     pid, is_far = 0, True
+    ahead: Any = None
 
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
     ) -> None:
         self.ready, self._is_placed, self._ended = False, False, None
-        self.ahead, self._sent, self._count = None, None, 0
+        self._sent, self._count = None, 0
         sources: dict[str, str] = arguments[4]
         code = {file: Path(file).read_bytes() for file in sources if Path(file).is_file()}
         relative = str(script.relative_to(Path(__file__).parents[2]))
@@ -130,7 +131,7 @@ class RemoteProcess:
         sent, self._sent = self._sent, None
         reference = sent if sent is not None else self._send(question, cpu, clock)
         if self.ahead is not None:
-            self._sent = self._send(self.ahead, cpu, clock)
+            self._sent = self._send(*self.ahead)
         return self._answer(reference, stop, None)
 
     def _send(self, question: Any, cpu: float | None, clock: float) -> Any:

@@ -134,6 +134,8 @@ class _Reader:
         """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
         if isinstance(self.env, MultiTurnEnv):
             raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
+        if self.env.rubric.needs_ids:
+            raise CannotSay("its reward takes the tokens of a completion, which an answer in other words has not")
         subjects = [self.subject(self.evaluated[0].by_example[example][0]) for example in self.order[:TRIED]]
         right = [(one, answer_of(one)) for one in subjects]
         wrong = [(one, other) for one in subjects if (other := wrong_answer(one, subjects))]
