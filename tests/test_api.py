@@ -326,7 +326,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "dataset is a dict: .* of one split": task(dataset={"train": ROWS}),
         "dataset is a list: .* with at least one row": task(dataset=[]),
         "dataset, row 1: Object of type set is not JSON": task(dataset=[ROWS[0], {"prompt": {1}}]),
-        "dataset, row 0: .*Out of range float": task(dataset=[{"prompt": "a", "x": float("nan")}]),
+        "dataset, row 0: .*Out of range float": task(dataset=[{"prompt": "a", "x": float("inf")}]),
         "reward takes MODULE:FUNCTION.* give functions as reward_funcs": task(reward=fine),
         "data takes a file.* give rows as dataset": task(data=ROWS),
         "need as many finite weights": task(reward_weights=[1, 2]),

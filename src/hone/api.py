@@ -9,11 +9,13 @@ Every key of a command's config is a keyword, by its name or dotted name: `max_s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.cli import prepare_process
+from hone.errors import KEYWORDS, UserError, in_python
 from hone.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from hone.config.rl import RLConfig
     from hone.config.sft import SFTConfig
     from hone.config.study import StudyConfig
+    from hone.environments.references import Reference
     from hone.environments.rubric import RewardFunc
     from hone.evaluation.result import EvalResult
     from hone.orchestrator.groups import Advantages
@@ -30,6 +33,20 @@ if TYPE_CHECKING:
 prepare_process()
 
 
+@contextmanager
+def _keywords() -> Iterator[None]:
+    """Name keywords instead of flags, in what is printed and in errors."""
+    before = KEYWORDS.set(True)
+    try:
+        yield
+    except UserError as error:
+        error.args = (in_python(str(error)), *error.args[1:])
+        raise
+    finally:
+        KEYWORDS.reset(before)
+
+
+@_keywords()
 def rl(
     config: RLConfig | str | Path | None = None,
     *,
@@ -39,6 +56,7 @@ def rl(
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
     agent: Callable[..., Any] | str | None = None,
+    reference: Reference | None = None,
     loss: TokenLoss | str | None = None,
     advantages: Advantages | str | None = None,
     **settings: Any,
@@ -46,9 +64,11 @@ def rl(
     """Train by reinforcement learning, in this process, as `hone rl` does; returns the run.
 
     `config` is a TOML file, an `RLConfig` or nothing, `settings` are keys of it. The task is the config's, or
-    `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; an audit that fails only
-    warns. `agent` is an async function that calls the model and returns the reward (docs/agents.md). `loss` and
-    `advantages` are functions in place of the algorithm's (docs/algorithms.md).
+    `reward_funcs` on the examples of `dataset`, as `hone.environments.functions` describes; `eval_dataset` turns
+    evaluation on. An audit that fails only warns; it tries right answers that `reference` makes (a template such as
+    "<answer>{answer}</answer>", or a function), or that it derives from the column `answer`. `agent` is an async
+    function that calls the model and returns the reward (docs/agents.md). `loss` and `advantages` are functions in
+    place of the algorithm's (docs/algorithms.md).
     Ctrl-C saves the run and raises KeyboardInterrupt; `resume=True` goes on. Raises UserError on bad input.
     """
     from hone.commands.training import train_rl
@@ -57,11 +77,12 @@ def rl(
 
     found = from_settings(RLConfig, config, settings)
     task = {"dataset": dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
-    task |= {"reward_weights": reward_weights, "correct": correct, "agent": agent}
+    task |= {"reward_weights": reward_weights, "correct": correct, "agent": agent, "reference": reference}
     task |= {"loss": loss, "advantages": advantages}
     return _ended(train_rl(found, refuses=False, **task))
 
 
+@_keywords()
 def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
     """Fine-tune on examples, in this process, as `hone sft` does; returns the run.
 
@@ -75,6 +96,7 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
     return _ended(train_sft(found, dataset=rows))
 
 
+@_keywords()
 def evaluate(
     env: str | None = None,
     *,
@@ -96,7 +118,6 @@ def evaluate(
     from hone.config.hoist import FUNCTIONS
     from hone.config.parse import from_settings
     from hone.environments.functions import given_task
-    from hone.errors import UserError
     from hone.evaluation.saving import results_folder
     from hone.runs.files import write_file, write_json
     from hone.runs.outputs import check_kept
@@ -129,6 +150,7 @@ def evaluate(
     return result
 
 
+@_keywords()
 def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
     """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
 

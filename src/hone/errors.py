@@ -4,11 +4,35 @@ traceback.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from contextvars import ContextVar
+
+KEYWORDS: ContextVar[bool] = ContextVar("keywords", default=False)
+"""True while a program calls hone: messages then name keywords instead of flags (`in_python`)."""
+_COMMANDS = re.compile(r"(`[^`]*`|\b(?:hone|rl|sft|inference|pip) [^;,()]*)")
+_FLAG = re.compile(r"--(no-)?([a-z][\w.-]*\w)(?: (?:[A-Z][A-Z_:/]*\b|(\d[\w.-]*)))?")
+_KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
 
 
 class UserError(ValueError):
     """What was wrong, and what to do instead, in one sentence."""
+
+
+def in_python(text: str) -> str:
+    """Return a message with keywords in place of flags, except in commands: `--no-audit` → `audit=False`."""
+
+    def keyword(match: re.Match[str]) -> str:
+        name = match[2].replace("-", "_")
+        return f"{_KEYWORDS.get(name, name)}{'=False' if match[1] else f'={match[3]}' if match[3] else ''}"
+
+    parts = _COMMANDS.split(text)
+    return "".join(part if index % 2 else _FLAG.sub(keyword, part) for index, part in enumerate(parts))
+
+
+def for_reader(text: str) -> str:
+    """Return a message in the words of who reads it: keywords for a program (`KEYWORDS`), else flags."""
+    return in_python(text) if KEYWORDS.get() else text
 
 
 class Halt(UserError):

@@ -18,7 +18,7 @@ from typing import Any
 from hone.audit.behaviour import check_behaviour
 from hone.audit.instructions import check_instructions
 from hone.audit.inversion import check_inversion
-from hone.audit.probes import Prober, subjects_of
+from hone.audit.probes import Prober, subjects_of, with_derived
 from hone.audit.report import Check, Finding, Report, Verdict
 from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.audit.statistics import check_signal
@@ -69,13 +69,13 @@ def audit_environment(
     isolated, env.isolated = env.isolated, True
     limits, env.limits = env.limits, Limits(timeout=timeout, backstop=BACKSTOP)
     try:
-        prober = Prober(env, subjects_of(env, num_examples, seed, split), seed)
+        prober = with_derived(Prober(env, subjects_of(env, num_examples, seed, split), seed))
         progress("the reference")
         reference = check_reference(prober)
         checks = [reference] if env.has_workers else [reference, _NOT_ISOLATED]
         for other in env.splits:
             if other != split and any(not probe.failed for probe in prober.references):
-                check = check_reference(Prober(env, subjects_of(env, num_examples, seed, other), seed))
+                check = check_reference(with_derived(Prober(env, subjects_of(env, num_examples, seed, other), seed)))
                 checks.append(replace(check, name=f"{other} split", summary=f"{check.summary}, of the {other} split"))
         checks += _further_checks(prober, True, max_tokens, count_tokens, progress)
         checks += [check() for check in more]
@@ -90,6 +90,7 @@ def audit_environment(
         "seed": seed,
         "part": "full",
     }
+    facts |= {"reference": prober.form} if prober.form else {}
     return _report(env, checks, facts, allows or {}, began)
 
 
@@ -102,12 +103,14 @@ def audit_before_training(
 ) -> Report:
     """Audit a task in short: nothing that hangs a sound grader or is run by an unsound one, and no fresh processes."""
     began = time.perf_counter()
-    prober = Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed)
+    prober = with_derived(Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed))
     reference = check_reference(prober)
     few = prober.distinct[:FAST_EXAMPLES]
     prober = replace(prober, subjects=few, graded=[probe for probe in prober.graded if probe.text.subject in few])
     checks = [reference, *_further_checks(prober, False, max_tokens, count_tokens)]
     facts = {"examples": len(few), "texts": len(prober.graded), "split": "train", "seed": seed, "part": "fast"}
+    facts["failed"] = sum(probe.failed for probe in prober.graded)
+    facts |= {"reference": prober.form} if prober.form else {}
     return _report(env, checks, facts, {}, began)
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copy
 import json
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from hone import rng
@@ -17,6 +18,7 @@ from hone.audit.report import Evidence, Finding, Verdict, listed
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import settled
 from hone.environments.parsers import completion_text
+from hone.environments.references import forms, reference_of
 from hone.errors import UserError
 from hone.grading import last_line
 from hone.types import Example, Message, Outcome, Reply, Score
@@ -27,6 +29,8 @@ AT_ONCE = 8
 """Names of texts that are tried at a time."""
 MOST_HUNG = 4
 """Most names of texts at which a grader may hang; then no more are tried."""
+DERIVED_FROM = 4
+"""Examples on which forms of a derived reference are tried."""
 _SHOWN = 3
 """Texts that a finding keeps."""
 
@@ -108,6 +112,10 @@ class Prober:
     env: Environment
     subjects: Sequence[Subject]
     seed: int = 0
+    form: str = ""
+    """The template by which `with_derived` made the references; "" if the task declares them."""
+    tried: tuple[str, ...] = ()
+    """The templates that `with_derived` tried."""
     graded: list[Probe] = field(default_factory=list)
     hung: set[str] = field(default_factory=set)
 
@@ -160,6 +168,26 @@ class Prober:
         return probes
 
 
+def with_derived(prober: Prober) -> Prober:
+    """Return a prober whose subjects without a reference state their answer in the form that is right most often.
+
+    The task's own path decides, on a few examples. Without a right form, or where correctness does not depend on the
+    answer, the subjects stay as they are.
+    """
+    env, subjects = prober.env, [subject for subject in prober.distinct if subject.example.answer]
+    declared = any(subject.reference is not None for subject in prober.subjects)
+    if declared or not subjects or not env.reads_answer or isinstance(env, MultiTurnEnv):
+        return prober
+    few, tried = subjects[:DERIVED_FROM], forms(subjects[0].example)
+    texts = [Text(subject, form, reference_of(subject.example, form)) for form in tried for subject in few]
+    right = Counter(probe.name for probe in replace(prober, graded=[]).grade(texts) if probe.correct)
+    form = max(tried, key=lambda one: right[one])
+    if not right[form]:
+        return replace(prober, tried=tuple(tried))
+    made = [subject_with(env, one.example, reference_of(one.example, form)) for one in prober.subjects]
+    return replace(prober, subjects=made, form=form, tried=tuple(tried))
+
+
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
     """Draw `count` examples of a split by the seed, each with its reference if the task declares one."""
     examples = env.split(split)
@@ -172,7 +200,14 @@ def subject_of(env: Environment, example: Example) -> Subject:
     try:
         reference = env.reference(example)
     except UserError:
+        if env.given_reference is not None:
+            raise
         return Subject(example, None)
+    return subject_with(env, example, reference)
+
+
+def subject_with(env: Environment, example: Example, reference: Script) -> Subject:
+    """Return the example with this reference."""
     text = completion_text(reference)
     answer = env.parser.parse_answer(text)
     return Subject(example, reference, text, answer if isinstance(answer, str) and answer and answer in text else None)

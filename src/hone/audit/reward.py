@@ -28,7 +28,9 @@ def check_reference(prober: Prober) -> Check:
     texts = [Text(s, "reference", s.reference) for s in prober.distinct if s.reference is not None]
     if not texts:
         title = "the task declares no reference completion, so nothing right can be tried"
-        remedy = "define `reference(example) -> str`, a completion that deserves full marks"
+        if prober.tried:
+            title += f"; answers written as {listed(prober.tried)} are not correct"
+        remedy = "give `reference`: a template such as '<answer>{answer}</answer>', or a function"
         finding = Finding("no-reference", Verdict.WARN, title, remedy)
         return Check("reference", "no reference to grade", (finding,))
     probes = prober.grade(texts)
@@ -38,9 +40,10 @@ def check_reference(prober: Prober) -> Check:
             "correct the reference, the data or the reward: a right answer can earn nothing as it is; the rubric's "
             f"correctness function `{prober.env.rubric.correctness}` must return 1.0 for it"
         )
-        title = f"{len(wrong)} of {len(texts)} references are not correct"
+        title = f"{len(wrong)} of {len(texts)} references are not correct{_derivation(prober)}"
         shown = examples_of(wrong, "correct, with full marks")
-        findings.append(Finding("reference", Verdict.FAIL, title, remedy, ("reference",), shown))
+        verdict = Verdict.WARN if prober.form else Verdict.FAIL  # a derived reference may itself be at fault
+        findings.append(Finding("reference", verdict, title, remedy, ("reference",), shown))
     again = [] if findings and not wrong else prober.grade(texts[:GRADED_AGAIN])
     changed = []
     for first, second in zip(probes, again, strict=False):
@@ -53,7 +56,12 @@ def check_reference(prober: Prober) -> Check:
         findings.append(Finding("nondeterministic", Verdict.WARN, title, remedy, (), shown))
     right = sum(probe.correct for probe in probes)
     figures = {"references": len(texts), "correct": right}
-    return Check("reference", f"{right} of {len(texts)} references are correct", tuple(findings), figures)
+    summary = f"{right} of {len(texts)} references are correct{_derivation(prober)}"
+    return Check("reference", summary, tuple(findings), figures)
+
+
+def _derivation(prober: Prober) -> str:
+    return f" (derived from the answer as {prober.form})" if prober.form else ""
 
 
 # A sort of restylings that lose a right answer: how bad that is, what they are, and the remedy.

@@ -29,6 +29,7 @@ SHOWN = 3
 class Audit(Observer):
     """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, reported.
 
+    A grader that fails at all texts is always refused: no run can learn from it. `refuses` is False for a program.
     A resume of a run that had its audit needs none.
     """
 
@@ -68,7 +69,7 @@ class Audit(Observer):
         flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
         see = command("hone", "audit", task.id, **flags)
         failed = [finding for finding in report.failures if finding.name != MAX_TOKENS_FAILURE]
-        if failed and self._refuses:
+        if failed and (self._refuses or report.facts["failed"] == report.facts["texts"]):
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
             raise UserError(
                 f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
@@ -77,6 +78,10 @@ class Audit(Observer):
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
         self._lines += [f"audit: all of it: {see}"] if bad else []
+        if form := report.facts.get("reference"):
+            self._lines.append(
+                f"audit: right answers were written as {printable(form)}; for another form give --reference"
+            )
         return {key: value for key, value in report.record().items() if key != "seconds"}
 
     def before_start(self, run: RunWriter) -> None:

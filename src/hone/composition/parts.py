@@ -183,9 +183,13 @@ def with_given_task(
     reward_weights: Sequence[float] | None,
     correct: Any,
     agent: Any = None,
+    reference: Any = None,
 ) -> tuple[RLConfig, Given | None]:
-    """Return the config with the task that a program gives, and that task; None if it gives none."""
-    if all(x is None for x in (dataset, eval_dataset, reward_weights, correct, agent)) and not reward_funcs:
+    """Return the config with the task that a program gives, and that task; None if it gives none.
+
+    An `eval_dataset` turns evaluation on, unless the config says that it is off.
+    """
+    if all(x is None for x in (dataset, eval_dataset, reward_weights, correct, agent, reference)) and not reward_funcs:
         return config, None
     from hone.environments.functions import given_task
 
@@ -195,10 +199,12 @@ def with_given_task(
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
     args, template = ({}, None) if replaces else (env.args, env.template)
-    task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent
+    task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
     given = given_task(config.output_dir, args, *task)
     named = env.model_copy(update={"id": FUNCTIONS, "args": given.args, "template": template})
     orchestrator = config.orchestrator.model_copy(update={"env": named})
+    if eval_dataset is not None and "eval" not in orchestrator.model_fields_set:
+        orchestrator = orchestrator.model_copy(update={"eval": OnlineEvalConfig()})
     return config.model_copy(update={"orchestrator": orchestrator}), given
 
 

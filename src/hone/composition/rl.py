@@ -34,6 +34,7 @@ from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConf
 from hone.environments import Environment, MultiTurnEnv, services
 from hone.environments.agents import AgentEnv
 from hone.environments.data import Overlap
+from hone.environments.references import Reference
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError
 from hone.evaluation.result import EvalResult
@@ -217,6 +218,7 @@ class RL(Training):
         reward_weights: Sequence[float] | None = None,
         correct: RewardFunc | str | None = None,
         agent: Callable[..., Any] | str | None = None,
+        reference: Reference | None = None,
         loss: TokenLoss | str | None = None,
         advantages: Advantages | str | None = None,
         observers: Sequence[Observer] = (),
@@ -225,7 +227,7 @@ class RL(Training):
         parsed = from_settings(RLConfig, config, settings)
         parsed, self.own = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
         parsed = parsed.model_copy(update={"mode": parsed.mode or "colocated"})
-        task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent
+        task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
         self.config, self.given = parts.with_given_task(parsed, *task)
         self.observers = checked_observers(observers)
         self._drawn: list[int] = []

@@ -12,26 +12,23 @@ import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
 
+from hone.config.trl import TRL
+
 Path = tuple[str, ...]
 
-SYNONYMS = {
-    "beta": "kl_coef",
+SYNONYMS = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key} | {
     "checkpoint": "ckpt",
     "environment": "env",
     "epochs": "max_steps",
     "evaluation": "eval",
     "group_size": "rollouts_per_example",
-    "learning_rate": "lr",
-    "max_completion_length": "max_tokens",
     "max_length": "seq_len",
     "max_new_tokens": "max_tokens",
-    "num_generations": "rollouts_per_example",
-    "num_train_epochs": "max_steps",
     "optimiser": "optim",
     "optimizer": "optim",
     "steps": "max_steps",
 }
-"""Other trainers' words for keys of ours."""
+"""Other trainers' words for keys of ours, beside those of TRL."""
 CLOSE = 0.8
 """Names that are less alike than this are not suggested for each other."""
 

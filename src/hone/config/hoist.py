@@ -18,9 +18,23 @@ from hone.errors import UserError
 SHARED = ("model", "max_steps", "seq_len", "ckpt", "seed", "output_dir", "precision", "transport")
 SERVER_THAT_IS_UP = "http://localhost:8000/v1"
 """Where the sampler is, if files of sections are given, and none for inference."""
+TASK_KEYS = {
+    "reward": "rewards",
+    "agent": "agent",
+    "agent_command": "agent_command",
+    "data": "data",
+    "eval_data": "eval_data",
+    "reward_weights": "weights",
+    "system_prompt": "system_prompt",
+    "reference": "reference",
+}
+"""Keys of the top that describe a task without a file, and the arguments of that task."""
+NEEDED = ("reward", "agent", "agent_command", "data")
+"""Of these, the ones that make a task; the others only add to it."""
 FUNCTIONS = "functions"
 """Id of the task that is made of reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
+EVAL = ("orchestrator", "eval")
 SECTIONS = ("trainer", "orchestrator", "inference")
 
 
@@ -95,14 +109,10 @@ def name_algorithm(settings: Settings) -> None:
 def name_task(settings: Settings) -> None:
     """Put the task that `reward` and `data` describe in the place of the one that is named.
 
-    A flag that names another task goes before files that describe one. Raises UserError if flags do both, or for what
-    is no name.
+    A flag that names another task goes before files that describe one. `eval_data` turns evaluation on. Raises
+    UserError if flags do both, or for what is no name.
     """
-    given = {
-        name: setting
-        for name in ("reward", "agent", "agent_command", "data")
-        if (setting := settings.pop((name,), None))
-    }
+    given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (
         ("reward", "takes MODULE:FUNCTION, or a list of them", "functions as reward_funcs"),
         ("data", "takes a file, a folder or a hub id", "rows as dataset"),
@@ -112,23 +122,27 @@ def name_task(settings: Settings) -> None:
         if not all(isinstance(one, str | PurePath | None) for one in several):
             raise UserError(f"{name} {kind}; from Python, give {objects}")
     task = settings.get((*ENV, "id"), Setting(FUNCTIONS))
+    if task.value != FUNCTIONS and given and not given.keys() & set(NEEDED):
+        name = next(iter(given))
+        raise UserError(
+            f"{name} is for a task of reward functions, and the task is {task.value}: add {flag(('reward',))} and "
+            f"{flag(('data',))}, or set the task's own arguments, orchestrator.env.args"
+        )
     if task.is_flag and task.value != FUNCTIONS:
         if any(setting.is_flag for setting in given.values()):
             raise UserError(
                 "--reward, --agent and --data say what the task is, and so does --orchestrator.env.id: leave out one"
             )
         return
-    given = {
-        (*ENV, "args", "rewards" if name == "reward" else name): setting
-        for name, setting in given.items()
-        if not setting.is_off
-    }
+    given = {(*ENV, "args", TASK_KEYS[name]): setting for name, setting in given.items() if not setting.is_off}
     if not given:
         return
     for path in [path for path, setting in settings.items() if path[:2] == ENV and not setting.is_flag]:
         if task.value != FUNCTIONS:
             del settings[path]  # arguments of the other task
     settings.put((*ENV, "id"), Setting(FUNCTIONS))
+    if (*ENV, "args", "eval_data") in given and not any(path[:2] == EVAL for path in settings):
+        settings.put(EVAL, Setting({}))
     rewarding = [(*ENV, "args", name) for name in ("rewards", "agent", "agent_command")]
     if any(path in given and given[path].is_flag for path in rewarding):  # files that say what rewards are overridden
         for found, path in itertools.product((given, settings), rewarding):

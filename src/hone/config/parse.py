@@ -28,6 +28,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
+from hone.config.trl import KEYWORDS, TRL
 from hone.errors import UserError
 
 Config = TypeVar("Config", bound=BaseConfig)
@@ -82,7 +83,12 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: which key was meant; `other` if none is like it."""
+    """Return a hint: which key was meant; `other` if none is like it. Arguments of TRL's have hints of their own."""
+    name, note = TRL.get(unknown[0].replace("-", "_"), ("", "")) if len(unknown) == 1 else ("", "")
+    known = lookup(cls, tuple(KEYWORDS.get(name, name).split(".")))
+    if known or (note and not name):
+        asked = f"did you mean {name if show is dotted else flag(known.path)}?" if known else ""
+        return ": " + " ".join(filter(None, [asked, f"({note})" if name and note else note]))
     close = nearest(cls, unknown)
     return f": did you mean {show(close)}?" if close else other
 

@@ -310,6 +310,14 @@ class RLConfig(RunConfig):
     """Sets the keys of a published algorithm, which `--help algorithm` lists; any of them can be set beside it."""
     data: str | None = None
     """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
+    eval_data: str | None = None
+    """Held-out examples of such a task; turns evaluation on. By default a tenth of `data` is held out."""
+    reward_weights: list[float] | None = None
+    """Weights of the reward functions, in their order; by default 1."""
+    system_prompt: str | None = None
+    """System prompt of such a task, before every prompt."""
+    reference: str | None = None
+    """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: int = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
     mode: Literal["colocated", "split", "cluster"] | None = None

@@ -17,6 +17,7 @@ import numpy as np
 from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.parsers import Parser
+from hone.environments.references import Reference, reference_of
 from hone.environments.rubric import Measured, Rubric, Sample
 from hone.environments.services import Service
 from hone.environments.task_files import source_digest
@@ -92,6 +93,7 @@ class Environment:
     called on first use. Rows have `prompt` (text or messages) or `question` (text), `answer` (required if a reward
     function asks for it) and `info` (a dict, or one as JSON). A task whose rows have other columns overrides
     `format_row`; a data set with other columns than the task's is read through a template (`use_template`).
+    `reference` makes a right answer of an example: a template or a function, see `hone.environments.references`.
     """
 
     tool_schemas: list[dict[str, Any]] | None = None
@@ -113,9 +115,11 @@ class Environment:
         eval_dataset: RowSource | None = None,
         parser: Parser | None = None,
         system_prompt: str | None = None,
+        reference: Reference | None = None,
         id: str = "",
     ) -> None:
         self.id = id
+        self.given_reference = reference
         self.module: Path | None = None
         self.rubric = rubric
         self.parser = parser or rubric.parser or Parser()
@@ -213,8 +217,18 @@ class Environment:
         return row
 
     def reference(self, example: Example) -> str | list[Message]:
-        """Return a completion that deserves full marks: its text or, of a task of several turns, its messages."""
+        """Return a completion that deserves full marks: its text or, of a task of several turns, its messages.
+
+        By default that of the argument `reference`, see `hone.environments.references`. Raises UserError without one.
+        """
+        if self.given_reference is not None:
+            return reference_of(example, self.given_reference)
         raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
+
+    @property
+    def reads_answer(self) -> bool:
+        """True if the function that decides what is correct asks for the answer."""
+        return self.rubric.needs("answer", self.rubric.correctness)
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
         """Return a completion for SFT to imitate, which may use the generator; by default the reference."""

@@ -34,6 +34,7 @@ from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, tr
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
 from hone.environments.kept_source import kept_name, kept_source
 from hone.environments.parsers import completion_text
+from hone.environments.references import Reference
 from hone.environments.rubric import (
     OFFERED,
     RewardFunc,
@@ -73,12 +74,14 @@ def load_environment(
     agent: str | None = None,
     agent_command: str | None = None,
     agent_limits: dict[str, Any] | None = None,
+    reference: str | None = None,
 ) -> Environment:
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
     Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
     `correct` names the function that decides which answers are right, by default the first. A program makes rollouts
     and rewards: the async function `agent`, or `agent_command`, within `agent_limits`: see `hone.environments.agents`.
+    `reference` makes right answers for an audit: a template such as "<answer>{answer}</answer>", or a function's place.
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
     if agent is not None or agent_command is not None:
@@ -88,7 +91,17 @@ def load_environment(
     if data is None and eval_data is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
     found = [_source(place) for place in places]
-    return FunctionTask(found, data, eval_data, weights, correct, system_prompt, split, eval_split)
+    return FunctionTask(found, *where, reference=None if reference is None else _reference(reference))
+
+
+def _reference(reference: Any) -> Reference:
+    """Return the template, or the function that is given or named. Raises UserError for anything else."""
+    if callable(reference):
+        return checked_function(reference, "reference")
+    if not isinstance(reference, str) or not ("{" in reference or ":" in reference):
+        example = "a template such as '<answer>{answer}</answer>', a function, or MODULE:FUNCTION"
+        raise UserError(f"reference is {reference!r}: give {example}")
+    return reference if "{" in reference else find_function(reference)[0]
 
 
 def _agent_task(
@@ -131,6 +144,7 @@ class FunctionTask(SingleTurnEnv):
         system_prompt: str | None = None,
         split: str = "train",
         eval_split: str = "test",
+        reference: Reference | None = None,
     ) -> None:
         graders = [_Grader(source.func) for source in found]
         self.needed = {name for grader in graders for name in grader.columns}
@@ -142,7 +156,9 @@ class FunctionTask(SingleTurnEnv):
             dataset=sources["dataset"] if data is not None else None,
             eval_dataset=sources["eval_dataset"],
             system_prompt=system_prompt,
+            reference=reference,
         )
+        self._reads_answer = {component_name(one.func) for one in graders if "answer" in one.names}
         self.module = next((source.file for source in found if source.file is not None), None)
         made_of = list(dict.fromkeys(source.digest for source in found))
         self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)
@@ -162,6 +178,10 @@ class FunctionTask(SingleTurnEnv):
                 own = json.loads(own or "{}")
         info = {**own, **info} if isinstance(own, dict) else own or info
         return {"prompt": _raw_prompt(row), "answer": answer, "info": info}
+
+    @property
+    def reads_answer(self) -> bool:
+        return self.rubric.correctness in self._reads_answer
 
     def digests(self, splits: Sequence[str]) -> dict[str, str]:
         return super().digests(splits) | {"environment": self._made_of}
@@ -298,6 +318,7 @@ def given_task(
     reward_weights: Sequence[float] | None = None,
     correct: RewardFunc | str | None = None,
     agent: Callable[..., Any] | str | None = None,
+    reference: Reference | None = None,
 ) -> Given:
     """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
 
@@ -314,6 +335,8 @@ def given_task(
     objects = [
         checked_function(func, "agent" if has_agent else "reward_funcs") for func in funcs if not isinstance(func, str)
     ]
+    reference = args.get("reference") if reference is None else reference
+    objects += [checked_function(reference, "reference")] if callable(reference) else []
     placed = [(func if isinstance(func, str) else place_of(func), func) for func in funcs]
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
     text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
@@ -331,17 +354,22 @@ def given_task(
     named |= ({"agent": names[0]} if names else {}) if has_agent else {"rewards": names}
     named |= {} if reward_weights is None else {"weights": _numbers(reward_weights)}
     named |= {} if correct is None else {"correct": correct if isinstance(correct, str) else component_name(correct)}
+    if callable(reference):
+        named["reference"] = place_of(reference) or f"{folder / REWARDS}:{kept_name(reference)}"
+    elif reference is not None:
+        named["reference"] = reference
     data = [rows[name] or named.get(name) for name in rows]
     if data == [None, None]:
         raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
 
     def load() -> Environment:
-        not_more = ("rewards", "agent", "agent_command", "agent_limits", *rows)
+        not_more = ("rewards", "agent", "agent_command", "agent_limits", "reference", *rows)
         more: dict[str, Any] = {name: value for name, value in named.items() if name not in not_more}
         if has_agent:
             bounds = AgentLimits.of(named.get("agent_limits"))
             source = found[0][1] if found else None
             return AgentTask(source.func if source else None, command, source, bounds, data[0], data[1], **more)
+        more["reference"] = None if reference is None else _reference(reference)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:
             task.loaded_by(Origin(FUNCTIONS, named, os.getcwd(), list(sys.path), sources()))

@@ -158,9 +158,9 @@ class Rubric:
         """Return the number of async functions that are called for groups, or for single completions."""
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
-    def needs(self, column: str) -> bool:
-        """Return True if a reward function asks for this argument."""
-        return any(column in accepted for accepted in self._accepts.values())
+    def needs(self, column: str, name: str = "") -> bool:
+        """Return True if a reward function, or the one of this name, asks for this argument."""
+        return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
         """Return the declared ranges as run.json holds them."""

@@ -1,0 +1,63 @@
+"""Arguments of TRL's have hints, from the table that the documentation shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from hone.config.base import lookup
+from hone.config.parse import from_settings, parse
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.config.trl import KEYWORDS, TRL, table
+from hone.errors import UserError, in_python
+
+
+@pytest.mark.parametrize("name", TRL)
+def test_each_key_of_the_table_is_there(name: str) -> None:
+    key, note = TRL[name]
+    assert key or note
+    assert not key or lookup(RLConfig, tuple(KEYWORDS.get(key, key).split(".")))
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [
+        ("per_device_train_batch_size", "orchestrator.batch_size? (counts the completions of a step, on all devices)"),
+        ("processing_class", "did you mean model.name?"),
+        ("max_prompt_length", "did you mean seq_len?"),
+        ("num_generations", "did you mean orchestrator.rollouts_per_example?"),
+        ("beta", "did you mean trainer.loss.kl_coef?"),
+        ("train_dataset", "did you mean dataset?"),
+        ("args", "give the settings themselves"),
+    ],
+)
+def test_an_argument_of_trl_has_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(UserError) as error:
+        from_settings(RLConfig, None, {name: 1})
+    assert f"there is no key {name!r}: " in str(error.value) and hint in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("cls", "flag", "hint"),
+    [
+        (RLConfig, "--per-device-train-batch-size", "--orchestrator.batch-size"),
+        (RLConfig, "--train-dataset", "--data"),
+        (SFTConfig, "--per-device-train-batch-size", "--data.batch-size"),
+        (SFTConfig, "--learning-rate", "--optim.lr"),
+    ],
+)
+def test_the_same_as_flags(cls: type, flag: str, hint: str) -> None:
+    with pytest.raises(UserError, match=f"did you mean {hint}[?]"):
+        parse(cls, [flag, "1"], "prog")
+
+
+def test_the_documentation_has_the_table() -> None:
+    page = Path(__file__).resolve().parents[2] / "docs" / "python.md"
+    assert table() in page.read_text(encoding="utf-8")
+
+
+def test_errors_name_keywords_instead_of_flags_but_not_in_commands() -> None:
+    text = "add --reward MODULE:FUNCTION, --seq-len 64 or --no-ckpt; see `hone audit X --seed 1`"
+    assert in_python(text) == "add reward_funcs, seq_len=64 or ckpt=False; see `hone audit X --seed 1`"
