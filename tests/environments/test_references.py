@@ -7,6 +7,7 @@ import re
 import pytest
 
 from hone.audit.environment import audit_before_training
+from hone.audit.report import Verdict
 from hone.environments import Rubric, SingleTurnEnv
 from hone.environments.references import forms
 from hone.errors import UserError
@@ -52,6 +53,11 @@ def test_a_reward_that_takes_the_last_number_fails_its_audit_without_a_reference
 
 def test_the_form_is_one_that_the_reward_calls_right() -> None:
     assert audit_before_training(env(boxed)).facts["reference"] == r"\boxed{{{answer}}}"
+
+
+def test_an_exact_match_is_warned_of_and_may_start() -> None:
+    report = audit_before_training(env(lambda completion, answer: float(completion[-1]["content"].strip() == answer)))
+    assert report.verdict == "warn" and "false-negative" in report.names(Verdict.WARN)
 
 
 def test_no_form_is_right_or_the_answer_is_not_asked_for() -> None:
