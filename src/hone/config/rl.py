@@ -211,7 +211,7 @@ class OrchestratorConfig(BaseConfig):
         if self.truncated == "penalize" and self.advantage.divides_by_mean:
             raise UserError(
                 'orchestrator.truncated = "penalize" makes rewards negative, and orchestrator.advantage.scale = '
-                '"group_mean" divides by the mean reward of a group: set truncated to "keep" or "mask", or another scale'
+                '"group_mean" divides by a mean reward: set truncated to "keep" or "mask", or another scale'
             )
         if self.overlong_buffer and self.truncated != "penalize":
             raise UserError(

@@ -28,7 +28,7 @@ LEAST = 256
 
 
 class RunRecorder:
-    """Records a run of RL. `needs_positive`: its advantages are divided by mean rewards, so one below 0 is a warning."""
+    """Records a run of RL. `needs_positive`: rewards below 0 are worth a warning, for a mean of rewards divides."""
 
     def __init__(
         self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch, needs_positive: bool = False
