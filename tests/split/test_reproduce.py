@@ -127,6 +127,19 @@ def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture
     assert code == 0 and f"weights/step_{STEPS}" in text, text
 
 
+def test_the_kl_in_the_reward_is_taken_off_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """The trainer gets the rewards with a batch, and with the session how advantages are made of them."""
+    flags = ["--algorithm", "reinforce++", "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2"]
+    flags += ["--orchestrator.rollouts-per-example", "1", "--model.lora.rank", "2"]
+    run = begin(bench, "kl", *flags, steps=4)
+    lines = records(run / "metrics.jsonl")[:4]
+    assert lines[0]["kl"] == 0 and lines[3]["kl"] != 0 and all(line["groups/trained"] > 0 for line in lines)
+    code, text = tool(bench, capsys, "verify", "kl", "--steps", "4")
+    assert code == 0 and "4 steps came out equal from their recorded completions, bit for bit" in text, text
+    code, text = tool(bench, capsys, "replay", "kl")
+    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text, text
+
+
 def test_two_ranks_are_replayed_by_one_within_the_tolerance(
     bench: Bench, two_ranks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
