@@ -127,16 +127,34 @@ def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture
     assert code == 0 and f"weights/step_{STEPS}" in text, text
 
 
-def test_the_kl_in_the_reward_is_taken_off_again(bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """The trainer gets the rewards with a batch, and with the session how advantages are made of them."""
-    flags = ["--algorithm", "reinforce++", "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2"]
-    flags += ["--orchestrator.rollouts-per-example", "1", "--model.lora.rank", "2"]
-    run = begin(bench, "kl", *flags, steps=4)
+KL = {
+    "in the reward": [
+        "--algorithm",
+        "reinforce++",
+        "--orchestrator.rollouts-per-example",
+        "1",
+        "--model.lora.rank",
+        "2",
+    ],
+    "in the loss": ["--algorithm", "dr_grpo", "--trainer.loss.kl-bias-correction"],
+}
+
+
+@pytest.mark.parametrize("where", KL)
+def test_a_kl_term_is_that_of_one_process(where: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the reward: the trainer gets the rewards with a batch, and with the session how advantages are made of them.
+    In the loss: groups of equal rewards are trained, and divide.
+    """
+    name = where.replace(" ", "-")
+    run = begin(bench, name, *KL[where], "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2", steps=4)
     lines = records(run / "metrics.jsonl")[:4]
-    assert lines[0]["kl"] == 0 and lines[3]["kl"] != 0 and all(line["groups/trained"] > 0 for line in lines)
-    code, text = tool(bench, capsys, "verify", "kl", "--steps", "4")
+    assert lines[0]["kl"] == pytest.approx(0, abs=1e-9) and abs(lines[3]["kl"]) > 1e-6
+    assert all(line["groups/filtered"] == 0 for line in lines)
+    if where == "in the loss":
+        assert any(line["frac_reward_zero_std"] > 0 for line in lines)
+    code, text = tool(bench, capsys, "verify", name, "--steps", "4")
     assert code == 0 and "4 steps came out equal from their recorded completions, bit for bit" in text, text
-    code, text = tool(bench, capsys, "replay", "kl")
+    code, text = tool(bench, capsys, "replay", name)
     assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text, text
 
 

@@ -205,8 +205,8 @@ class OrchestratorConfig(BaseConfig):
     def _check(self) -> OrchestratorConfig:
         if self.rollouts_per_example == 1 and not self.advantage.compares_the_batch:
             raise UserError(
-                "1 rollout is its own group mean and teaches nothing: set orchestrator.rollouts_per_example to 2 or "
-                'more, better 4, or compare prompts by orchestrator.advantage.baseline = "batch"'
+                "1 rollout is its own group mean and teaches nothing: set orchestrator.rollouts_per_example to at "
+                'least 2, better 4 or more, or orchestrator.advantage.baseline to "batch"'
             )
         if self.truncated == "penalize" and self.advantage.divides_by_mean:
             raise UserError(
