@@ -422,11 +422,11 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return how the group's draw ends: `failed` with too few graded samples, `filtered` without advantages.
+    """Return how the group's draw ends: `failed` with fewer graded samples than `least_graded`, `filtered` without
+    advantages, else `trained`; `surplus` or `cut` if a refill left it out.
 
-    Two are too few, unless one of them alone is trained. Advantages are 0 where all rewards are equal, unless they are
-    compared with the batch's. Such a group is trained where the loss has a KL or entropy term (`trains_all`), and with
-    a teacher, whose advantages are per token. A group that a refill left out ends as `surplus` or `cut`.
+    Equal rewards give no advantages, unless they are compared with those of the batch. A group without advantages is
+    trained if the loss has a KL or entropy term (`trains_all`), and with a teacher, whose advantages are per token.
     """
     if group.left_out is not None:
         return group.left_out
