@@ -60,7 +60,8 @@ class Session:
     `start` is the version that it starts from: that of `checkpoint` (a folder with the trainer's part of it), or 0 for
     the initial model. `shared` are keys that both roles must have equal, with their values. `temperature` is what
     rollouts are sampled at; `canary` are the token ids whose logprobs come with every result; `lag` is how many
-    versions rollouts may be behind (`max_async_level`). `memory` is a folder in memory that weights go to.
+    versions rollouts may be behind (`max_async_level`). `memory` is a folder in memory that weights go to. `rollouts`
+    of a prompt and the section `advantage` make the advantages, which the trainer needs if the KL is in the reward.
     """
 
     id: str
@@ -72,6 +73,8 @@ class Session:
     canary: tuple[int, ...]
     lag: int = 0
     memory: str | None = None
+    rollouts: int = 2
+    advantage: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -248,7 +248,9 @@ class Group:
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
     `left_out`: a refill did not need the group, or cut it off. `env` is the name of its task, of several.
-    `call_advantages`, where a program rewards each call: of each turn of each trajectory of each sample.
+    `trains_all`: all samples with a score are trained, for the loss has a KL or entropy term. `least_graded`: samples
+    with a score that a group needs to be trained. `call_advantages`, where a program rewards each call: of each turn of
+    each trajectory of each sample.
     """
 
     example: Example
@@ -259,6 +261,8 @@ class Group:
     left_out: Literal["surplus", "cut"] | None = None
     env: str = ""
     call_advantages: list[list[np.ndarray]] | None = None
+    trains_all: bool = False
+    least_graded: int = 2
 
     def __post_init__(self) -> None:
         assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
@@ -293,7 +297,8 @@ class PackedBatch:
     S segments of `lengths` tokens: attention never crosses from one to another, except that `parents[i]`, if it is not
     -1, is the segment whose tokens come before those of segment i: a prompt that a group shares, laid down once, before
     its completions. `parents` None: every segment is a whole sequence. `loss_lengths`, `groups` and `samples` (-1: a
-    shared prompt) say of each segment how many tokens carry loss, and whose it is.
+    shared prompt) say of each segment how many tokens carry loss, and whose it is; `rewards` (None: not needed) and
+    `pools`, of which completion and task.
 
     `[N]`: `token_ids`; `positions`, which count within the sequence, so a segment goes on where its parent ends;
     `previous`, the index of the token that precedes a token in its sequence, -1 for a first token; all int64.
@@ -319,6 +324,8 @@ class PackedBatch:
     groups: tuple[int, ...]
     samples: tuple[int, ...]
     num_loss_tokens: int
+    rewards: tuple[float | None, ...] = ()
+    pools: tuple[int, ...] = ()
     minibatch: int = 0
     parents: tuple[int, ...] | None = None
     old_logprobs: torch.Tensor | None = None

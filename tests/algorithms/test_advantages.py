@@ -2,7 +2,14 @@ import numpy as np
 import pytest
 import torch
 
-from hone.algorithms.advantages import advantages, distilled, has_signal, normalized_components, overlong_penalty
+from hone.algorithms.advantages import (
+    advantages,
+    advantages_to_go,
+    distilled,
+    has_signal,
+    normalized_components,
+    overlong_penalty,
+)
 from hone.config.rl import AdvantageConfig
 
 REWARDS = np.array([[1.0, 0.0, 0.0, 0.5], [0.2, 0.2, 0.8, 0.4]])
@@ -29,6 +36,63 @@ def test_each_baseline_and_scale_is_its_formula(keys, expected):
     found = advantages(REWARDS, ALL, **keys)
     assert found.dtype == np.float32
     assert found == pytest.approx(expected.numpy(), abs=1e-6)
+
+
+TOKENS = np.array([[3, 1, 2, 4], [1, 5, 2, 2]])
+
+
+def normalised(returns: list[list[float]], ddof: int = 1, eps: float = 1e-4) -> list[list[float]]:
+    """Plain Python: minus the mean of all tokens, divided by their standard deviation."""
+    tokens = [value for one in returns for value in one]
+    mean = sum(tokens) / len(tokens)
+    std = (sum((value - mean) ** 2 for value in tokens) / (len(tokens) - ddof)) ** 0.5
+    return [[(value - mean) / (std + eps) for value in one] for one in returns]
+
+
+@pytest.mark.parametrize(("ddof", "eps"), [(1, 1e-4), (0, 0.0)])
+def test_reinforce_plus_plus_normalises_over_the_tokens_of_the_step(ddof: int, eps: float):
+    found = advantages(REWARDS, ALL, "batch", "token_std", ddof, eps, TOKENS)
+    returns = [[r] * n for r, n in zip(REWARDS.reshape(-1), TOKENS.reshape(-1), strict=True)]
+    expected = [one[0] for one in normalised(returns, ddof, eps)]
+    assert found.dtype == np.float32 and found.reshape(-1).tolist() == pytest.approx(expected, abs=1e-6)
+    less_mean = REWARDS - REWARDS.mean(1, keepdims=True)  # the variant with a group's baseline
+    returns = [[r] * n for r, n in zip(less_mean.reshape(-1), TOKENS.reshape(-1), strict=True)]
+    found = advantages(REWARDS, ALL, "group", "token_std", ddof, eps, TOKENS)
+    assert found.reshape(-1).tolist() == pytest.approx([one[0] for one in normalised(returns, ddof, eps)], abs=1e-6)
+
+
+def test_one_rollout_of_a_prompt_is_compared_with_those_of_other_prompts():
+    found = advantages(np.array([[1.0], [0.0], [np.nan], [0.5]]), np.array([[1], [1], [0], [1]]) > 0, "batch")
+    assert found.tolist() == [[0.5], [-0.5], [0.0], [0.0]]
+    tokens = np.array([[2], [3], [7], [0]])
+    found = advantages(
+        np.array([[1.0], [0.0], [9.0], [0.5]]),
+        np.array([[1], [1], [0], [1]]) > 0,
+        "batch",
+        "token_std",
+        tokens_PG=tokens,
+    )
+    (first, *_), (second, *_) = normalised([[1.0] * 2, [0.0] * 3])
+    assert found[:3].tolist() == [[pytest.approx(first)], [pytest.approx(second)], [0.0]]
+
+
+def test_a_penalty_of_a_token_counts_for_it_and_the_tokens_before():
+    """REINFORCE++: r at the end, -β KL at each token, summed from each token on, then normalised."""
+    generator = np.random.default_rng(1)
+    penalties = [0.1 * generator.normal(size=n) for n in TOKENS.reshape(-1)]
+    places = [(row, column) for row in range(2) for column in range(4)]
+    returns = [
+        [REWARDS[place] - sum(penalty[t:]) for t in range(len(penalty))]
+        for place, penalty in zip(places, penalties, strict=True)
+    ]
+    found = advantages_to_go(REWARDS, ALL, penalties, places, "batch", 1, 1e-4)
+    for ours, by_hand in zip(found, normalised(returns), strict=True):
+        assert ours.tolist() == pytest.approx(by_hand, abs=1e-12)
+    without = advantages_to_go(REWARDS, ALL, [0 * penalty for penalty in penalties], places, "batch", 1, 1e-4)
+    plain = advantages(REWARDS, ALL, "batch", "token_std", tokens_PG=TOKENS)
+    assert [one[0] for one in without] == pytest.approx(plain.reshape(-1).tolist(), abs=1e-6)
+    nothing = advantages_to_go(np.ones((1, 1)), ALL[:1, :1], [np.zeros(3)], [(0, 0)], "batch", 1, 1e-4)
+    assert nothing[0].tolist() == [0.0] * 3
 
 
 def test_leave_one_out_is_the_reward_minus_the_mean_of_the_others():

@@ -22,12 +22,14 @@ import torch
 
 from hone.algorithms.advantages import overlong_penalty
 from hone.algorithms.losses import policy_objective
-from hone.composition.parts import weighed
+from hone.composition.parts import batch_use, weighed
 from hone.config.algorithms import ALGORITHMS
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.orchestrator.groups import step_advantages, trainable
+from hone.orchestrator.groups import trainable, with_advantages
+from hone.trainer.kl_reward import with_kl_in_reward
 from hone.trainer.packing import pack
+from hone.trainer.parallel import ALONE
 from hone.types import Example, Group, Outcome, Score, Trajectory
 
 pytest.importorskip("trl", reason="needs the extra bench: make test-trl")
@@ -41,8 +43,8 @@ WEIGHTS = {"right": 1.0, "format": 0.5}
 class Step:
     """What was sampled in a step: completions by prompt and rollout, with their rewards and logprobs.
 
-    `lengths` `[S]`, `components` `[S, K]` float32 (NaN: abstained), `sampled`, `old`, `new`: a tensor for each
-    completion.
+    `lengths` `[S]`, `components` `[S, K]` float32 (NaN: abstained), `sampled`, `old`, `new`, and `ref` of the reference
+    policy: a tensor for each completion.
     """
 
     lengths: list[int]
@@ -50,6 +52,7 @@ class Step:
     sampled: list[torch.Tensor]
     old: list[torch.Tensor]
     new: list[torch.Tensor]
+    ref: list[torch.Tensor]
 
     @classmethod
     def made(cls, spread: float = 0.3, equal_groups: int = 1) -> Step:
@@ -67,7 +70,8 @@ class Step:
             new = [
                 n.where(torch.tensor(generator.random(len(n)) > 0.1), o + 2.0) for n, o in zip(new, old, strict=True)
             ]
-        return cls(lengths, components, sampled, old, new)
+        ref = [o + torch.tensor(generator.normal(0, 0.5, len(o)), dtype=torch.float32) for o in old]
+        return cls(lengths, components, sampled, old, new, ref)
 
 
 Found = tuple[float, torch.Tensor]
@@ -89,18 +93,21 @@ def hones(step: Step, flags: str, corrected: bool = False) -> Found:
         ids, versions = np.arange(3, 5 + length, dtype=np.int64), np.where(mask, 0, -1).astype(np.int32)
         trajectories.append(Trajectory(ids, mask, logprobs, versions, [], "stop", str(i)))
     members = [slice(p * ROLLOUTS, (p + 1) * ROLLOUTS) for p in range(PROMPTS)]
-    found = step_advantages([scores[m] for m in members], [trajectories[m] for m in members], config)
-    groups = [
-        Group(Example([{"role": "user", "content": ""}]), draw, trajectories[m], scores[m], advantages)
-        for draw, (m, advantages) in enumerate(zip(members, found, strict=True))
-    ]
-    batch = trainable(groups, config)
+    example, zeros = Example([{"role": "user", "content": ""}]), np.zeros(ROLLOUTS, np.float32)
+    groups = [Group(example, draw, trajectories[m], scores[m], zeros) for draw, m in enumerate(members)]
+    batch = trainable(with_advantages(groups, config), config)
     packed = pack(weighed(config.trainer.loss, batch))
     kept = [sequence.group * ROLLOUTS + sequence.sample for sequence in batch.sequences]
     if corrected or config.trainer.loss.old_policy == "trainer":
         old = torch.zeros_like(packed.sampling_logprobs)
         old[packed.loss_indices] = torch.cat([step.old[i] for i in kept])
         packed = replace(packed, old_logprobs=old)
+    if config.trainer.loss.kl_coef:
+        ref = torch.zeros_like(packed.sampling_logprobs)
+        ref[packed.loss_indices] = torch.cat([step.ref[i] for i in kept])
+        packed = replace(packed, ref_logprobs=ref)
+    if (in_reward := batch_use(config.trainer, config.orchestrator).kl_in_reward) is not None:
+        (packed,) = with_kl_in_reward([packed], in_reward, ALONE)
     leaves = [new.clone().requires_grad_() for new in step.new]
     logprobs = torch.cat([leaves[i] for i in kept])
     objective = policy_objective(config.trainer.loss, config.trainer.correction)
@@ -128,7 +135,7 @@ def trls(step: Step, folder: Path, trainer: str = "GRPO", **settings: Any) -> Fo
         **({"beta": 0.0} | settings),
     )
     leaves = [new.clone().requires_grad_() for new in step.new]
-    answers = iter([step.old, leaves])  # before the update, and in it
+    answers = iter([step.old, *([step.ref] if args.beta else []), leaves])  # before the update, and in it
 
     def logps(*_: Any, **__: Any) -> tuple[torch.Tensor, torch.Tensor, None]:
         padded = torch.nn.utils.rnn.pad_sequence([t.double() for t in next(answers)], batch_first=True)
@@ -160,6 +167,7 @@ def trls(step: Step, folder: Path, trainer: str = "GRPO", **settings: Any) -> Fo
         "environments": None,
         "environment_factories": None,
         "aux_loss_enabled": False,
+        "ref_model": object(),
         "_entropy_bonus_enabled": False,
         "current_gradient_accumulation_steps": 1,
         "_metrics": defaultdict(lambda: defaultdict(list)),
@@ -197,6 +205,21 @@ PRESETS: dict[str, dict[str, Any]] = {
 def test_presets(name: str, equal_groups: int, tmp_path: Path) -> None:
     step = Step.made(spread=2e-3 if name == "gspo" else 0.3, equal_groups=equal_groups)
     assert same(hones(step, f"--algorithm {name}"), trls(step, tmp_path, **PRESETS[name]))
+
+
+@pytest.mark.parametrize("corrects", [False, True])
+@pytest.mark.parametrize("equal_groups", [0, 1, 2, PROMPTS])
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "dapo"])
+def test_the_kl_in_the_loss_is_that_of_all_groups(name: str, equal_groups: int, corrects: bool, tmp_path: Path) -> None:
+    """Groups of equal rewards have no advantages, and the KL of all their tokens."""
+    step, flags = Step.made(equal_groups=equal_groups), f"--algorithm {name} --trainer.loss.kl-coef 0.04"
+    theirs = trls(step, tmp_path, beta=0.04, use_bias_correction_kl=corrects, **PRESETS[name])
+    ours = hones(step, f"{flags} --trainer.loss.kl-bias-correction={str(corrects).lower()}")
+    assert same(ours, theirs)
+    if equal_groups:
+        in_equal_groups = ours[1][sum(step.lengths[: -equal_groups * ROLLOUTS]) :]
+        assert bool((in_equal_groups != 0).all()), "their KL has a gradient"
+        assert not same(hones(step, f"{flags} --trainer.loss.kl-bias-correction={str(not corrects).lower()}"), theirs)
 
 
 def test_what_clips_is_tried() -> None:
@@ -283,6 +306,17 @@ def test_rloo_is_trls_rloo_trainer_over_the_longest_completion(tmp_path: Path) -
     step.new = [old.double() for old in step.old]
     grad, theirs = hones(step, "--algorithm rloo")[1], trls(step, tmp_path, "RLOO", epsilon=0.2)[1]
     assert float((LONGEST * grad - theirs).abs().max()) <= REL * float(theirs.abs().max())
+
+
+@pytest.mark.parametrize("equal_groups", [0, 2])
+def test_the_kl_of_rloo_is_taken_off_the_rewards_as_by_trls_rloo_trainer(equal_groups: int, tmp_path: Path) -> None:
+    step = Step.made(equal_groups=equal_groups)
+    step.new = [old.double() for old in step.old]
+    grad = hones(step, "--algorithm rloo --trainer.loss.kl-coef 0.2")[1]
+    theirs = trls(step, tmp_path, "RLOO", epsilon=0.2, beta=0.2)[1]
+    assert float((LONGEST * grad - theirs).abs().max()) <= REL * float(theirs.abs().max())
+    without = hones(step, "--algorithm rloo")[1]
+    assert float((LONGEST * without - theirs).abs().max()) > 0.1 * float(theirs.abs().max())
 
 
 def test_the_overlong_penalty() -> None:

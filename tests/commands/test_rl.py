@@ -27,6 +27,21 @@ def same(completion) -> float:
     return 0.5
 '''
 
+LENGTHS = """
+from hone.environments import Rubric, SingleTurnEnv
+from hone.environments.rubric import Range
+
+
+def load_environment(least: float = 0.0, declared: bool = False):
+    def length(completion) -> float:
+        return least + len(completion[-1]["content"]) % 3
+
+    ends = least, least + 2.0
+    rubric = Rubric([length], ranges={"length": Range(ends, ends)} if declared else None)
+    rows = [{"question": f"q{i}"} for i in range(8)]
+    return SingleTurnEnv(id="lengths", rubric=rubric, dataset=rows, eval_dataset=rows)
+"""
+
 BROKEN = """
 from hone.environments import Rubric, SingleTurnEnv, inline
 
@@ -47,6 +62,7 @@ def rl(tiny_model_dir, tmp_path, monkeypatch):
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "constant.py").write_text(CONSTANT)
     (tmp_path / "environments" / "broken.py").write_text(BROKEN)
+    (tmp_path / "environments" / "lengths.py").write_text(LENGTHS)
     monkeypatch.chdir(tmp_path)
 
     def call(*flags: str, model: str | Path = tiny_model_dir) -> int:
@@ -93,6 +109,49 @@ def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_pa
     weights = (out / "weights" / "step_3" / "model.safetensors").read_bytes()
     assert weights == (tiny_model_dir / "model.safetensors").read_bytes()
     assert {row["state"] for row in Run(out).rollouts(0).to_pylist()} == {"filtered"}
+
+
+def test_an_entropy_bonus_trains_where_all_rewards_are_equal(rl, tmp_path, tiny_model_dir):
+    assert rl("--no-audit", "--orchestrator.env.id", "constant", "--trainer.loss.entropy-coef", "0.1", "--ckpt") == 0
+    out = tmp_path / "out"
+    for line in metrics(out)[:3]:
+        assert line["frac_reward_zero_std"] == 1.0 and (line["groups/trained"], line["groups/filtered"]) == (2, 0)
+        assert line["optimizer/skipped"] == 0.0 and line["grad_norm"] > 0
+    assert {(row["state"], row["advantage"]) for row in Run(out).rollouts(0).to_pylist()} == {("trained", 0.0)}
+    assert [entry["state"] for entry in Run(out).ledger()] == ["trained"] * 6
+
+
+def test_reinforce_plus_plus_takes_one_rollout_of_a_prompt_and_is_done_again(rl, tmp_path, capsys):
+    """The KL is in the reward, so the trainer changes the recorded advantages; resumed, replayed, verified alike."""
+    flags = ["--no-audit", "--orchestrator.env.id", "lengths", "--algorithm", "reinforce++", "--ckpt.interval", "1"]
+    flags += ["--trainer.loss.kl-coef", "0.5", "--orchestrator.rollouts-per-example", "1", "--trainer.optim.lr", "1e-2"]
+    out, again = tmp_path / "out", tmp_path / "again"
+    assert rl(*flags) == 0
+    lines = metrics(out)[:3]
+    assert all(line["groups/trained"] == 8 and "frac_reward_zero_std" not in line for line in lines)
+    assert lines[0]["kl"] == 0 and lines[2]["kl"] != 0
+    assert len({row["advantage"] for row in Run(out).rollouts(0).to_pylist()}) > 1
+    assert main(["replay", str(out)]) == 0 and main(["verify", str(out), "--steps", "3"]) == 0
+    assert rl(*flags, "--output-dir", str(again), "--max-steps", "2") == 0
+    assert rl(*flags, "--output-dir", str(again), "--resume") == 0
+    name = "weights/step_3/model.safetensors"
+    assert (out / name).read_bytes() == (again / name).read_bytes()
+    without = [*flags, "--output-dir", str(tmp_path / "without"), "--trainer.loss.kl-coef", "0"]
+    assert rl(*without) == 0
+    assert (out / name).read_bytes() != (tmp_path / "without" / name).read_bytes()
+
+
+def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl, tmp_path, capsys):
+    flags = ["--no-audit", "--orchestrator.env.id", "lengths", "--algorithm", "maxrl"]
+    assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0, "declared": true}') == 2
+    assert "needs rewards of 0 or more, and those of lengths can be -1: add 1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0}') == 0
+    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    assert [(e["step"], e["reward"]) for e in events if e["kind"] == "negative_reward"] == [(0, -1.0)]
+    assert "has a reward of -1" in " ".join(capsys.readouterr().out.split())
+    assert rl(*flags, "--orchestrator.env.args", '{"declared": true}') == 0
+    assert "has a reward of" not in capsys.readouterr().out
 
 
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):

@@ -13,6 +13,8 @@ import pytest
 import torch
 from played import CANARY, LIMIT, Orchestrator
 
+from hone.composition.parts import make_trainer
+from hone.config.rl import AdvantageConfig
 from hone.config.shared import LoraConfig
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
@@ -21,6 +23,7 @@ from hone.model.lora import start_adapter
 from hone.runs.files import read_lines
 from hone.trainer.agreement import check_agreement, shared_values
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.kl_reward import RewardKL
 from hone.transport import FileTransport, Hello, Order, Session
 
 
@@ -100,6 +103,29 @@ def test_a_new_session_goes_back_to_its_checkpoint_or_to_the_initial_model(orche
         again.transport.put(Order(6, "end"))
         assert not again.result(6).saved
     again.transport.close()
+
+
+def test_a_session_says_how_advantages_are_made(rl_run, tmp_path, monkeypatch):
+    """A trainer's own file has no orchestrator, but the KL in the reward changes the advantages."""
+    kl = ("--loss.kl-coef", "0.2", "--loss.kl-in", "reward", "--loss.kl-estimator", "k1")
+    orchestrator, made = Orchestrator(rl_run, tmp_path / "transport", ("--max-steps", "1", *kl)), []
+
+    def spy(*arguments):
+        made.append(make_trainer(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr("hone.commands.trainer.make_trainer", spy)
+    keys = {"baseline": "batch", "scale": "token_std", "std_ddof": 0}
+    with orchestrator.trainer():
+        orchestrator.transport.hello(LIMIT)
+        orchestrator.open("s1", rollouts=4, advantage=keys)
+        orchestrator.put(0)
+        assert orchestrator.result(1).metrics["optimizer/skipped"] == 0
+        orchestrator.transport.put(Order(1, "end"))
+        orchestrator.result(1)
+    orchestrator.transport.close()
+    (trainer,) = made
+    assert trainer.use.kl_in_reward == RewardKL(0.2, 4, AdvantageConfig(**keys))
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,25 @@ def test_the_range_of_a_loss_goes_by_its_type():
     assert CorrectionConfig(type="band").range == (0.5, 5.0)
 
 
+KL_IN_REWARD = ["--trainer.loss.kl-coef", "0.1", "--trainer.loss.kl-in", "reward", "--trainer.loss.kl-estimator", "k1"]
+ONE = ["--orchestrator.rollouts-per-example", "1", "--orchestrator.batch-size", "8"]
+BATCH = ["--orchestrator.advantage.baseline", "batch"]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--trainer.loss.kl-coef", "0.1", "--trainer.loss.kl-estimator", "k1"], "gradient of k1"),
         (["--trainer.loss.reference-interval", "5"], "set kl_coef"),
+        (["--algorithm", "rloo", "--trainer.loss.kl-bias-correction"], "is for the KL in the loss"),
+        ([*KL_IN_REWARD, "--orchestrator.advantage.components", "normalize"], "does not use the sum of the components"),
+        ([*KL_IN_REWARD, "--orchestrator.advantage.function", "mine.py:own"], "is not computed where the reference"),
+        ([*KL_IN_REWARD, "--orchestrator.advantage.scale", "group_mean"], "divides by the mean reward of a group"),
+        (["--algorithm", "maxrl", "--orchestrator.truncated", "penalize"], "makes rewards negative"),
+        (ONE, "1 rollout is its own group mean"),
+        ([*ONE, "--algorithm", "rloo", "--trainer.loss.kl-coef", "0.1"], "1 rollout is its own group mean"),
+        ([*ONE, *BATCH, "--orchestrator.advantage.components", "normalize"], "1 rollout is its own group mean"),
+        (["--orchestrator.advantage.scale", "token_std", "--orchestrator.refill.max-rounds", "2"], "something too"),
         (["--trainer.correction.type", "band", "--trainer.correction.low", "9"], "low = 9 must be less than"),
     ],
 )
@@ -92,3 +106,21 @@ def test_settings_that_contradict_each_other_are_refused(flags, message):
 def test_another_loss_beside_an_algorithm_has_bounds_of_its_own():
     config = parse(RLConfig, ["--algorithm", "gspo", "--trainer.loss.type", "cispo"], "rl")
     assert (config.trainer.loss.range, config.trainer.loss.aggregation) == ((0.0, 5.0), "sequence")
+
+
+def test_the_published_settings_of_the_kl_and_the_clip():
+    def loss(name: str) -> tuple:
+        config = parse(RLConfig, ["--algorithm", name, "--trainer.loss.kl-coef", "0.1"], "rl").trainer.loss
+        return config.kl_in, config.kl_estimator, *config.range
+
+    assert {name: loss(name) for name in ("grpo", "rloo", "reinforce++", "maxrl")} == {
+        "grpo": ("loss", "k3", 0.2, 0.2),
+        "rloo": ("reward", "k1", 0.0, 0.0),
+        "reinforce++": ("reward", "k1", 0.2, 0.2),
+        "maxrl": ("loss", "k3", 0.2, 0.2),
+    }
+
+
+@pytest.mark.parametrize("flags", [["--algorithm", "reinforce++"], BATCH])
+def test_one_rollout_is_enough_where_the_batch_is_the_baseline(flags):
+    assert parse(RLConfig, [*ONE, *flags], "rl").orchestrator.rollouts_per_example == 1

@@ -131,13 +131,14 @@ def talk(model: Path, precision: str) -> list[str]:
 
 
 def cut(model: Path, precision: str) -> list[str]:
-    """RL that samples from cut distributions and stops at a text, with several updates a step and a KL term to a
-    reference that follows.
+    """RL that samples from cut distributions and stops at a text, with several updates a step, and with the KL to a
+    reference that follows in the reward.
     """
     return [
         *(*rl(model, precision), "--orchestrator.sampling.top-p", "0.9", "--orchestrator.sampling.top-k", "20"),
         *("--orchestrator.sampling.min-p", "0.05", "--orchestrator.sampling.stop", "a"),
-        *("--trainer.loss.kl-coef", "0.1", "--trainer.loss.reference-interval", "3", "--trainer.minibatches", "2"),
+        *("--trainer.loss.kl-coef", "0.1", "--trainer.loss.kl-in", "reward", "--trainer.loss.kl-estimator", "k1"),
+        *("--trainer.loss.reference-interval", "3", "--trainer.minibatches", "2"),
         *("--trainer.updates-per-batch", "2", "--orchestrator.truncated", "penalize", "--trainer.optim.lr", "3e-4"),
         *("--orchestrator.eval.sampling.min-p", "0.2", "--orchestrator.eval.sampling.stop", "</answer>", "--no-audit"),
     ]

@@ -82,6 +82,64 @@ def test_states_advantages_and_what_is_packed():
     assert trainable([filtered, failed], RLConfig()).sequences == []
 
 
+@pytest.mark.parametrize("term", ["kl_coef", "entropy_coef"])
+def test_with_a_kl_or_entropy_term_all_completions_with_a_score_are_trained(term):
+    config = RLConfig(trainer={"loss": {term: 0.04, "count_filtered": True}})
+    groups = with_advantages(groups_of(["1", "0"], ["0.5", "0.5"], ["x", "1"], ["x", "x"]), config)
+    assert [group_state(group) for group in groups] == ["trained", "trained", "trained", "failed"]
+    assert [group.advantages.tolist() for group in groups[1:3]] == [[0.0, 0.0], [0.0, 0.0]]
+    batch = trainable(groups, config)
+    assert [(one.group, one.sample) for one in batch.sequences] == [(10, 0), (10, 1), (11, 0), (11, 1), (12, 1)]
+    assert batch.filtered == Counts() and {one.reward for one in batch.sequences} == {None}
+    metrics = step_metrics(groups, version=4)
+    assert [metrics[f"groups/{name}"] for name in ("trained", "filtered", "failed")] == [3, 0, 1]
+    assert metrics["frac_reward_zero_std"] == pytest.approx(2 / 4), "equal rewards are counted as before"
+
+
+def test_a_refill_replaces_groups_of_equal_rewards_whatever_else_the_loss_has():
+    config = RLConfig(orchestrator={"refill": {}}, trainer={"loss": {"kl_coef": 0.04}})
+    filled = fill(groups_of(["1", "0"], ["1", "1"]), 2, config)
+    assert [group_state(group) for group in filled] == ["trained", "filtered"]
+    assert {sequence.group for sequence in trainable(filled, config).sequences} == {10}
+
+
+def test_a_single_completion_is_compared_with_those_of_other_prompts():
+    config = RLConfig(orchestrator={"batch_size": 4, "rollouts_per_example": 1, "advantage": {"baseline": "batch"}})
+    groups = with_advantages(groups_of(["1"], ["0"], ["0.5"], ["x"]), config)
+    assert [group.advantages.tolist() for group in groups] == [[0.5], [-0.5], [0.0], [0.0]]
+    assert [group_state(group) for group in groups] == ["trained", "trained", "filtered", "failed"]
+    assert "frac_reward_zero_std" not in step_metrics(groups, version=4)
+
+
+def test_with_the_kl_in_the_reward_sequences_have_the_rewards_that_advantages_are_made_of():
+    loss = {"kl_coef": 0.1, "kl_in": "reward", "kl_estimator": "k1"}
+    keys = {"truncated": "penalize", "sampling": {"max_tokens": 3}, "overlong_penalty": 0.5}
+    config = RLConfig(orchestrator=keys, trainer={"loss": loss})
+    groups = with_advantages(groups_of(["1", "0"], ["0.5", "x"]), config)
+    groups[0] = replace(groups[0], trajectories=[trajectory("1"), trajectory("0", stop_reason="length")])
+    assert [(one.reward, one.pool) for one in trainable(groups, config).sequences] == [(1.0, 0), (-0.5, 0), (0.5, 0)]
+    envs = [{"id": "reverse-text"}, {"id": "reverse-text", "name": "other"}]
+    mixed = RLConfig(orchestrator={"envs": envs}, trainer={"loss": loss})
+    groups = [replace(group, env=name) for group, name in zip(groups, ("reverse-text", "other"), strict=True)]
+    assert [(one.reward, one.pool) for one in trainable(groups, mixed).sequences] == [(1.0, 0), (0.0, 0), (0.5, 1)]
+
+
+def test_what_counts_as_a_token_of_the_step_is_what_is_trained():
+    config = RLConfig(orchestrator={"advantage": {"baseline": "batch", "scale": "token_std"}, "truncated": "mask"})
+    (group,) = groups_of(["1", "0", "0.5"])
+    members = [trajectory("1", 5), trajectory("0", 2), trajectory("0.5", 9, stop_reason="length")]
+    (group,) = with_advantages([replace(group, trajectories=members)], config)
+    tokens = np.repeat([1.0, 0.0], [5, 2])
+    expected = (np.array([1.0, 0.0]) - tokens.mean()) / (tokens.std(ddof=1) + 1e-4)
+    assert group.advantages[:2].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
+    calls = group_with_calls(0, (1.0, [0, 4]), (1.0, [1]))  # two tokens a call
+    config = RLConfig(orchestrator={"advantage": {"baseline": "batch", "scale": "token_std"}})
+    tokens = np.repeat([0.0, 4.0, 1.0], 2)
+    expected = (np.array([0.0, 4.0, 1.0]) - tokens.mean()) / (tokens.std(ddof=1) + 1e-4)
+    (calls,) = with_advantages([calls], config)
+    assert np.concatenate([line for (line,) in calls.call_advantages]).tolist() == pytest.approx(expected.tolist())
+
+
 def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws():
     groups = groups_of(["1", "0"], ["1", "1"], ["3", "0"], ["x", "1"], ["0", "2"])
     groups[0] = replace(groups[0], left_out="cut")

@@ -107,6 +107,11 @@ def test_a_setting_that_surprises_gets_one_sentence(line: str) -> None:
     assert len(surprises) == 1 and "\n" not in surprises[0]
 
 
+def test_one_rollout_of_a_prompt_is_no_surprise_where_prompts_are_compared() -> None:
+    size = ["--orchestrator.rollouts-per-example", "1", "--orchestrator.batch-size", "64"]
+    assert found(*size, "--algorithm", "reinforce++") == found("--algorithm", "reinforce++")
+
+
 def test_no_evaluation_and_no_checkpoints_in_a_long_run() -> None:
     texts = found("--max-steps", "100000", facts=replace(FACTS, pool=10**6))
     assert texts[0].startswith("no evaluation: the reward on training prompts will be the only sign")

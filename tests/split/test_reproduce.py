@@ -127,6 +127,37 @@ def test_an_adapter_is_trained_again(bench: Bench, capsys: pytest.CaptureFixture
     assert code == 0 and f"weights/step_{STEPS}" in text, text
 
 
+KL = {
+    "in the reward": [
+        "--algorithm",
+        "reinforce++",
+        "--orchestrator.rollouts-per-example",
+        "1",
+        "--model.lora.rank",
+        "2",
+    ],
+    "in the loss": ["--algorithm", "dr_grpo", "--trainer.loss.kl-bias-correction"],
+}
+
+
+@pytest.mark.parametrize("where", KL)
+def test_a_kl_term_is_that_of_one_process(where: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the reward: the trainer gets the rewards with a batch, and with the session how advantages are made of them.
+    In the loss: groups of equal rewards are trained, and divide.
+    """
+    name = where.replace(" ", "-")
+    run = begin(bench, name, *KL[where], "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2", steps=4)
+    lines = records(run / "metrics.jsonl")[:4]
+    assert lines[0]["kl"] == pytest.approx(0, abs=1e-9) and abs(lines[3]["kl"]) > 1e-6
+    assert all(line["groups/filtered"] == 0 for line in lines)
+    if where == "in the loss":
+        assert any(line["frac_reward_zero_std"] > 0 for line in lines)
+    code, text = tool(bench, capsys, "verify", name, "--steps", "4")
+    assert code == 0 and "4 steps came out equal from their recorded completions, bit for bit" in text, text
+    code, text = tool(bench, capsys, "replay", name)
+    assert code == 0 and "verdict       equal: every update's metrics and weights are those of the run" in text, text
+
+
 def test_two_ranks_are_replayed_by_one_within_the_tolerance(
     bench: Bench, two_ranks: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from hone.algorithms.losses import policy_objective, sft_objective
 from hone.commands import trainer as trainer_command
 from hone.composition.parts import batch_use
-from hone.config.rl import CorrectionConfig, LossConfig, TrainerConfig, TrainerRole
+from hone.config.rl import CorrectionConfig, LossConfig, OrchestratorConfig, TrainerConfig, TrainerRole
 from hone.config.shared import InitConfig, LoraConfig, OptimConfig, SchedulerConfig
 from hone.errors import RankLost, UserError
 from hone.model import head
@@ -72,7 +72,7 @@ def sequences(step: int, count: int = 7) -> list[Sequence]:
         ids = np.concatenate([prompt, random.integers(3, 90, 5 + 4 * i)])
         mask = np.arange(len(ids)) >= len(prompt)
         logprobs_T = np.where(mask, -5.0, 0.0).astype(np.float32)
-        made.append(Sequence(ids, mask, logprobs_T, 1.0 - 0.3 * i, i // 2, i % 2))
+        made.append(Sequence(ids, mask, logprobs_T, 1.0 - 0.3 * i, i // 2, i % 2, reward=1.0 - 0.3 * i))
     return made
 
 
@@ -89,7 +89,8 @@ def make_trainer(ranks: Ranks, case: str = "fp32") -> Trainer:
     settings = {"rl": TrainerConfig(loss=LossConfig(kl_coef=0.1)), "several updates": SEVERAL}.get(kind)
     objective = policy_objective(settings.loss, settings.correction) if settings else sft_objective
     optim, scheduler = OptimConfig(lr=1e-2, weight_decay=0.1), SchedulerConfig(type="cosine", warmup_steps=2)
-    use, temperature = batch_use(settings or TrainerConfig()), 0.8 if settings else 1.0
+    orch = OrchestratorConfig(rollouts_per_example=2, batch_size=2)
+    use, temperature = batch_use(settings or TrainerConfig(), orch), 0.8 if settings else 1.0
     return Trainer(model, optim, scheduler, 10, objective, temperature, reference, ranks, use=use)
 
 

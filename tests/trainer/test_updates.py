@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from hone.algorithms.losses import aggregation_weights, policy_objective
+from hone.algorithms.advantages import advantages
+from hone.algorithms.losses import aggregation_weights, clip, policy_objective
 from hone.composition.parts import batch_use, weighed
-from hone.config.rl import CorrectionConfig, LossConfig, TrainerConfig
+from hone.config.rl import AdvantageConfig, CorrectionConfig, LossConfig, OrchestratorConfig, TrainerConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_logprobs
@@ -34,12 +35,18 @@ def sequences(count: int = 6) -> list[Sequence]:
     return made
 
 
-def make_trainer(config: LossConfig | None = None, correction: CorrectionConfig | None = None, **settings) -> Trainer:
+def make_trainer(
+    config: LossConfig | None = None,
+    correction: CorrectionConfig | None = None,
+    advantage: AdvantageConfig | None = None,
+    **settings,
+) -> Trainer:
     config = config or LossConfig()
     reference = random_decoder(CONFIG, seed=2) if config.kl_coef else None
     objective = policy_objective(config, correction)
     optim = OptimConfig(lr=1e-2, max_norm=1e9)
-    use = batch_use(TrainerConfig(loss=config, correction=correction or CorrectionConfig(), **settings))
+    orch = OrchestratorConfig(batch_size=6, rollouts_per_example=2, advantage=advantage or AdvantageConfig())
+    use = batch_use(TrainerConfig(loss=config, correction=correction or CorrectionConfig(), **settings), orch)
     model, weigh = random_decoder(CONFIG, seed=1), lambda batch: weighed(config, batch)
     return Trainer(model, optim, SchedulerConfig(), 10, objective, reference=reference, use=use, weigh=weigh)
 
@@ -128,25 +135,86 @@ def test_the_kl_term_in_the_loss(estimator):
     assert close(gradients(trainer, Batch(sequences()), 40, True), plain(loss, "token"))
 
 
-@pytest.mark.parametrize("max_tokens", [10_000, 20])
-def test_the_kl_in_the_reward_leaves_out_the_groups_mean(max_tokens):
-    reference, made = random_decoder(CONFIG, seed=2), sequences()
-    sums = []
+def test_the_ratio_makes_the_gradient_of_k3_that_of_k2_on_the_policys_own_tokens():
+    """(1 - exp(-d)) g without it, d g with it, as k2 has; see `kl_estimate`."""
+    d = torch.linspace(-1.0, 1.5, 7)
+    ref, found = torch.full((7,), -2.0), {}
+    batch = replace(
+        pack([Sequence(np.arange(8), np.arange(8) > 0, np.concatenate([[0], -2 + d.numpy()]).astype(np.float32))]),
+        ref_logprobs=torch.cat([torch.zeros(1), ref]),
+    )
+    for kind, corrects in (("k3", False), ("k3", True), ("k2", False), ("k1", True)):
+        config = LossConfig(kl_coef=1.0, kl_estimator=kind, kl_bias_correction=corrects)
+        logprobs = (ref + d).requires_grad_()
+        policy_objective(config)(logprobs, torch.zeros(7), batch, batch.loss_indices)[0].backward()
+        found[kind, corrects] = (7 * logprobs.grad).tolist()
+    assert found["k3", False] == pytest.approx((1 - (-d).exp()).tolist(), abs=1e-5)
+    assert found["k3", True] == pytest.approx(d.tolist(), abs=1e-5) == found["k2", False]
+    assert found["k1", True] == pytest.approx((1 + d).tolist(), abs=1e-5)
+
+
+def reference_kl(made: list[Sequence]) -> list[torch.Tensor]:
+    """log pi_old - log pi_ref of each completion's tokens, pi_old the sampler's."""
+    reference, found = random_decoder(CONFIG, seed=2), []
     for sequence in made:
         batch = pack([sequence])
         with torch.no_grad():
             ref = token_logprobs(reference, batch, batch.loss_indices)[0]
-        sums.append(float((torch.tensor(sequence.logprobs[sequence.loss_mask]) - ref).sum()))
-    means = [(sums[i - i % 2] + sums[i - i % 2 + 1]) / 2 for i in range(len(sums))]
+        found.append((torch.tensor(sequence.logprobs[sequence.loss_mask]) - ref).double())
+    return found
+
+
+REWARDS = [1.0, 0.25, 0.5, 0.5, 0.0, 1.0]
+"""Of `sequences()`; those of the second prompt are equal."""
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 20])
+@pytest.mark.parametrize("algorithm", ["rloo", "group_std", "reinforce++"])
+def test_the_kl_in_the_reward_comes_before_the_advantages(algorithm, max_tokens):
+    """The advantages of r - 0.2 KL by hand, in float64, in place of those of r."""
+    kl, coef = reference_kl(sequences()), 0.2
+    after: list[torch.Tensor] = []
+    if algorithm == "reinforce++":
+        keys = {"baseline": "batch", "scale": "token_std"}
+        to_go = [r - coef * one.flip(0).cumsum(0).flip(0) for r, one in zip(REWARDS, kl, strict=True)]
+        mean, std = torch.cat(to_go).mean(), torch.cat(to_go).std()
+        after = [(one - mean) / (std + 1e-4) for one in to_go]
+    else:
+        keys = {"baseline": "leave_one_out"} if algorithm == "rloo" else {"scale": "group_std"}
+        shaped = torch.tensor([r - coef * float(one.sum()) for r, one in zip(REWARDS, kl, strict=True)]).double()
+        for i, one in enumerate(kl):
+            pair = shaped[2 * (i // 2) : 2 * (i // 2) + 2]
+            alone = (
+                shaped[i] - shaped[i ^ 1] if algorithm == "rloo" else (shaped[i] - pair.mean()) / (pair.std() + 1e-4)
+            )
+            after.append(alone.expand(len(one)))
+    advantage = AdvantageConfig(**keys)
+    lengths = np.array([len(one) for one in kl]).reshape(3, 2)
+    how = advantage.baseline, advantage.scale, advantage.std_ddof, advantage.std_eps
+    before = advantages(np.array(REWARDS).reshape(3, 2), np.ones((3, 2), dtype=bool), *how, lengths).reshape(-1)
+    made = [
+        replace(sequence, advantage=float(a), reward=r)
+        for sequence, a, r in zip(sequences(), before, REWARDS, strict=True)
+    ]
 
     def loss(sequence, logprobs, entropies):
-        index = 2 * sequence.group + sequence.sample
-        return surrogate(
-            replace(sequence, advantage=sequence.advantage - 0.2 * (sums[index] - means[index])), logprobs, entropies
-        )
+        own = after[2 * sequence.group + sequence.sample].float()
+        return clip(logprobs, torch.tensor(sequence.logprobs[sequence.loss_mask]), own)[0]
 
-    trainer = make_trainer(LossConfig(kl_coef=0.2, kl_in="reward", kl_estimator="k1"))
-    assert close(gradients(trainer, Batch(made), max_tokens, False), plain(loss, "token"))
+    trainer = make_trainer(LossConfig(kl_coef=coef, kl_in="reward", kl_estimator="k1"), advantage=advantage)
+    assert close(gradients(trainer, Batch(made), max_tokens, max_tokens == 20), plain(loss, "token"))
+
+
+def test_the_kl_of_one_task_is_not_compared_with_that_of_another():
+    made = [replace(s, advantage=0.0, reward=0.0, pool=s.group // 2) for s in sequences()]
+    advantage = AdvantageConfig(baseline="batch")
+    trainer = make_trainer(LossConfig(kl_coef=0.2, kl_in="reward", kl_estimator="k1"), advantage=advantage)
+    (batch,) = trainer.deal(Batch(made), None, False)
+    (found,) = trainer._prepared([batch])
+    sums = torch.stack([one.sum() for one in reference_kl(sequences())])
+    expected = torch.cat([-0.2 * (sums[:4] - sums[:4].mean()), -0.2 * (sums[4:] - sums[4:].mean())])
+    first = torch.tensor(np.cumsum([0, *batch.loss_lengths[:-1]]))
+    assert found.advantages[found.loss_indices][first].tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize(

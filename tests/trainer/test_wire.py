@@ -40,9 +40,13 @@ def equal(ours: Sequence, theirs: Sequence) -> bool:
     return True
 
 
-@pytest.mark.parametrize(("count", "own"), [(0, False), (1, False), (5, False), (3, True)])
-def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count, own):
+@pytest.mark.parametrize(
+    ("count", "own", "rewarded"), [(0, False, False), (1, False, False), (5, False, True), (3, True, False)]
+)
+def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count, own, rewarded):
     made = sequences(count)
+    if rewarded:  # the KL is taken off the rewards, of each task apart
+        made = [dataclasses.replace(one, reward=one.advantage / 7, pool=i // 2) for i, one in enumerate(made)]
     if own:  # each token has its advantage
         made = [dataclasses.replace(one, advantage=one.logprobs / 3) for one in made]
     (tmp_path / "order").write_bytes(encode(Order(3, "batch", to_arrays(Batch(made, Counts(5, 2, 1), 64)), tokens=9)))

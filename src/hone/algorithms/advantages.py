@@ -27,21 +27,63 @@ def advantages(
     scale: str = "none",
     std_ddof: int = 1,
     std_eps: float = 1e-4,
+    tokens_PG: np.ndarray | None = None,
 ) -> np.ndarray:
     """Compute the advantages `[P, G]` float32: A = (r - baseline) / scale.
 
     baseline  "group"          mean of the prompt's rewards, r̄ (GRPO, arXiv:2402.03300)
               "leave_one_out"  mean of the prompt's other rewards: G/(G-1) (r - r̄) (RLOO, arXiv:2402.14740)
-              "batch"          mean of all rewards of the step (REINFORCE++, arXiv:2501.03262)
+              "batch"          mean of all rewards of the step
     scale     "none"           1 (Dr. GRPO, arXiv:2503.20783)
               "group_std"      std of the prompt's rewards + std_eps (GRPO)
-              "batch_std"      std of all rewards of the step + std_eps (REINFORCE++; Lite PPO, arXiv:2508.08221)
+              "batch_std"      std of all rewards of the step + std_eps (Lite PPO, arXiv:2508.08221)
+              "token_std"      minus the mean over the step's tokens, divided by their std + std_eps, where each of the
+                               `tokens_PG` of a completion counts (REINFORCE++, arXiv:2501.03262)
               "group_mean"     r̄; where it is not above 0 the advantages are 0 (MaxRL, arXiv:2602.02710)
 
-    A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has advantages 0
-    unless the baseline is the batch's: then what counts is whether the step's rewards differ.
+    A std divides the sum of squares by n - `std_ddof`. A group with equal rewards, or fewer than two, has r - baseline
+    = 0 unless the baseline is the batch's: then what counts is whether the step's rewards differ.
     """
+    if scale == "token_std":
+        assert tokens_PG is not None
+        deviations_PG = _advantages(rewards_PG, valid_PG, baseline, "none", std_ddof, std_eps)
+        tokens_PG = np.where(valid_PG, tokens_PG, 0)
+        mean, std = _moments(np.repeat(deviations_PG.reshape(-1), tokens_PG.reshape(-1)), std_ddof)
+        found_PG = (deviations_PG - mean) / (std + std_eps) if std else np.zeros(valid_PG.shape)
+        return np.where(valid_PG, found_PG, 0.0).astype(np.float32)
     return _advantages(rewards_PG, valid_PG, baseline, scale, std_ddof, std_eps).astype(np.float32)
+
+
+def advantages_to_go(
+    rewards_PG: np.ndarray,
+    valid_PG: np.ndarray,
+    penalties: Sequence[np.ndarray],
+    completions: Sequence[tuple[int, int]],
+    baseline: str,
+    std_ddof: int,
+    std_eps: float,
+) -> list[np.ndarray]:
+    """Compute the advantages `[T]` float64 of the tokens of sequences with a penalty for each token (REINFORCE++).
+
+    A_t = (R_t - mean) / (std + std_eps)        R_t = r - baseline - Σ_{s >= t} penalty_s
+
+    Mean and std are over all tokens of the step; so `advantages` has it, as "token_std", without penalties. `penalties`
+    `[T]` and `completions` (row and column of the reward) are those of each sequence.
+    """
+    deviations_PG = _advantages(rewards_PG, valid_PG, baseline, "none", std_ddof, std_eps)
+    returns = [
+        deviations_PG[place] - np.cumsum(penalty_T[::-1], dtype=np.float64)[::-1]
+        for penalty_T, place in zip(penalties, completions, strict=True)
+    ]
+    mean, std = _moments(np.concatenate(returns), std_ddof)
+    return [(of_tokens - mean) / (std + std_eps) if std else np.zeros(len(of_tokens)) for of_tokens in returns]
+
+
+def _moments(values_N: np.ndarray, std_ddof: int) -> tuple[float, float]:
+    """Return mean and std; (0, 0) if the values do not differ."""
+    if len(values_N) <= std_ddof or not has_signal(values_N):
+        return 0.0, 0.0
+    return float(values_N.mean()), float(values_N.std(ddof=std_ddof))
 
 
 def _advantages(

@@ -21,7 +21,7 @@ from hone.commands.training import headline
 from hone.composition.machine import configure, device_of, resolved
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.parts import load_policy, make_trainer
-from hone.config.rl import TrainerRole
+from hone.config.rl import AdvantageConfig, TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
@@ -110,11 +110,12 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     loaded = [model]  # for the first session; each further one begins with another, when the one before has gone
     del model
 
-    def make(temperature: float, lag: int) -> Trainer:
-        """Make the trainer of a session, which knows what a trainer's own file need not: how rollouts are sampled."""
+    def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
+        """Make the trainer of a session, which knows what a trainer's own file need not: rollouts and advantages."""
         orch = config.orchestrator
         sampling = orch.sampling.model_copy(update={"temperature": temperature})
-        orch = orch.model_copy(update={"sampling": sampling, "max_async_level": lag})
+        changes = {"rollouts_per_example": rollouts, "advantage": AdvantageConfig(**advantage)}
+        orch = orch.model_copy(update={"sampling": sampling, "max_async_level": lag, **changes})
         own = config.model_copy(update={"orchestrator": orch})
         return make_trainer(own, loaded.pop() if loaded else load(), ranks)
 

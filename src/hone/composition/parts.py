@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
-from hone.config.rl import LossConfig, OnlineEvalConfig, RLConfig, TrainerConfig
+from hone.config.rl import LossConfig, OnlineEvalConfig, OrchestratorConfig, RLConfig, TrainerConfig
 from hone.config.servers import ClusterConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import GradingConfig, RunConfig
@@ -42,6 +42,7 @@ from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Policy
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.kl_reward import RewardKL
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
@@ -134,20 +135,21 @@ def make_trainer(
         ranks=ranks,
         head_cache_bytes=config.trainer.head_cache_bytes,
         checkpointing=config.trainer.checkpointing or "none",
-        use=batch_use(config.trainer),
+        use=batch_use(config.trainer, config.orchestrator),
         weigh=partial(weighed, loss),
     )
     trainer.record_tokens = record_tokens and config.trainer.record_tokens
     return trainer
 
 
-def batch_use(trainer: TrainerConfig) -> BatchUse:
+def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
     """Return what a step does with its batch."""
+    reward_kl = RewardKL(trainer.loss.kl_coef, orch.rollouts_per_example, orch.advantage)
     return BatchUse(
         trainer.updates_per_batch,
         trainer.minibatches,
         trainer.keeps_old,
-        kl_in_reward=trainer.loss.kl_coef if trainer.loss.kl_in == "reward" else 0.0,
+        kl_in_reward=reward_kl if trainer.loss.kl_in_reward else None,
         reference_interval=trainer.loss.reference_interval,
     )
 

@@ -237,6 +237,7 @@ class RL(Training):
         for env in self.all_envs:
             env.check_rollouts()
         self._check_agents()
+        self._check_least_rewards()
         check_predictions(self.config, self.env.id)
         check_metrics(self.config, self.env.id)
         self._settle_overlap()
@@ -312,6 +313,7 @@ class RL(Training):
         if len(self.config.server_urls) > 1:
             raise UserError("several servers need mode split: use the command `hone rl`, or name one server")
         check_state(self.config.trainer.optim)
+        self.config.check_kl_in_reward()  # also with `advantages`, which the config did not name when it was parsed
 
     def _check_agents(self) -> None:
         """Raise UserError for what a run can't have whose rollouts a program makes."""
@@ -326,6 +328,17 @@ class RL(Training):
         }
         if (problem := next((name for name, is_there in problems.items() if is_there), None)) is not None:
             raise UserError(f"a run with an agent does not work with {problem}: leave it out")
+
+    def _check_least_rewards(self) -> None:
+        """Raise UserError if a task declares rewards below 0, where advantages are divided by the mean reward."""
+        if not self.config.orchestrator.advantage.divides_by_mean:
+            return
+        for env in self.envs.values():
+            if (least := env.rubric.least_reward) is not None and least < 0:
+                raise UserError(
+                    f'orchestrator.advantage.scale = "group_mean" needs rewards of 0 or more, and those of {env.id} '
+                    f"can be {least:g}: add {-least:g} to a component, or take another scale"
+                )
 
     def _settle_overlap(self) -> None:
         """Refuse `refill.cut` where it cuts nothing; refuse `grading.overlap` = true where it has no effect for the
@@ -492,7 +505,7 @@ class RL(Training):
     ) -> None:
         config, orch = self.config, self.config.orchestrator
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
-        recorder = RunRecorder(self.run, self.saver, watch, failures)
+        recorder = RunRecorder(self.run, self.saver, watch, failures, orch.advantage.divides_by_mean)
         evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
         if config.teacher is not None:
             self.run.mark_inexact(self.run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")

@@ -78,6 +78,7 @@ class SplitRL(RL):
                 f"that with --algorithm {self.config.algorithm}, too"
             )
         config = self.config.model_copy(update={"trainer": own})
+        config.check_kl_in_reward()
         config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
         if config.cluster is not None:
             join_cluster()
@@ -129,6 +130,8 @@ class SplitRL(RL):
             canary=canary,
             lag=config.orchestrator.max_async_level,
             memory=None if memory is None else str(memory),
+            rollouts=config.orchestrator.rollouts_per_example,
+            advantage=config.orchestrator.advantage.model_dump(mode="json"),
         )
         transport.open(session)
         stack.callback(transport.close)

@@ -54,11 +54,25 @@ class LossConfig(BaseConfig):
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
     kl_in: Literal["loss", "reward"] = "loss"
-    """Add the divergence to the loss; or take a completion's sum, less its group's mean, off its advantage."""
+    """Add the divergence to the loss; or take a completion's sum off its reward, before baseline and scale (with the
+    scale `token_std`: what a token and those after it have)."""
+    kl_bias_correction: bool = False
+    """Multiply the divergence in the loss by the ratio, which makes its gradient that of KL(policy || reference) with
+    `k1` and `k3`, as `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
     reference_interval: int | None = Field(default=None, ge=1)
     """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus, which keeps the policy from narrowing."""
+
+    @property
+    def regularized(self) -> bool:
+        """True if the loss has a term that does not depend on advantages, or the reward has the KL in it."""
+        return self.kl_coef > 0 or self.entropy_coef > 0
+
+    @property
+    def kl_in_reward(self) -> bool:
+        """True if the KL is taken off the rewards."""
+        return self.kl_coef > 0 and self.kl_in == "reward"
 
     @property
     def range(self) -> tuple[float, float]:
@@ -68,10 +82,12 @@ class LossConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_loss(self) -> LossConfig:
-        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1":
+        if self.kl_coef and self.kl_in == "loss" and self.kl_estimator == "k1" and not self.kl_bias_correction:
             raise UserError(
                 'the gradient of k1 in the loss is 0 on average: take kl_estimator "k2" or "k3", or kl_in "reward"'
             )
+        if self.kl_bias_correction and self.kl_in == "reward":
+            raise UserError('kl_bias_correction is for the KL in the loss: leave it out, or set kl_in = "loss"')
         if self.kl_coef and self.kl_in == "reward" and self.kl_estimator != "k1":
             raise UserError('the KL in the reward is that of k1, the log ratio: set kl_estimator = "k1", too')
         if self.reference_interval and not self.kl_coef:
@@ -115,8 +131,9 @@ class AdvantageConfig(BaseConfig):
     """Advantages of your own, `MODULE:FUNCTION`, in place of the keys below."""
     baseline: Literal["group", "leave_one_out", "batch"] = "group"
     """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
-    scale: Literal["none", "group_std", "batch_std", "group_mean"] = "none"
-    """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL)."""
+    scale: Literal["none", "group_std", "batch_std", "token_std", "group_mean"] = "none"
+    """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL);
+    `token_std`: minus the mean over the step's tokens, divided by their standard deviation (REINFORCE++)."""
     std_ddof: int = Field(default=1, ge=0, le=1)
     """Divisor of the variance: 0 is the number of rewards n, 1 is n - 1, as in TRL and most papers' code."""
     std_eps: float = Field(default=1e-4, ge=0)
@@ -125,12 +142,22 @@ class AdvantageConfig(BaseConfig):
     """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
     (GDPO), in place of `baseline` and `scale`."""
 
+    @property
+    def divides_by_mean(self) -> bool:
+        """True if the advantages need rewards of 0 or more."""
+        return self.scale == "group_mean" and self.components == "sum" and self.function is None
+
+    @property
+    def compares_the_batch(self) -> bool:
+        """True if rewards of all prompts are compared, so that a single rollout of a prompt has an advantage."""
+        return self.baseline == "batch" and self.components == "sum"
+
     @model_validator(mode="after")
     def _check_scale(self) -> AdvantageConfig:
         if self.baseline == "batch" and self.scale in ("group_std", "group_mean"):
             raise UserError(
                 f"advantage.baseline = \"batch\" is scaled by the step's deviation, not by the group's: set scale to "
-                f'"batch_std" or "none", not "{self.scale}"'
+                f'"batch_std", "token_std" or "none", not "{self.scale}"'
             )
         return self
 
@@ -160,12 +187,12 @@ _OWN: dict[str, dict[str, Any]] = {
     "cispo": _GROUP_STD | _loss("cispo", "token", True, eps_high=5.0),
     # arXiv:2402.14740
     "rloo": {"orchestrator.advantage.baseline": "leave_one_out", "orchestrator.advantage.scale": "none"}
-    | _loss("reinforce", "constant", True),
+    | _loss("reinforce", "constant", True, kl_estimator="k1", kl_in="reward"),
     # arXiv:2602.02710
     "maxrl": {"orchestrator.advantage.baseline": "group", "orchestrator.advantage.scale": "group_mean"}
-    | _loss("clip", "token", False, eps_low=0.2, eps_high=0.28),
-    # arXiv:2501.03262
-    "reinforce++": {"orchestrator.advantage.baseline": "batch", "orchestrator.advantage.scale": "batch_std"}
+    | _loss("clip", "token", False, eps_low=0.2, eps_high=0.2),
+    # arXiv:2501.03262, as OpenRLHF's "reinforce"
+    "reinforce++": {"orchestrator.advantage.baseline": "batch", "orchestrator.advantage.scale": "token_std"}
     | _loss("clip", "token", True, eps_low=0.2, eps_high=0.2, kl_estimator="k1", kl_in="reward"),
     # prime-rl's default
     "prime": _GROUP_MEAN | _loss("dppo", "token", False, eps_low=0.2, eps_high=0.2, ratio_penalty=1e-3),
@@ -176,6 +203,7 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.old_policy": "sampler",
     "trainer.loss.kl_estimator": "k3",
     "trainer.loss.kl_in": "loss",
+    "trainer.loss.kl_bias_correction": False,
     "trainer.loss.ratio_penalty": 1e-3,
 }
 """Of the keys that only some set: all set them, so that one algorithm after another leaves nothing of the first."""

@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
@@ -144,7 +144,8 @@ class OrchestratorConfig(BaseConfig):
     batch_size: int = Field(default=128, ge=1)
     """Completions per step; a multiple of `rollouts_per_example`."""
     rollouts_per_example: int = Field(default=16, ge=1)
-    """Completions per prompt (the group G); at least 2, for the group mean is the baseline."""
+    """Completions per prompt (the group G); at least 2, for the group mean is the baseline; 1 with
+    `advantage.baseline = "batch"`."""
     max_examples: int | None = Field(default=None, ge=1)
     """Use only the first this many training examples."""
     curriculum: CurriculumConfig = CurriculumConfig()
@@ -181,13 +182,6 @@ class OrchestratorConfig(BaseConfig):
         prompts = self.batch_size // self.rollouts_per_example
         return self.refill.max_rounds * self.refill.drawn(prompts) if self.refill else prompts
 
-    @field_validator("rollouts_per_example")
-    @classmethod
-    def _check_group(cls, value: int) -> int:
-        if value == 1:
-            raise UserError("1 rollout is its own group mean and teaches nothing: set at least 2, better 4 or more")
-        return value
-
     @model_validator(mode="after")
     def _settle_envs(self) -> OrchestratorConfig:
         if not self.envs:
@@ -209,6 +203,16 @@ class OrchestratorConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check(self) -> OrchestratorConfig:
+        if self.rollouts_per_example == 1 and not self.advantage.compares_the_batch:
+            raise UserError(
+                "1 rollout is its own group mean and teaches nothing: set orchestrator.rollouts_per_example to at "
+                'least 2, better 4 or more, or orchestrator.advantage.baseline to "batch"'
+            )
+        if self.truncated == "penalize" and self.advantage.divides_by_mean:
+            raise UserError(
+                'orchestrator.truncated = "penalize" makes rewards negative, and orchestrator.advantage.scale = '
+                '"group_mean" divides by a mean reward: set truncated to "keep" or "mask", or another scale'
+            )
         if self.overlong_buffer and self.truncated != "penalize":
             raise UserError(
                 f"orchestrator.overlong_buffer = {self.overlong_buffer} is part of a penalty that "
@@ -219,10 +223,11 @@ class OrchestratorConfig(BaseConfig):
                 'orchestrator.truncated = "penalize" changes the sum of the components, which advantage.components = '
                 '"normalize" does not use: take one of them'
             )
-        if self.refill is not None and self.advantage.baseline == "batch":
+        if self.refill is not None and (self.advantage.baseline == "batch" or self.advantage.scale == "token_std"):
+            key = "baseline" if self.advantage.baseline == "batch" else "scale"
             raise UserError(
-                'with orchestrator.advantage.baseline = "batch" groups of equal rewards teach something too, so '
-                "orchestrator.refill has nothing to replace: leave it out, or take another baseline"
+                f'with orchestrator.advantage.{key} = "{getattr(self.advantage, key)}" groups of equal rewards teach '
+                f"something too, so orchestrator.refill has nothing to replace: leave it out, or take another {key}"
             )
         size, group, sampling = self.batch_size, self.rollouts_per_example, self.sampling
         if size % group:
@@ -373,6 +378,24 @@ class RLConfig(RunConfig):
                 "over which training has to renormalise: sample with hone's own engine or server, or leave them out"
             )
 
+    def check_kl_in_reward(self) -> None:
+        """Raise UserError if advantages are made of something else than one reward, which the KL is taken off."""
+        advantage = self.orchestrator.advantage
+        if not self.trainer.loss.kl_in_reward:
+            return
+        if advantage.function is not None:
+            key, why = "function", "is not computed where the reference's logprobs are"
+        elif advantage.components == "normalize":
+            key, why = "components", "does not use the sum of the components, which the KL is taken off"
+        elif advantage.scale == "group_mean":
+            key, why = "scale", "divides by the mean reward of a group, which the KL makes negative"
+        else:
+            return
+        raise UserError(
+            f'trainer.loss.kl_in = "reward" does not work with orchestrator.advantage.{key} = '
+            f'"{getattr(advantage, key)}", which {why}: set kl_in = "loss" and kl_estimator = "k3"'
+        )
+
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
         return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})
 
@@ -461,6 +484,7 @@ class RLConfig(RunConfig):
             self.refuse_cuts()
         if self.teacher is not None:
             self._check_teacher()
+        self.check_kl_in_reward()
         samplings = {"sampling": orch.sampling}
         samplings |= {f"envs.{env.name}.sampling": env.sampled(orch.sampling) for env in orch.envs}
         if orch.eval:

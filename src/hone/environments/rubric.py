@@ -162,6 +162,15 @@ class Rubric:
         """Return True if a reward function, or the one of this name, asks for this argument."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
+    @property
+    def least_reward(self) -> float | None:
+        """The least reward by the declared ranges; None if a component that has a weight declares none."""
+        weights = {name: weight for name, weight in self.weights.items() if weight}
+        if not weights.keys() <= self.ranges.keys():
+            return None
+        ends = {name: (*one.right, *one.wrong) for name, one in self.ranges.items()}
+        return sum(min(weight * end for end in ends[name]) for name, weight in weights.items())
+
     def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
         """Return the declared ranges as run.json holds them."""
         return {name: {"right": list(one.right), "wrong": list(one.wrong)} for name, one in self.ranges.items()}

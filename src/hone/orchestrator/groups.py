@@ -222,7 +222,13 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advant
         return []
     found = step_advantages([g.scores for g in groups], [g.trajectories for g in groups], config, own)
     calls = call_advantages(groups, config, own)
-    return [replace(g, advantages=a, call_advantages=c) for g, a, c in zip(groups, found, calls, strict=True)]
+    # A refill replaces groups of equal rewards, whatever else the loss has.
+    trains_all = config.trainer.loss.regularized and config.orchestrator.refill is None
+    least = 1 if trains_all or config.orchestrator.advantage.compares_the_batch else 2
+    return [
+        replace(group, advantages=a, call_advantages=c, trains_all=trains_all, least_graded=least)
+        for group, a, c in zip(groups, found, calls, strict=True)
+    ]
 
 
 def call_advantages(
@@ -237,9 +243,11 @@ def call_advantages(
         return [None] * len(groups)
     rows = [call_rewards(group) for group in groups]
     rewards_PC = np.full((len(rows), max(map(len, rows))), np.nan)
-    for row_C, values in zip(rewards_PC, rows, strict=True):
+    tokens_PC = np.zeros(rewards_PC.shape, dtype=np.int64)
+    for row_C, tokens_C, values, group in zip(rewards_PC, tokens_PC, rows, groups, strict=True):
         row_C[: len(values)] = values
-    found_PC = advantages_by_settings(rewards_PC, ~np.isnan(rewards_PC), config, own)
+        tokens_C[: len(values)] = np.concatenate([_call_tokens(t, config) for t in group.trajectories])
+    found_PC = advantages_by_settings(rewards_PC, ~np.isnan(rewards_PC), tokens_PC, config, own)
     made: list[list[list[np.ndarray]] | None] = []
     for group, has_rewards, found_C in zip(groups, rewarded, found_PC, strict=True):
         ends = iter(np.split(found_C, np.cumsum([one.turns for t in group.trajectories for one in t.trajectories])))
@@ -301,11 +309,9 @@ def step_advantages(
     `own` is the function that it names, if a program gave it; its advantages must be finite, and 0 for failed samples.
     With `truncated` = "penalize" completions near their limit have less reward here; scores keep what was graded.
     """
-    orch, settings = config.orchestrator, config.orchestrator.advantage
+    settings = config.orchestrator.advantage
     valid_PG = np.stack([valid(group) for group in scores])
-    rewards_PG = np.stack([rewards(group) for group in scores])
-    if orch.truncated == "penalize":
-        rewards_PG = rewards_PG - np.stack([_penalties(group, config) for group in trajectories])
+    rewards_PG = np.stack([shaped_rewards(*group, config) for group in zip(scores, trajectories, strict=True)])
     if settings.function is None and settings.components == "normalize":
         weights = {name: weight for group in scores for score in group for name, weight in score.weights.items()}
         values_PGK = np.array(
@@ -313,19 +319,47 @@ def step_advantages(
         )
         deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
         return list(normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation))
-    return list(advantages_by_settings(rewards_PG, valid_PG, config, own))
+    tokens_PG = np.array([[_call_tokens(t, config).sum() for t in group] for group in trajectories], dtype=np.int64)
+    return list(advantages_by_settings(rewards_PG, valid_PG, tokens_PG, config, own))
+
+
+def shaped_rewards(scores: Sequence[Score], trajectories: Sequence[Trajectory], config: RLConfig) -> np.ndarray:
+    """Return the rewards `[G]` that a group's advantages are computed from, less the penalties for length."""
+    if config.orchestrator.truncated != "penalize":
+        return rewards(scores)
+    return rewards(scores) - _penalties(trajectories, config)
+
+
+def _call_tokens(sample: Trajectory, config: RLConfig) -> np.ndarray:
+    """Return the loss tokens of each turn of each trajectory of a sample."""
+
+    def of(one: Trajectory) -> np.ndarray:
+        if is_masked(one, config):
+            return np.zeros(one.turns, dtype=np.int64)
+        turn_T = np.cumsum(np.diff(one.sampled_mask, prepend=False) & one.sampled_mask)
+        return np.bincount(turn_T[one.sampled_mask], minlength=one.turns + 1)[1:]
+
+    return np.concatenate([of(one) for one in sample.trajectories])
+
+
+def is_masked(trajectory: Trajectory, config: RLConfig) -> bool:
+    """Return True if a completion was cut off by length, and such completions are not trained on."""
+    return config.orchestrator.truncated == "mask" and trajectory.truncated
 
 
 def advantages_by_settings(
-    rewards_PG: np.ndarray, valid_PG: np.ndarray, config: RLConfig, own: Advantages | None
+    rewards_PG: np.ndarray, valid_PG: np.ndarray, tokens_PG: np.ndarray, config: RLConfig, own: Advantages | None
 ) -> np.ndarray:
-    """Compute the advantages of rewards, NaN where `valid_PG` is False, by the user's function or `advantage`."""
+    """Compute the advantages of rewards, NaN where `valid_PG` is False, by the user's function or `advantage`.
+
+    `tokens_PG` are the loss tokens that each advantage is for.
+    """
     settings = config.orchestrator.advantage
     if settings.function is not None:
         own = own or find_function(settings.function)[0]
         return _checked(own(rewards_PG.copy(), valid_PG.copy()), valid_PG, settings.function)
     how = settings.baseline, settings.scale, settings.std_ddof, settings.std_eps
-    return advantages(rewards_PG, valid_PG, *how)
+    return advantages(rewards_PG, valid_PG, *how, tokens_PG)
 
 
 def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
@@ -389,17 +423,18 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
+    """Return how the group's draw ends: `failed` with fewer graded samples than `least_graded`, `filtered` without
+    advantages, else `trained`; `surplus` or `cut` if a refill left it out.
 
-    All are 0 where all rewards are equal, unless the baseline is the batch's. With a teacher the advantages are per
-    token, so such a group is trained too. A group that a refill left out ends as `surplus` or `cut`.
+    Equal rewards give no advantages, unless they are compared with those of the batch. A group without advantages is
+    trained if the loss has a KL or entropy term (`trains_all`), and with a teacher, whose advantages are per token.
     """
     if group.left_out is not None:
         return group.left_out
-    if valid(group.scores).sum() < 2:
+    if valid(group.scores).sum() < group.least_graded:
         return "failed"
     has_teacher = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
-    return "trained" if has_teacher or group.has_advantages else "filtered"
+    return "trained" if group.trains_all or has_teacher or group.has_advantages else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
@@ -410,21 +445,27 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     completions that were stopped by length. The branches of a sample are sequences with numbers behind those of the
     group's samples. Every token that the policy sampled carries loss, the stop token included.
     """
-    orch = config.orchestrator
+    orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
     for group in groups:
         kept = [
             (index + branch * len(group.scores), trajectory)
             for index, (sample, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
             for branch, trajectory in enumerate(sample.trajectories)
-            if not score.outcome.is_failure and not (orch.truncated == "mask" and trajectory.truncated)
+            if not score.outcome.is_failure and not is_masked(trajectory, config)
         ]
         state = group_state(group)
         if state == "filtered" and kept and orch.refill is None:
             tokens = sum(trajectory.num_sampled for _, trajectory in kept)
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
-            sequences += [_packed(group, *member, config.teacher) for member in kept]
+            packed = [_packed(group, *member, config.teacher) for member in kept]
+            if config.trainer.loss.kl_in_reward:
+                shaped = shaped_rewards(group.scores, group.trajectories, tasks[group.env])
+                reward_of = [float(shaped[one.sample % len(group.scores)]) for one in packed]
+                pool = list(tasks).index(group.env)
+                packed = [replace(one, reward=r, pool=pool) for one, r in zip(packed, reward_of, strict=True)]
+            sequences += packed
     longest = min(config.most_tokens or config.seq_len, config.seq_len)
     return Batch(sequences, filtered, longest)
 
@@ -469,7 +510,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
-    distribution, how many ids it kept; with a teacher, the reverse KL to it. With `lag`, the versions that the sampler
+    distribution, how many ids it kept; with a teacher, the reverse KL to it. With one completion a prompt there is no
+    `frac_reward_zero_std`. With `lag`, the versions that the sampler
     may be behind, the staleness of the stalest token, in versions, is added; if `refilled`, the groups that were drawn
     and left out. Groups that were cut off are only counted.
     """
@@ -485,10 +527,11 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
         metrics["reward/std"] = float(graded.std())
         metrics |= component_means([score.components for score in scores if not score.outcome.is_failure])
     compared = [call_rewards(group) if has_call_rewards(group) else rewards(group.scores) for group in groups]
-    same = [not has_signal(row[~np.isnan(row)]) for row in compared]
-    metrics["frac_reward_zero_std"] = float(
-        np.mean([zero and s != "failed" for zero, s in zip(same, states, strict=True)])
-    )
+    if any(len(row) > 1 for row in compared):
+        same = [not has_signal(row[~np.isnan(row)]) for row in compared]
+        metrics["frac_reward_zero_std"] = float(
+            np.mean([zero and s != "failed" for zero, s in zip(same, states, strict=True)])
+        )
     metrics |= outcome_shares([score.outcome for score in scores])
     metrics["completion/length/mean"] = float(np.array([t.num_sampled for t in trajectories]).mean())
     metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))

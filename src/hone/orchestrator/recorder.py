@@ -9,10 +9,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from hone.errors import Halt, UserError
 from hone.grading import last_line, printable
 from hone.orchestrator.canary import GapWatch
-from hone.orchestrator.groups import group_state
+from hone.orchestrator.groups import call_rewards, group_state, has_call_rewards, rewards
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
@@ -26,10 +28,13 @@ LEAST = 256
 
 
 class RunRecorder:
-    """Records a run of RL."""
+    """Records a run of RL. `needs_positive`: rewards below 0 are worth a warning, for a mean of rewards divides."""
 
-    def __init__(self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch) -> None:
+    def __init__(
+        self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch, needs_positive: bool = False
+    ) -> None:
         self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
+        self.needs_positive = needs_positive
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -64,6 +69,8 @@ class RunRecorder:
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
         self._check_tools(step, trajectories)
+        if groups and self.needs_positive:
+            self._check_least(step, groups)
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:
@@ -76,6 +83,20 @@ class RunRecorder:
             self.run.evaluation(step, rows)
         self._check_tools(step, [sample.trajectory for sample in samples])
         self.failures.evaluated(step, [sample.score for sample in samples])
+
+    def _check_least(self, step: int, groups: Sequence[Group]) -> None:
+        """Warn once of a reward below 0."""
+        rows = [call_rewards(group) if has_call_rewards(group) else rewards(group.scores) for group in groups]
+        found = np.concatenate(rows)
+        if not (least := float(np.min(found, initial=0.0, where=~np.isnan(found)))) < 0:
+            return
+        self.needs_positive = False
+        self.run.event("negative_reward", step, reward=least)
+        self.run.display.message(
+            f'Step {step} has a reward of {least:g}, but orchestrator.advantage.scale = "group_mean" divides by the '
+            "mean reward of a group: near 0 it makes advantages very large, below 0 it drops the group. Make all "
+            "rewards 0 or more, or take another scale."
+        )
 
     def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         if any(trajectory.late for trajectory in trajectories):

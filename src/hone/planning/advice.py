@@ -131,12 +131,12 @@ def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
                 f"the longest prompt looked at ({longest}), fewer than max_tokens = {most}: raise seq_len to "
                 f"{_rounded(longest + most)}"
             )
-    if group < 4:
+    if group < 4 and not orch.advantage.compares_the_batch:
         yield (
             f"orchestrator.rollouts_per_example = {group}: most groups of so few completions have equal rewards and "
             "teach nothing; set 8 or 16"
         )
-    if steps.prompts == 1:
+    if steps.prompts == 1 and group > 1:
         yield (
             f"orchestrator.batch_size = {orch.batch_size} counts completions, not prompts: with rollouts_per_example = "
             f"{group} a step has a single prompt; for {orch.batch_size} prompts set batch_size to "

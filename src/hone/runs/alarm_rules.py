@@ -79,7 +79,7 @@ def _zero_std(history: History, threshold: float) -> Measured:
         return None  # a teacher teaches something of any completion
     text = (
         "{share} of the groups had one and the same reward over the last {steps} steps ({first} at the beginning), "
-        "and taught nothing"
+        "so their rewards taught nothing"
     )
     return _level("frac_reward_zero_std", text)(history, threshold)
 

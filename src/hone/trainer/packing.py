@@ -30,7 +30,8 @@ class Sequence:
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
     sequence, or `[T]` float32 of each token; `group` and `sample` number its prompt and completion. `weight` is what
     each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `kept` are the ids that its tokens
-    were sampled among.
+    were sampled among. `reward` is the completion's where the trainer takes the KL off it, and `pool` the number of its
+    task.
     """
 
     token_ids: np.ndarray
@@ -41,6 +42,8 @@ class Sequence:
     sample: int = 0
     weight: float | None = None
     kept: Kept | None = None
+    reward: float | None = None
+    pool: int = 0
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
@@ -154,6 +157,8 @@ def pack(
         groups=tuple(segment.sequence.group for segment in segments),
         samples=tuple(-1 if segment.shared else segment.sequence.sample for segment in segments),
         num_loss_tokens=num_loss_tokens,
+        rewards=tuple(segment.sequence.reward for segment in segments),
+        pools=tuple(segment.sequence.pool for segment in segments),
         minibatch=minibatch,
         parents=tuple(segment.parent for segment in segments) if shares else None,
         kept=Kept.joined([_kept(segment, count) for segment, count in zip(segments, loss_lengths_S, strict=True)]),

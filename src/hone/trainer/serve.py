@@ -33,8 +33,8 @@ SAY_AFTER = 60.0
 class TrainerLoop:
     """Serves sessions until a run has come to its end.
 
-    `trainer.start(temperature, lag)` makes the trainer of the initial model. `place` says in words where `config` comes
-    from; `say` gets a line of progress.
+    `trainer.start(temperature, lag, rollouts, advantage)` makes the trainer of the initial model. `place` says in words
+    where `config` comes from; `say` gets a line of progress.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class TrainerLoop:
         """Set the trainer to what the session begins with."""
         check_agreement(self.config, session, self.place)
         checkpoint = checkpoint_of(session)
-        self.trainer.start(session.temperature, session.lag)
+        self.trainer.start(session.temperature, session.lag, session.rollouts, session.advantage)
         if checkpoint is not None:
             check_checkpoint(checkpoint, self.trainer.trainer)
             self.trainer.load_part(checkpoint, session.start)

@@ -9,19 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, groupby
+from itertools import groupby
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 
 from hone.algorithms.losses.objective import Objective
-from hone.algorithms.losses.ratio import log_ratio, sequence_sums, spread
 from hone.model.decoder import Decoder
-from hone.model.device import upload
 from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.heap import Heap
+from hone.trainer.kl_reward import RewardKL, with_kl_in_reward
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
 from hone.trainer.packing import Batch, deal
@@ -39,15 +37,14 @@ if TYPE_CHECKING:
 class BatchUse:
     """What a step does with its batch: `updates_per_batch` passes, with an update for each of `minibatches`.
 
-    `keeps_old`: the old policy is the trainer's before the first update, not the sampler's. `kl_in_reward`: the
-    coefficient of the divergence that is taken off the advantages. The reference becomes the policy every
-    `reference_interval` steps.
+    `keeps_old`: the old policy is the trainer's before the first update, not the sampler's. `kl_in_reward`: how the
+    divergence is taken off the rewards, if it is. The reference becomes the policy every `reference_interval` steps.
     """
 
     updates_per_batch: int = 1
     minibatches: int = 1
     keeps_old: bool = False
-    kl_in_reward: float = 0.0
+    kl_in_reward: RewardKL | None = None
     reference_interval: int | None = None
 
     @property
@@ -210,8 +207,8 @@ class Trainer:
         if self.reference is not None:
             with self.reference.disable_adapter():
                 prepared = [replace(batch, ref_logprobs=self._logprobs_by(self.reference, batch)) for batch in prepared]
-            if self.use.kl_in_reward and prepared:
-                prepared = self._with_kl_in_reward(prepared)
+            if self.use.kl_in_reward is not None:
+                prepared = with_kl_in_reward(prepared, self.use.kl_in_reward, self.ranks)
         return prepared
 
     @torch.no_grad()
@@ -221,36 +218,6 @@ class Trainer:
         logprobs_N[batch.loss_indices] = token_logprobs(model, batch, batch.loss_indices, self.temperature)[0]
         release(model)
         return logprobs_N
-
-    @torch.no_grad()
-    def _with_kl_in_reward(self, batches: list[PackedBatch]) -> list[PackedBatch]:
-        """Take each completion's divergence from the reference, less its group's mean, off its advantage.
-
-        A completion's is the sum of its tokens' log pi_old - log pi_ref (k1), as in RLOO (arXiv:2402.14740).
-        """
-        owners, sums = list[int](), list[torch.Tensor]()
-        for batch in batches:
-            indices_M = batch.loss_indices
-            old = batch.sampling_logprobs if batch.old_logprobs is None else batch.old_logprobs
-            assert batch.ref_logprobs is not None
-            kl_M = torch.where(old[indices_M].isfinite(), log_ratio(old, batch.ref_logprobs)[indices_M], 0.0)
-            owners += [group for group, length in zip(batch.groups, batch.loss_lengths, strict=True) if length]
-            sums.append(sequence_sums(kl_M, batch.sequence_lengths))
-        kl_S = torch.cat(sums).double()
-        of_group: dict[int, list[float]] = {}
-        for group, value in chain(*self.ranks.collect(list(zip(owners, kl_S.tolist(), strict=True)))):
-            of_group.setdefault(group, []).append(value)
-        means_S = upload(np.array([np.mean(of_group[group]) for group in owners]), kl_S.device)
-        off = (self.use.kl_in_reward * (kl_S - means_S)).float().split([len(part) for part in sums])
-        return [
-            replace(
-                batch,
-                advantages=batch.advantages.index_add(
-                    0, batch.loss_indices, spread(-off_S, batch.sequence_lengths, len(batch.loss_indices))
-                ),
-            )
-            for batch, off_S in zip(batches, off, strict=True)
-        ]
 
     @torch.no_grad()
     def _follow(self) -> None:

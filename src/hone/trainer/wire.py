@@ -17,7 +17,8 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     `logprobs` float32, each `[N]`. The last is left out if the sequences have none. If tokens have advantages of their
     own, `token_advantages` `[N]` float32 are in the place of `advantages`. `counts` int64
     `[4]`: what was filtered, and the most tokens of a completion. If tokens were sampled among some ids only,
-    `kept_ids` and `kept_counts` int32 are as in `Kept`.
+    `kept_ids` and `kept_counts` int32 are as in `Kept`. If the sequences have rewards, `rewards` float64 and `pools`
+    int64 are `[S]`.
     """
     sequences = batch.sequences
 
@@ -48,6 +49,10 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
         arrays["logprobs"] = flat(logprobs, np.float32)
     if (kept := Kept.joined([len(s) if s.kept is None else s.kept for s in sequences])) is not None:
         arrays |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
+    rewards = [s.reward for s in sequences if s.reward is not None]
+    assert len(rewards) in (0, len(sequences)), "all have them, or none has"
+    if rewards:
+        arrays |= {"rewards": each(rewards, np.float64), "pools": each([s.pool for s in sequences], np.int64)}
     return arrays
 
 
@@ -66,6 +71,7 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
         counts = np.split(arrays["kept_counts"], cuts)
         ids = np.split(arrays["kept_ids"], np.cumsum([each.sum() for each in counts])[:-1])
         kept = [Kept(*parts) for parts in zip(ids, counts, strict=True)]
+    count = len(arrays["lengths"])
     columns = zip(
         np.split(arrays["token_ids"].astype(np.int64), cuts),
         np.split(arrays["loss_mask"], cuts),
@@ -73,7 +79,11 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
         split("token_advantages") if "token_advantages" in arrays else arrays["advantages"].tolist(),
         arrays["groups"].tolist(),
         arrays["samples"].tolist(),
+        [None] * count,
+        kept,
+        arrays["rewards"].tolist() if "rewards" in arrays else [None] * count,
+        arrays["pools"].tolist() if "pools" in arrays else [0] * count,
         strict=True,
     )
-    sequences = [Sequence(*column, kept=sets) for column, sets in zip(columns, kept, strict=True)]
+    sequences = [Sequence(*column) for column in columns]
     return Batch(sequences, Counts(*filtered), longest)

@@ -10,10 +10,22 @@ from hone.algorithms.losses.ratio import log_ratio
 def kl_estimate(logprobs_M: Tensor, ref_logprobs_M: Tensor, kind: str = "k3") -> Tensor:
     """Compute an estimate for each token `[M]`, in nats, with d = log pi - log pi_ref clamped to [-10, 10].
 
-    "k1"  d                    unbiased; negative for half of the tokens. As a loss its gradient has mean 0: use it in
-                               the reward.
-    "k2"  d² / 2               as a loss it has the gradient of the KL divergence
-    "k3"  exp(-d) - 1 + d      unbiased and never negative (GRPO, arXiv:2402.03300)
+    "k1"  d                    unbiased; may be negative
+    "k2"  d² / 2               biased; never negative
+    "k3"  exp(-d) - 1 + d      unbiased; never negative (GRPO, arXiv:2402.03300)
+
+    As a loss each is differentiated as it stands, not with the probability of the sampled token. Means of the gradients
+    over tokens that pi sampled, g = grad log pi:
+
+    "k1"  g, whose mean is 0
+    "k2"  d g, whose mean is the gradient of KL(pi || pi_ref)
+    "k3"  (1 - exp(-d)) g, whose mean is the gradient of KL(pi_ref || pi)
+
+    Times the ratio r = pi / pi_old (`kl_bias_correction`, DeepSeek-V3.2, arXiv:2512.02556), at r = 1:
+
+    "k1"  (1 + d) g, whose mean is the gradient of KL(pi || pi_ref)
+    "k2"  (d + d² / 2) g, whose mean is the gradient of the mean of d² / 2, no KL divergence
+    "k3"  d g, whose mean is the gradient of KL(pi || pi_ref)
     """
     d_M = log_ratio(logprobs_M, ref_logprobs_M)
     if kind == "k1":

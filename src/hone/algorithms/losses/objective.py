@@ -14,7 +14,7 @@ from hone.algorithms.losses.clip import clip
 from hone.algorithms.losses.dppo import dppo
 from hone.algorithms.losses.gspo import gspo
 from hone.algorithms.losses.kl import kl_estimate
-from hone.algorithms.losses.ratio import MAX_LOG_RATIO
+from hone.algorithms.losses.ratio import MAX_LOG_RATIO, importance_ratio
 from hone.algorithms.losses.reinforce import reinforce
 from hone.algorithms.losses.sapo import sapo
 from hone.errors import UserError
@@ -122,7 +122,8 @@ def policy_objective(
             kl_M = kl_estimate(new_M, batch.ref_logprobs[indices_M], config.kl_estimator)
             sums["kl"] = kl_M.detach().sum()
             if in_loss:
-                loss_M = loss_M + config.kl_coef * kl_M
+                ratio_M = importance_ratio(logprobs_M, old_M) if config.kl_bias_correction else 1.0
+                loss_M = loss_M + config.kl_coef * ratio_M * kl_M
         if config.entropy_coef:
             loss_M = loss_M - config.entropy_coef * entropies_M
         weighted_M = torch.where(finite_M, loss_M, 0.0) * batch.weights[indices_M]

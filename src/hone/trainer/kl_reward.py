@@ -1,0 +1,114 @@
+"""KL in the reward: each completion's divergence from the reference is taken off its reward, before the advantages.
+
+The orchestrator computes advantages from rewards alone; the reference's logprobs are here. So the trainer adds what the
+KL changes: the advantages of the rewards less the KL, minus the advantages of the rewards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, islice
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hone.algorithms.advantages import advantages, advantages_to_go
+from hone.algorithms.losses.ratio import log_ratio
+from hone.model.device import upload
+from hone.trainer.parallel import Ranks
+from hone.types import PackedBatch
+
+if TYPE_CHECKING:
+    from hone.config.algorithms import AdvantageConfig
+
+
+@dataclass(frozen=True)
+class RewardKL:
+    """`coef` weighs the KL, `rollouts` are the completions G of a prompt, `advantage` makes advantages of rewards.
+
+    With its scale "token_std" each token has an advantage of its own: its KL counts for it and the tokens before.
+    """
+
+    coef: float
+    rollouts: int
+    advantage: AdvantageConfig
+
+
+@dataclass(frozen=True)
+class _Sequence:
+    """A sequence of the step, on any rank: the task and the prompt that it is of, its number there, the completion's
+    reward, and the KL `[T]` float64 of its loss tokens.
+    """
+
+    pool: int
+    group: int
+    sample: int
+    reward: float
+    kl_T: np.ndarray
+
+
+@torch.no_grad()
+def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -> list[PackedBatch]:
+    """Return the micro-batches of a step with advantages whose rewards have the KL taken off.
+
+    The KL of a token is log pi_old - log pi_ref (k1), that of a completion its sum (RLOO, arXiv:2402.14740). All ranks
+    call this together.
+    """
+    parts = []
+    for batch in batches:
+        indices_M = batch.loss_indices
+        old = batch.sampling_logprobs if batch.old_logprobs is None else batch.old_logprobs
+        assert batch.ref_logprobs is not None
+        kl_M = log_ratio(old, batch.ref_logprobs)[indices_M]
+        parts.append(torch.where(old[indices_M].isfinite(), kl_M, 0.0))
+    kl_N = torch.cat(parts).cpu().double().numpy() if parts else np.zeros(0)
+
+    own, start = list[_Sequence](), 0
+    for batch in batches:
+        columns = zip(batch.pools, batch.groups, batch.samples, batch.rewards, batch.loss_lengths, strict=True)
+        for pool, group, sample, reward, length in columns:
+            if length:
+                assert reward is not None, "the KL in the reward needs rewards"
+                own.append(_Sequence(pool, group, sample, reward, kl_N[start : start + length]))
+                start += length
+    step = sorted(chain(*ranks.collect(own)), key=lambda one: (one.pool, one.group, one.sample))
+    changes = dict[tuple[int, int], np.ndarray]()
+    for _, members in groupby(step, key=lambda one: one.pool):
+        changes |= _changes(list(members), how)
+
+    sequences, shifted = iter(own), []
+    for batch in batches:
+        count = sum(length > 0 for length in batch.loss_lengths)
+        found = [changes[one.group, one.sample] for one in islice(sequences, count)]
+        shift_M = upload(np.concatenate([*found, np.zeros(0)]).astype(np.float32), batch.advantages.device)
+        shifted.append(replace(batch, advantages=batch.advantages.index_add(0, batch.loss_indices, shift_M)))
+    return shifted
+
+
+def _changes(sequences: list[_Sequence], how: RewardKL) -> dict[tuple[int, int], np.ndarray]:
+    """Return what the KL changes in the advantages `[T]` of a task's sequences, by group and sample.
+
+    The branches of a completion share its reward, and its KL is the sum of theirs.
+    """
+    rows = {group: row for row, group in enumerate(dict.fromkeys(one.group for one in sequences))}
+    places = [(rows[one.group], one.sample % how.rollouts) for one in sequences]
+    shape = len(rows), how.rollouts
+    rewards_PG, kl_PG, tokens_PG = np.full(shape, np.nan), np.zeros(shape), np.zeros(shape, dtype=np.int64)
+    for one, place in zip(sequences, places, strict=True):
+        rewards_PG[place] = one.reward
+        kl_PG[place] += one.kl_T.sum()
+        tokens_PG[place] += len(one.kl_T)
+    valid_PG, keys = ~np.isnan(rewards_PG), how.advantage
+    settings = keys.baseline, keys.scale, keys.std_ddof, keys.std_eps
+    before_PG = advantages(rewards_PG, valid_PG, *settings, tokens_PG).astype(np.float64)
+    if keys.scale == "token_std":
+        penalties = [how.coef * one.kl_T for one in sequences]
+        after = advantages_to_go(rewards_PG, valid_PG, penalties, places, keys.baseline, keys.std_ddof, keys.std_eps)
+    else:
+        after_PG = advantages(rewards_PG - how.coef * kl_PG, valid_PG, *settings, tokens_PG).astype(np.float64)
+        after = [np.full(len(one.kl_T), after_PG[place]) for one, place in zip(sequences, places, strict=True)]
+    return {
+        (one.group, one.sample): of_tokens - before_PG[place]
+        for one, place, of_tokens in zip(sequences, places, after, strict=True)
+    }
