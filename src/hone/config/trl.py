@@ -42,6 +42,7 @@ TRL = {
     "generation_kwargs": ("orchestrator.sampling", "`stop` and the like have keys of their own"),
     "shuffle_dataset": ("orchestrator.curriculum.order", ""),
     "beta": ("trainer.loss.kl_coef", ""),
+    "use_bias_correction_kl": ("trainer.loss.kl_bias_correction", "off by default, on in TRL"),
     "epsilon": ("trainer.loss.eps_low", ""),
     "epsilon_high": ("trainer.loss.eps_high", ""),
     "entropy_coef": ("trainer.loss.entropy_coef", ""),
