@@ -14,6 +14,7 @@ from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.files import write_json
 from hone.model.rendering import named_rendering
+from hone.model.texts import TextEncoder, special_tokens_of
 from hone.model.tokenizer import CHAT_TEMPLATE, IM_END, build_tiny_tokenizer, save_tokenizer
 from hone.model.tool_calls import with_objects
 
@@ -187,7 +188,7 @@ def test_random_conversations(template: str, tmp_path: Path) -> None:
 def test_renderers_package_and_template_agree(tmp_path: Path) -> None:
     """Qwen3 by `renderers`, which also has a bridge of its own, and by the template."""
     tokenizer = build_tiny_tokenizer()
-    named = named_rendering("Qwen/Qwen3-0.6B", tokenizer)
+    named = named_rendering("Qwen/Qwen3-0.6B", TextEncoder(tokenizer, special_tokens_of(tokenizer, ())))
     assert named is not None
     renderer = ChatRenderer(tokenizer, named, (), None, None)
     by_template = renderer_of(tmp_path, QWEN3)

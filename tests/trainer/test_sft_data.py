@@ -100,11 +100,14 @@ def test_a_conversation_with_tool_calls_has_loss_on_the_calls_and_the_answer(ren
 class RewritingRenderer:
     """A template that shortens earlier answers, as reasoning models' templates do."""
 
+    def note(self, where, messages, tools=None):
+        pass
+
     def prompt_ids(self, messages, tools=None):
         return [ord(c) for m in messages for c in (m["content"][-1:] if m["role"] == "assistant" else m["content"])]
 
-    def completion_ids(self, messages, content, tools=None):
-        return [ord(c) for c in content]
+    def completion_ids(self, messages, completion, tools=None):
+        return [ord(c) for c in completion["content"]]
 
 
 def test_a_template_that_rewrites_history_is_refused(renderer):

@@ -47,6 +47,8 @@ def run(config: EvalConfig) -> int:
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
+    if evaluation.special_texts:
+        print(f"warning: {evaluation.special_texts}", file=sys.stderr)
     evaluation.save(result, sys.argv)
     if config.profile is not None:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
@@ -64,7 +66,7 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
     from hone.orchestrator.cluster.replicas import Replicas
 
     own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
-    model = ModelConfig(name=config.model, chat_template=config.chat_template)
+    model = ModelConfig(name=config.model, chat_template=config.chat_template, special_tokens=config.special_tokens)
     status = Status(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="hone-eval-") as scratch:
         served = Path(scratch) / "inference.toml"

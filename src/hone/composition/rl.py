@@ -239,7 +239,7 @@ class RL(Training):
         check_metrics(self.config, self.env.id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
-        self.renderer = load_renderer(self.source, self.config.model.chat_template)
+        self.renderer = load_renderer(self.source, self.config.model.chat_template, self.config.model.special_tokens)
         self._load_model()
         evals = self.config.orchestrator.eval
         self.overlaps: dict[str, Overlap | None] = {}
@@ -442,6 +442,7 @@ class RL(Training):
         for name, overlap in self.overlaps.items():
             if run.start_step == 0 and overlap is not None and overlap.rows:
                 parts.report_overlap(config, self.envs[name], overlap, run)
+        self.renderer.special_texts.report(run.event, run.display.message, run.start_step)
         for env in self.all_envs:
             stack.callback(env.close_workers)
             env.progress = run.display.doing
@@ -490,7 +491,7 @@ class RL(Training):
     ) -> None:
         config, orch = self.config, self.config.orchestrator
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
-        recorder = RunRecorder(self.run, self.saver, watch, failures)
+        recorder = RunRecorder(self.run, self.saver, watch, failures, self.renderer.special_texts)
         evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
         if config.teacher is not None:
             self.run.mark_inexact(self.run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")

@@ -186,6 +186,7 @@ class Rollout:
         self, messages: list[Message], tools: list[dict[str, Any]] | None, session: str
     ) -> tuple[list[int], Call | None]:
         """Return the ids to sample from, and the call whose ids they begin with, if any."""
+        self.maker.renderer.note(f"a call of rollout {self.sample_id}", messages, tools)
         found = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
         if found:
             parent = max(found, key=lambda call: len(call.messages))

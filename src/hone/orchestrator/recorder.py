@@ -11,6 +11,7 @@ from typing import Any
 
 from hone.errors import Halt, UserError
 from hone.grading import last_line, printable
+from hone.model.texts import SpecialTexts
 from hone.orchestrator.canary import GapWatch
 from hone.orchestrator.groups import group_state
 from hone.runs.rollouts import group_rows
@@ -28,8 +29,11 @@ LEAST = 256
 class RunRecorder:
     """Records a run of RL."""
 
-    def __init__(self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch) -> None:
+    def __init__(
+        self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch, special_texts: SpecialTexts
+    ) -> None:
         self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
+        self.special_texts = special_texts
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -64,6 +68,7 @@ class RunRecorder:
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
         self._check_tools(step, trajectories)
+        self.special_texts.report(self.run.event, self.run.display.message, step)
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:
