@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,6 +52,7 @@ TOKENIZER_FILES = (
 )
 THINK = "<think>"
 PROBE = "probe"
+PROBED: Message = {"role": "user", "content": PROBE}
 
 
 class ChatRenderer:
@@ -218,8 +220,7 @@ class ChatRenderer:
 
     def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
         """Return the id that the template writes after the assistant's text, else the first of `stop_ids`."""
-        messages: list[Message] = [{"role": "user", "content": PROBE}]
-        ids = self._rendering.continuation_ids(messages, {"role": "assistant", "content": PROBE})
+        ids = self._rendering.continuation_ids([PROBED], {"role": "assistant", "content": PROBE})
         added = self.tokenizer.get_added_tokens_decoder()
         special = [token for token in ids if token in stop_ids or (token in added and added[token].special)]
         if special:
@@ -232,7 +233,7 @@ class ChatRenderer:
         )
 
     def _find_opened(self) -> str:
-        prompt = self.tokenizer.decode(self.prompt_ids([{"role": "user", "content": PROBE}]), skip_special_tokens=False)
+        prompt = self.tokenizer.decode(self.prompt_ids([PROBED]), skip_special_tokens=False)
         generation = prompt[prompt.rfind(PROBE) + len(PROBE) :]
         start = generation.rfind(THINK)
         return "" if start < 0 or END_THINK in generation[start:] else generation[start:]
@@ -265,26 +266,37 @@ def renderer_parts(
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
 
-    def encoder(tokenizer: Tokenizer, stop_ids: tuple[int, ...], template: str = "") -> TextEncoder:
-        return TextEncoder(tokenizer, [] if special_tokens else special_tokens_of(tokenizer, stop_ids, template))
-
     if name == TINY:
-        tokenizer, stop_ids, template = build_tiny_tokenizer(), (IM_END_ID, ENDOFTEXT_ID), override or CHAT_TEMPLATE
-        rendering = TemplateRendering(encoder(tokenizer, stop_ids, template), template, {"eos_token": IM_END})
+        tokenizer, stop_ids, named = build_tiny_tokenizer(), (IM_END_ID, ENDOFTEXT_ID), {"eos_token": IM_END}
+        rendering = _by_template(tokenizer, override or CHAT_TEMPLATE, named, stop_ids, special_tokens)
         return RendererParts(tokenizer, rendering, stop_ids, None, override)
     from_hub = is_hub_id(name)
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
     stop_ids = _stop_ids(folder, tokenizer)
-    rendering = named_rendering(name, encoder(tokenizer, stop_ids)) if from_hub and override is None else None
+    special = [] if special_tokens else special_tokens_of(tokenizer, stop_ids)
+    rendering = named_rendering(name, TextEncoder(tokenizer, special)) if from_hub and override is None else None
     if rendering is None:
         template = override or find_template(folder)
         if template is None:
             raise UserError(
                 f"{name} has no chat template: give one with model.chat_template (a file, or the Jinja text)"
             )
-        rendering = TemplateRendering(encoder(tokenizer, stop_ids, template), template, named_tokens(folder))
+        rendering = _by_template(tokenizer, template, named_tokens(folder), stop_ids, special_tokens)
     return RendererParts(tokenizer, rendering, stop_ids, folder, override)
+
+
+def _by_template(
+    tokenizer: Tokenizer, template: str, named: dict[str, str], stop_ids: tuple[int, ...], special_tokens: bool
+) -> TemplateRendering:
+    """Return the rendering by a template; what it writes for a short conversation tells more special tokens."""
+    rendering = TemplateRendering(TextEncoder(tokenizer, []), template, named)
+    if not special_tokens:
+        written, turn = "", {"role": "assistant", "content": PROBE}
+        with suppress(UserError):  # the template refuses it
+            written = rendering.text([PROBED, turn, PROBED], True)
+        rendering.encoder = TextEncoder(tokenizer, special_tokens_of(tokenizer, stop_ids, written))
+    return rendering
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:

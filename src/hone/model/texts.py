@@ -28,12 +28,12 @@ TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:
 """A pattern of the tokens by which templates open and end turns."""
 
 
-def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], template: str = "") -> list[str]:
+def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
     """Return the added tokens that the tokenizer calls special, those that end a turn, and those that have the form of
-    `TURN_TOKEN` and stand in the template: DeepSeek's `<｜User｜>` is not called special.
+    `TURN_TOKEN` in a conversation that the template has `written`: DeepSeek's `<｜User｜>` is not called special.
     """
-    written, added = set(TURN_TOKEN.findall(template)), tokenizer.get_added_tokens_decoder()
-    special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in written]
+    turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
+    special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
     return [token for token in special if len(token) > 1]
 
 
@@ -90,7 +90,9 @@ class TextEncoder:
         """Return the tokenizer with names for its special tokens that no text can hold, these names, and the ids that
         its added tokens have in the original.
         """
-        names = {token: f"special{secrets.token_hex(8)}x{i}x" for i, token in enumerate(self._special)}
+        # They begin and end as the tokens do: some added tokens are tokens only beside what is no letter.
+        key = secrets.token_hex(8)
+        names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
         spec = json.loads(self.tokenizer.to_str()) | {"post_processor": None}
         model, added = spec["model"], [token["content"] for token in spec["added_tokens"]]
         for token in spec["added_tokens"]:
