@@ -47,8 +47,6 @@ def run(config: EvalConfig) -> int:
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
-    if evaluation.special_texts:
-        print(f"warning: {evaluation.special_texts}", file=sys.stderr)
     evaluation.save(result, sys.argv)
     if config.profile is not None:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
@@ -105,4 +103,7 @@ def with_progress(evaluation: Evaluation) -> EvalResult:
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.id}"
     with Ticking(Status(sys.stderr), title) as tell:
         env.progress = lambda words: tell(words or title)
-        return evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
+        result = evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
+    if evaluation.special_texts:
+        print(f"warning: {evaluation.special_texts}", file=sys.stderr)
+    return result

@@ -1,10 +1,10 @@
-"""Texts of data as token ids: a special token in them is text, and one that the chat template writes is a token.
+"""Encode texts of data: special tokens in them become text, special tokens of the chat template stay tokens.
 
-Special tokens are those that steer a conversation: start and end of a turn, begin and end of a text, padding, images.
-Tags that a model writes itself (`<think>`, `<tool_call>`) are none of them.
+Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
+`<think>` and `<tool_call>` are not special: a model writes them itself.
 
-A template gives one string, in which both kinds look the same. So `mark` puts a character into the special tokens in
-the texts of messages before the template writes them, and `encode` takes those without it for the template's.
+A rendered template is one string, in which both kinds look alike. Therefore `mark` inserts a character into special
+tokens in the texts of messages before the template is rendered. `encode` takes only unmarked special tokens as tokens.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return the added tokens that the tokenizer calls special, those that end a turn, and those that have the form of
-    `TURN_TOKEN` in a conversation that the template has `written`: DeepSeek's `<｜User｜>` is not called special.
+    """Return the tokenizer's special tokens, added tokens among `stop_ids`, and added tokens that have the form of
+    `TURN_TOKEN` and stand in a conversation that the template has `written`: DeepSeek's `<｜User｜>` has no flag.
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
     special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
@@ -38,25 +38,25 @@ def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: st
 
 
 class TextEncoder:
-    """Encodes what a template has written. Without `special` tokens, those in a text of data stay tokens."""
+    """Encodes rendered templates. `special` are the tokens that become text in texts of data."""
 
     def __init__(self, tokenizer: Tokenizer, special: Sequence[str]) -> None:
         self.tokenizer, self._special = tokenizer, special
         self._patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
 
     def mark(self, value: T, tokens: tuple[str, ...] = ()) -> T:
-        """Return the message or tool with the special tokens in its texts marked, but for `tokens`."""
+        """Return the message or tool with the special tokens in its texts marked, except `tokens`."""
         if not self._special:
             return value
         pattern = self._pattern(tokens)
         return map_texts(lambda text: pattern.sub(rf"\g<0>{MARK}", text), value)
 
     def unmark(self, text: str) -> str:
-        """Return a marked text as it was."""
+        """Return a marked text without marks."""
         return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
 
     def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
-        """Return the special tokens in the texts of a message or tool, each once, but for `tokens`."""
+        """Return the special tokens in the texts of a message or tool, each once, except `tokens`."""
         found: list[str] = []
 
         def look(text: str) -> str:
@@ -68,7 +68,7 @@ class TextEncoder:
         return [token for token in dict.fromkeys(found) if token not in tokens]
 
     def encode(self, text: str) -> list[int]:
-        """Return the ids of what a template has written: marked special tokens are text, whole ones are tokens."""
+        """Return the ids of a rendered template: marked special tokens become text, others tokens."""
         if not self._special or MARK not in text:
             return self._ids(self.tokenizer, text)
         tokenizer, names, ids = self._renamed
@@ -79,22 +79,22 @@ class TextEncoder:
         return re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
 
     def _pattern(self, tokens: tuple[str, ...]) -> re.Pattern[str]:
-        """Return the pattern of what is marked: first characters of special tokens, also of overlapping ones."""
+        """Return the pattern of characters to mark: the first one of each special token, also where tokens overlap."""
         if tokens not in self._patterns:
             others = "|".join(re.escape(token) for token in self._special if token not in tokens)
             self._patterns[tokens] = re.compile(f"{MARK}|(?={others}).", re.DOTALL) if others else re.compile(MARK)
         return self._patterns[tokens]
 
     @cached_property
-    def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int, int]]:
-        """Return the tokenizer with names for its special tokens that no text can hold, these names, and the ids that
-        its added tokens have in the original.
+    def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
+        """Return a tokenizer whose special tokens have secret names, these names, and the original ids of its added
+        tokens.
         """
-        # They begin and end as the tokens do: some added tokens are tokens only beside what is no letter.
+        # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
         key = secrets.token_hex(8)
         names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
         spec = json.loads(self.tokenizer.to_str()) | {"post_processor": None}
-        model, added = spec["model"], [token["content"] for token in spec["added_tokens"]]
+        model = spec["model"]
         for token in spec["added_tokens"]:
             token["content"] = names.get(token["content"], token["content"])
         vocab = model["vocab"]
@@ -107,7 +107,7 @@ class TextEncoder:
         if "merges" in model:
             model["merges"] = [m for m in model["merges"] if not names.keys() & {*m, "".join(m)}]
         renamed = Tokenizer.from_str(json.dumps(spec))
-        ids = {renamed.token_to_id(names.get(token, token)): self.tokenizer.token_to_id(token) for token in added}
+        ids = {renamed.token_to_id(token["content"]): token["id"] for token in spec["added_tokens"]}
         return renamed, names, ids
 
     @staticmethod
@@ -116,7 +116,7 @@ class TextEncoder:
 
 
 class SpecialTexts:
-    """The texts of data that held special tokens: a count, and where the first one is."""
+    """Counts texts of data with special tokens, and names the first one."""
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[str, list[str]]] = {}
@@ -126,19 +126,19 @@ class SpecialTexts:
         return len(self._found)
 
     def add(self, key: str, where: str, tokens: list[str]) -> None:
-        """Count a text; of texts of the same `key` only the first."""
+        """Count a text, once for each `key`."""
         self._found.setdefault(key, (where, tokens))
 
     def __str__(self) -> str:
         where, tokens = next(iter(self._found.values()))
-        several, count = ("", "text holds") if len(self) == 1 else ("the first: ", f"{len(self):,} texts hold")
+        count = "1 text holds" if len(self) == 1 else f"{len(self):,} texts hold"
         return (
-            f"{count if several else f'1 {count}'} special tokens of the model, encoded as text "
-            f"({several}{where}, {' '.join(tokens[:3])}). If they are meant as tokens, set model.special_tokens = true."
+            f"{count} special tokens of the model, encoded as text. The first: {where}, {' '.join(tokens[:3])}. "
+            "If they are meant as tokens, set model.special_tokens = true."
         )
 
     def report(self, event: Callable[..., None], say: Callable[[str], None], step: int) -> None:
-        """Record an event and say it, once, if there is any."""
+        """Record an event and show a message, once, if a text was counted."""
         if self._found and not self._reported:
             self._reported = True
             where, tokens = next(iter(self._found.values()))
@@ -147,7 +147,7 @@ class SpecialTexts:
 
 
 def map_texts(change: Callable[[str], str], value: T) -> T:
-    """Return the value with each text in it changed, those in lists and the keys and values of dicts included."""
+    """Return the value with each text in it changed, also in lists and in keys and values of dicts."""
     new: Any = value
     if isinstance(value, str):
         new = change(value)
@@ -159,5 +159,5 @@ def map_texts(change: Callable[[str], str], value: T) -> T:
 
 
 def composed(value: T) -> T:
-    """Return the value with its texts in Unicode's composed form (NFC), in which canonically equal texts are equal."""
+    """Return the value with its texts in Unicode's composed form (NFC), so that canonically equal texts are equal."""
     return map_texts(lambda text: unicodedata.normalize("NFC", text), value)
