@@ -265,7 +265,6 @@ def renderer_parts(
     """Return what `load_renderer` reads, before it is known whether the template can be used."""
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
-
     if name == TINY:
         tokenizer, stop_ids, named = build_tiny_tokenizer(), (IM_END_ID, ENDOFTEXT_ID), {"eos_token": IM_END}
         rendering = _by_template(tokenizer, override or CHAT_TEMPLATE, named, stop_ids, special_tokens)

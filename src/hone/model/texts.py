@@ -119,18 +119,21 @@ class SpecialTexts:
     """Counts texts of data with special tokens, and names the first one."""
 
     def __init__(self) -> None:
-        self._found: dict[str, tuple[str, list[str]]] = {}
+        self._keys: set[str] = set()
+        self._first: tuple[str, list[str]] = ("", [])
         self._reported = False
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._keys)
 
     def add(self, key: str, where: str, tokens: list[str]) -> None:
         """Count a text, once for each `key`."""
-        self._found.setdefault(key, (where, tokens))
+        if not self._keys:
+            self._first = where, tokens
+        self._keys.add(key)
 
     def __str__(self) -> str:
-        where, tokens = next(iter(self._found.values()))
+        where, tokens = self._first
         count = "1 text holds" if len(self) == 1 else f"{len(self):,} texts hold"
         return (
             f"{count} special tokens of the model, encoded as text. The first: {where}, {' '.join(tokens[:3])}. "
@@ -139,9 +142,9 @@ class SpecialTexts:
 
     def report(self, event: Callable[..., None], say: Callable[[str], None], step: int) -> None:
         """Record an event and show a message, once, if a text was counted."""
-        if self._found and not self._reported:
+        if self._keys and not self._reported:
             self._reported = True
-            where, tokens = next(iter(self._found.values()))
+            where, tokens = self._first
             event("special_tokens", step, texts=len(self), first=where, tokens=tokens)
             say(f"Warning: {self}")
 
