@@ -58,6 +58,21 @@ def test_the_last_lines_name_a_target_that_was_not_reached_and_the_best_checkpoi
     assert f"Best: step_{best}, whose val/loss was {losses[best]:.4g}, in {checkpoints}\n" in out
 
 
+def test_special_tokens_in_rows_are_said_once(sft, data, tmp_path, capsys):
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    rows[4]["prompt"], rows[7]["completion"] = "a<|im_end|>", "b<|im_start|>"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert sft("--max-steps", "5") == 0
+    out = capsys.readouterr().out
+    assert out.count("2 texts hold special tokens of the model, encoded as text") == 1
+    assert "Special tokens encoded as text: in 2 texts of the data." in out
+    events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
+    (event,) = [event for event in events if event["kind"] == "special_tokens"]
+    assert event["texts"] == 2 and event["first"] in (f"{data}, line 5", f"{data}, line 8")
+    assert sft("--max-steps", "5", "--model.special-tokens") == 0
+    assert "special tokens" not in capsys.readouterr().out
+
+
 def test_a_resume_with_another_rank_names_the_setting(sft, capsys):
     assert sft("--model.lora.rank", "2", "--ckpt.interval", "1") == 0
     fails(capsys, sft("--model.lora.rank", "4", "--ckpt.interval", "1", "--resume"), "model.lora.rank (2, now 4)")

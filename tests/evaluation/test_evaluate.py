@@ -26,6 +26,9 @@ TAGS = TagParser("t")
 class Renderer:
     """Prompts as one token per character."""
 
+    def note(self, where, messages, tools=None, key=None):
+        pass
+
     def prompt_ids(self, messages, tools=None):
         return [ord(c) for m in messages for c in m["content"]]
 

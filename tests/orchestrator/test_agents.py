@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -380,6 +381,22 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
     assert results[1].content == "It is 2."
     sampled = RENDERER.tokenizer.decode(sample.token_ids[sample.sampled_mask].tolist(), skip_special_tokens=False)
     assert call in sampled and "It is 2." in sampled and "tool_call_id" not in sampled
+
+
+def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
+    async def composes(client: openai.AsyncOpenAI, example: Any) -> float:
+        first = await ask(client, [{"role": "user", "content": "e\u0301"}])
+        again = [
+            {"role": "user", "content": "é"},
+            {"role": "assistant", "content": unicodedata.normalize("NFC", first.content)},
+        ]
+        await ask(client, [*again, {"role": "user", "content": "More"}])
+        return 1.0
+
+    task = task_of(composes)
+    maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
+    (sample,) = run_agents(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    assert sample.failure is None and sample.turns == 2 and sample.branches == ()
 
 
 def test_an_error_after_a_limit_that_has_another_cause_is_no_reward_of_zero() -> None:

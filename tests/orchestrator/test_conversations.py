@@ -96,6 +96,17 @@ def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_wr
     assert t.state is not None and t.state["guesses"] == [3, 9] and t.state["seed"] == seed, "the last is not asked"
 
 
+def test_special_tokens_in_an_answer_of_the_task_are_text_and_counted(monkeypatch):
+    renderer = load_renderer("hone/tiny")
+    env = game(max_turns=2)
+    monkeypatch.setattr(env, "env_response", lambda messages, state: [{"role": "user", "content": f"no{END_TEXT}"}])
+    maker = RequestMaker(renderer, 1, 400, 50, 1, "rollout", env.tool_schemas)
+    (t,) = roll_out(env, Script(["3", "5"]), maker, [env.split("train")[0]], [4], 9, SAMPLING)
+    assert t.token_ids[~t.sampled_mask].tolist().count(END) == t.turns, "the prompt and each answer end once"
+    assert t.messages[2]["content"] == f"no{END_TEXT}" and t.turns == 2
+    assert "what the task answers in rollout 9-4-0, <|im_end|>" in str(renderer.special_texts)
+
+
 def test_rounds_are_in_lock_step_and_each_turn_has_a_key_of_its_own():
     """Rollouts of different lengths: who has ended is in no later round, and the others keep their order."""
     script = Script(["5"], ["1", "2", "5"], ["9", "5"], ["x", "y", "z"])

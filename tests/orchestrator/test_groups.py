@@ -16,6 +16,9 @@ from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
 class Renderer:
     """Renders a message as one token per character."""
 
+    def note(self, where, messages, tools=None, key=None):
+        pass
+
     def prompt_ids(self, messages, tools=None):
         return [ord(c) for c in messages[-1]["content"]]
 

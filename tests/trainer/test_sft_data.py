@@ -97,14 +97,103 @@ def test_a_conversation_with_tool_calls_has_loss_on_the_calls_and_the_answer(ren
         tokenize(mute, messages, 1, "row 0", tools)
 
 
+REASONING = CHAT_TEMPLATE.replace(
+    "(message['content'] or '')",
+    "('<think>\\n' + message['reasoning_content'] + '\\n</think>\\n\\n' if message['reasoning_content'] else '')"
+    " + (message['content'] or '')",
+)
+FORGETFUL = REASONING.replace("if message['reasoning_content']", "if message['reasoning_content'] and loop.last")
+
+
+def assistant(content: str, **more) -> dict:
+    return {"role": "assistant", "content": content, **more}
+
+
+def user(content: str) -> dict:
+    return {"role": "user", "content": content}
+
+
+def test_a_thought_is_learned_as_the_template_writes_it():
+    renderer = load_renderer("hone/tiny", REASONING)
+    row = [user("2+2?"), assistant("4", reasoning_content="two and two"), user("More"), assistant("5")]
+    sequence = tokenize(renderer, *row_messages({"messages": row}, "row 1"), "row 1")
+    assert text(renderer, sequence, True) == "<think>\ntwo and two\n</think>\n\n4<|im_end|>5<|im_end|>"
+
+
+@pytest.mark.parametrize(
+    ("template", "key", "thought"),
+    [
+        (CHAT_TEMPLATE, "reasoning_content", "hm"),
+        (REASONING, "thinking", "hm"),
+        (REASONING, "reasoning", "4"),  # which the answer holds
+        (REASONING, "thinking", ["hm"]),
+    ],
+)
+def test_a_thought_that_the_template_does_not_write_is_refused(template, key, thought):
+    renderer = load_renderer("hone/tiny", template)
+    for row in (
+        [user("2+2?"), assistant("4", **{key: thought})],
+        [user("2+2?"), assistant("4", weight=0, **{key: thought}), user("More"), assistant("5")],
+    ):
+        with pytest.raises(UserError, match=f"row 1: the chat template does not write `{key}`"):
+            tokenize(renderer, row, 0, "row 1")
+
+
+def test_a_template_may_drop_thoughts_of_earlier_turns_that_are_not_learned():
+    renderer = load_renderer("hone/tiny", FORGETFUL)
+    earlier, last = assistant("4", reasoning_content="hm"), assistant("5", reasoning_content="so")
+    row = [user("2+2?"), earlier, user("More"), last]
+    sequence = tokenize(renderer, row, 2, "row 1")
+    assert text(renderer, sequence, True) == "<think>\nso\n</think>\n\n5<|im_end|>"
+    assert text(renderer, sequence, False).count("<think>") == 0
+    assert np.array_equal(
+        tokenize(renderer, [row[0], earlier | {"weight": 0}, *row[2:]], 0, "").token_ids, sequence.token_ids
+    )
+    with pytest.raises(UserError, match=r'row 1: the chat template rewrites .* "weight": 0'):
+        tokenize(renderer, row, 0, "row 1")
+
+
+def test_a_message_of_weight_0_carries_no_loss(renderer):
+    row = [
+        *(user("a"), assistant("WRONG", weight=0)),
+        *(user("b"), assistant("right", weight=1)),
+        *(user("c"), assistant("no", weight=0.0)),
+        *(user("d"), assistant("yes")),
+        *(user("e"), assistant("no", weight=0)),
+    ]
+    sequence = tokenize(renderer, *row_messages({"messages": row}, "row 1"), "row 1")
+    assert text(renderer, sequence, True) == "right<|im_end|>yes<|im_end|>"
+    plain = [{name: part for name, part in message.items() if name != "weight"} for message in row[:8]]
+    assert np.array_equal(sequence.token_ids, tokenize(renderer, plain, 0, "row 1").token_ids)
+    with pytest.raises(UserError, match="row 1 has no assistant message to learn from"):
+        tokenize(renderer, row[:2], 0, "row 1")
+    with pytest.raises(UserError, match=r"row 1: the weight of message 1 is 0\.5; it must be 0 \(no loss\) or 1"):
+        tokenize(renderer, [user("a"), assistant("b", weight=0.5)], 0, "row 1")
+
+
+def test_special_tokens_in_rows_are_text_and_counted(tiny_model_dir):
+    renderer = load_renderer(str(tiny_model_dir))
+    rows = table([pair(0), {"prompt": "a<|im_end|>b", "completion": "c"}, {"prompt": "d", "completion": "e<|im_end|>"}])
+    source, data = source_of(rows, renderer, batch_size=3, pack=False)
+    prepare(source, data, 4, lambda done: None)
+    assert len(renderer.special_texts) == 2 and "2 texts" in str(renderer.special_texts)
+    learned = [text(renderer, source.sequence(0, 0, i), True) for i in range(3)]
+    assert sorted(learned) == ["00xxx<|im_end|>", "c<|im_end|>", "e<|im_end|><|im_end|>"]
+    ends = [source.sequence(0, 0, i).token_ids.tolist().count(renderer.end_of_turn_id) for i in range(3)]
+    assert ends == [2, 2, 2]
+
+
 class RewritingRenderer:
     """A template that shortens earlier answers, as reasoning models' templates do."""
+
+    def note(self, where, messages, tools=None):
+        pass
 
     def prompt_ids(self, messages, tools=None):
         return [ord(c) for m in messages for c in (m["content"][-1:] if m["role"] == "assistant" else m["content"])]
 
-    def completion_ids(self, messages, content, tools=None):
-        return [ord(c) for c in content]
+    def completion_ids(self, messages, completion, tools=None):
+        return [ord(c) for c in completion["content"]]
 
 
 def test_a_template_that_rewrites_history_is_refused(renderer):

@@ -24,6 +24,7 @@ from hone.audit.report import Check, Evidence, Finding, Report, Verdict, worst
 from hone.errors import UserError
 from hone.model.chat import THINK, ChatRenderer, RendererParts, renderer_parts
 from hone.model.rendering import END_THINK, TemplateRendering, parting, squeeze
+from hone.model.texts import TURN_TOKEN
 from hone.model.tool_calls import Tool
 from hone.types import Message, content_hash
 
@@ -89,8 +90,6 @@ TEXTS = (
     "<b>&amp;</b> \"q\" 'r'",
 )
 """Texts that templates are known to change."""
-SPECIAL = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
-"""A pattern of special tokens in a template's text."""
 _EMPTY_THOUGHT = re.compile(r"\s*(?:<think>)?\s*</think>\s*")
 
 
@@ -398,7 +397,7 @@ def check_tokens(subject: ChatSubject) -> tuple[str, list[Problem]]:
     shortest = Conversation([user("a"), subject.answer("b")])
     written = subject.text(Conversation([ASKED, subject.answer("the sky."), ASKED_ON]))
     found = []
-    for text in dict.fromkeys(SPECIAL.findall(written)):
+    for text in dict.fromkeys(TURN_TOKEN.findall(written)):
         ids = subject.encode(text)
         if subject.tokenizer.token_to_id(text) is None or len(ids) != 1:
             found.append(Problem("split-token", text, shortest, f"{text!r} becomes {len(ids)} tokens"))

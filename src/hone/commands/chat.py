@@ -116,7 +116,7 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     if not weights:
         raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {model['name']}")
     last, loaded = weights[max(weights)], []
-    given = {name: model[name] for name in ("chat_template", "implementation") if name in model}
+    given = {name: model[name] for name in ("chat_template", "special_tokens", "implementation") if name in model}
     more: dict[str, Any] = given | {"kv_gib": KV_GIB}
     try:
         first = PolicyConfig.model_validate(model)

@@ -64,7 +64,7 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
     from hone.orchestrator.cluster.replicas import Replicas
 
     own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
-    model = ModelConfig(name=config.model, chat_template=config.chat_template)
+    model = ModelConfig(name=config.model, chat_template=config.chat_template, special_tokens=config.special_tokens)
     status = Status(sys.stderr)
     with tempfile.TemporaryDirectory(prefix="hone-eval-") as scratch:
         served = Path(scratch) / "inference.toml"
@@ -103,4 +103,7 @@ def with_progress(evaluation: Evaluation) -> EvalResult:
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.id}"
     with Ticking(Status(sys.stderr), title) as tell:
         env.progress = lambda words: tell(words or title)
-        return evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
+        result = evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
+    if evaluation.special_texts:
+        print(f"warning: {evaluation.special_texts}", file=sys.stderr)
+    return result

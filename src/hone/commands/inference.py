@@ -73,7 +73,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     threads = configure(
         config.threads, model.num_parameters, deterministic=on_cpu, compiled=config.model.compile, device=model.device
     )
-    renderer = load_renderer(name, config.model.chat_template)
+    renderer = load_renderer(name, config.model.chat_template, config.model.special_tokens)
     kv_gib = config.kv_gib or serving_kv_gib(str(model.device))
     engine = Engine(
         model,

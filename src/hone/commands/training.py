@@ -275,6 +275,8 @@ def report(training: Any) -> str:
         if limit.dropped or limit.truncated:
             text += f"Too long ({limit.name}): {len(limit.dropped)} dropped, {len(limit.truncated)} truncated.\n"
         figures = "".join(f", {name} {newest[name]:.4f}" for name in ("loss", "val/loss") if name in newest)
+    if count := len(training.renderer.special_texts):
+        text += f"Special tokens encoded as text: in {count:,} text{'' if count == 1 else 's'} of the data.\n"
     if training.ending != "done":
         spent = training.ending == "budget"
         more = larger_budget(config.budget.model_dump(), run.budget.spent) if spent else []

@@ -24,6 +24,7 @@ from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
+from hone.model.texts import SpecialTexts
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
@@ -40,13 +41,15 @@ class Evaluation:
     """The evaluation that a config describes, of `env` if that is not the config's own task.
 
     `config` has the name of the model that the server serves, if there is one; `folder` is where results are saved,
-    None for nowhere; `available` is the number of held-out examples. Raises UserError if any of this is bad.
+    None for nowhere; `available` is the number of held-out examples; `special_texts` are prompts and tool answers that
+    held special tokens. Raises UserError if any of this is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
         self.config, self._exact_keys = _with_model(config)
         self.folder = results_folder(self.config) if config.save else None
         self.env = env or configured(config.env, config.env_args, config.template, "template")
+        self.special_texts = SpecialTexts()
         self.env.check_rollouts()
         use_graders(self.env, config.grading, config.cluster)
         self.available = len(self.env.split(self.config.split_name))
@@ -81,7 +84,8 @@ class Evaluation:
     def _here(self, counts: dict[str, Any]) -> EvalResult:
         config, sampling = self.config, local_sampling(self.config.sampling())
         args = config.model, config.precision, config.seed, config.chat_template, config.threads
-        policy = load_weights(*args, config.kv_gib, self.env)
+        policy = load_weights(*args, config.kv_gib, self.env, special_tokens=config.special_tokens)
+        self.special_texts = policy.renderer.special_texts
         self.config = config.model_copy(update={"kv_gib": policy.engine.kv_bytes / GIB})
         if self.folder is not None:
             make_folder(self.folder)
@@ -160,6 +164,7 @@ def load_weights(
     init: InitConfig | None = None,
     implementation: str = "auto",
     lora: LoraConfig | None = None,
+    special_tokens: bool = False,
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
 
@@ -174,7 +179,8 @@ def load_weights(
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
     prefixes = prefix_bytes(env, kv_bytes) if env is not None else 0
-    renderer, graphs = load_renderer(name, chat_template), EngineConfig().decodes_with_graphs(model.device.type)
+    renderer = load_renderer(name, chat_template, special_tokens)
+    graphs = EngineConfig().decodes_with_graphs(model.device.type)
     engine = Engine(model, kv_bytes, prefix_bytes=prefixes, cuda_graphs=graphs, tokenizer=renderer.tokenizer)
     return EnginePolicy(engine, renderer)
 

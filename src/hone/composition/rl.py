@@ -242,7 +242,7 @@ class RL(Training):
         check_metrics(self.config, self.env.id)
         self._settle_overlap()
         self.source = parts.model_source(self.config)
-        self.renderer = load_renderer(self.source, self.config.model.chat_template)
+        self.renderer = load_renderer(self.source, self.config.model.chat_template, self.config.model.special_tokens)
         self._load_model()
         evals = self.config.orchestrator.eval
         self.overlaps: dict[str, Overlap | None] = {}
@@ -457,6 +457,7 @@ class RL(Training):
         for name, overlap in self.overlaps.items():
             if run.start_step == 0 and overlap is not None and overlap.rows:
                 parts.report_overlap(config, self.envs[name], overlap, run)
+        self.renderer.special_texts.report(run.event, run.display.message, run.start_step)
         for env in self.all_envs:
             stack.callback(env.close_workers)
             env.progress = run.display.doing
@@ -505,7 +506,9 @@ class RL(Training):
     ) -> None:
         config, orch = self.config, self.config.orchestrator
         failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
-        recorder = RunRecorder(self.run, self.saver, watch, failures, orch.advantage.divides_by_mean)
+        recorder = RunRecorder(
+            self.run, self.saver, watch, failures, self.renderer.special_texts, orch.advantage.divides_by_mean
+        )
         evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
         if config.teacher is not None:
             self.run.mark_inexact(self.run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")

@@ -225,7 +225,7 @@ class SFT(Training):
         stack.enter_context(trainer)  # the other ranks end when this one does, however it does
         stack.callback(lambda: setattr(trainer, "code", self.exit_code))
         self.configure()
-        self.renderer = load_renderer(self.source, config.model.chat_template)
+        self.renderer = load_renderer(self.source, config.model.chat_template, config.model.special_tokens)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         self._check()
         digests = parts.model_digests(self.model, self.renderer) if self.source == config.model.name else {}
@@ -240,6 +240,7 @@ class SFT(Training):
         )
         if run.nothing_left:
             return
+        self.renderer.special_texts.report(run.event, run.display.message, run.start_step)
         trainer.start()
         progress = Progress()
         if run.restored is not None:

@@ -15,7 +15,7 @@ from hone.errors import UserError
 MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
-NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template"}
+NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
 """Fields that mean something with `base_url` alone, and without it alone."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments that have flags of their own."""
@@ -76,6 +76,8 @@ class EvalConfig(BaseConfig):
     """Serve the model on the nodes of a Ray cluster; off unless given."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
+    special_tokens: bool = False
+    """Special tokens of the model in prompts and tool answers are tokens; by default they are encoded as text."""
 
     @field_validator("base_url")
     @classmethod

@@ -111,6 +111,9 @@ class ModelConfig(BaseConfig):
     (random weights, made from the seed)."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
+    special_tokens: bool = False
+    """Special tokens of the model in texts of data (prompts, tool answers, SFT rows) are tokens; by default they are
+    encoded as text."""
     device: str = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
     implementation: Literal["auto", "hone", "transformers"] = "auto"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,16 +23,18 @@ from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_js
 from hone.model.rendering import (
     END_THINK,
     REMEDY,
+    THOUGHTS,
     Rendering,
     TemplateRendering,
     check_history,
     find_template,
     named_rendering,
+    named_tokens,
     read_override,
-    special_tokens,
     squeeze,
     stand_ins,
 )
+from hone.model.texts import SpecialTexts, TextEncoder, composed, special_tokens_of
 from hone.model.tokenizer import CHAT_TEMPLATE, ENDOFTEXT_ID, IM_END, IM_END_ID, build_tiny_tokenizer, save_tokenizer
 from hone.model.tool_calls import Tool, tool_calls, with_objects
 from hone.types import Message
@@ -49,6 +52,7 @@ TOKENIZER_FILES = (
 )
 THINK = "<think>"
 PROBE = "probe"
+PROBED: Message = {"role": "user", "content": PROBE}
 
 
 class ChatRenderer:
@@ -56,7 +60,7 @@ class ChatRenderer:
 
     `stop_ids`: ids at which generation ends; the first is that of the end of the assistant's turn. `vocab_size`: one
     more than the tokenizer's largest id. `opened_by_template`: what the generation prompt has already opened for the
-    model to continue ("<think>\\n"), else "".
+    model to continue ("<think>\\n"), else "". `special_texts`: what `note` has counted.
     """
 
     def __init__(
@@ -73,10 +77,18 @@ class ChatRenderer:
         self.end_of_turn_id = self._find_end_of_turn(stop_ids + rendering.stop_ids)
         self.stop_ids = tuple(dict.fromkeys((self.end_of_turn_id, *stop_ids, *rendering.stop_ids)))
         self.opened_by_template = self._find_opened()
+        self.special_texts = SpecialTexts()
 
     def prompt_ids(self, messages: list[Message], tools: list[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation and the opening of the assistant's turn. `tools`: OpenAI's schemas."""
         return self._rendering.prompt_ids(messages, tools)
+
+    def note(
+        self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
+    ) -> None:
+        """Count messages, once for each `key` (`where` by default), if special tokens in their texts become text."""
+        if found := self._rendering.find_special(messages, tools):
+            self.special_texts.add(key or where, where, found)
 
     def text(self, messages: list[Message], opens: bool = True, tools: list[Tool] | None = None) -> str:
         """Return the conversation as text, with special tokens; `opens`: with the opening of the assistant's turn."""
@@ -129,12 +141,14 @@ class ChatRenderer:
     ) -> list[int]:
         """Return the ids that continue `prompt_ids(prompt_messages)`: the text as the template writes it, and its end.
 
-        A message may call tools by `tool_calls`, which are then written in the model's form. Raises UserError if the
-        template rewrites the prompt once the turn is finished, or leaves out some of the text or of the calls.
+        A message may call tools by `tool_calls`, which are then written in the model's form, and has its thought in the
+        text or in one of `THOUGHTS`. Raises UserError if the template rewrites the prompt once the turn is finished, or
+        leaves out some of the text, of the thought or of the calls.
         """
-        text = completion if isinstance(completion, str) else completion.get("content") or ""
-        calls = [] if isinstance(completion, str) else completion.get("tool_calls") or []
-        message: Message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {})
+        given: Message = {"content": completion} if isinstance(completion, str) else completion
+        text, calls = given.get("content") or "", given.get("tool_calls") or []
+        more = {name: part for name, part in given.items() if name not in ("role", "content", "tool_calls")}
+        message: Message = {"role": "assistant", "content": text} | ({"tool_calls": calls} if calls else {}) | more
         ids = self._rendering.continuation_ids(prompt_messages, message, tools)
         ends = [i for i, token in enumerate(ids) if token in self.stop_ids]
         ids = ids[: ends[-1] + 1] if ends else [*ids, self.end_of_turn_id]
@@ -144,8 +158,17 @@ class ChatRenderer:
                 f"the chat template leaves out a part of the assistant's text ({text[:60]!r} became "
                 f"{written[:60]!r}): give a template that keeps it with model.chat_template"
             )
+        before_text = squeeze(written).rpartition(squeeze(text))[0] if text.strip() else squeeze(written)
+        for name in THOUGHTS:
+            thought = message.get(name) or ""
+            if not isinstance(thought, str) or squeeze(thought) not in before_text:
+                raise UserError(
+                    f"the chat template does not write `{name}` of the assistant's message ({str(thought)[:60]!r}): "
+                    "use the name that it reads (Qwen3's reads reasoning_content), put the thought into `content`, or "
+                    "remove it"
+                )
         read = self.message(ids, tools).get("tool_calls", []) if calls else []
-        if [_called(call) for call in calls] != [_called(call) for call in read]:
+        if composed([_called(call) for call in calls]) != composed([_called(call) for call in read]):
             raise UserError(
                 f"the chat template does not write the assistant's tool calls as they are read ({written[:60]!r}): "
                 "give a template that writes them with model.chat_template"
@@ -197,8 +220,7 @@ class ChatRenderer:
 
     def _find_end_of_turn(self, stop_ids: tuple[int, ...]) -> int:
         """Return the id that the template writes after the assistant's text, else the first of `stop_ids`."""
-        messages: list[Message] = [{"role": "user", "content": PROBE}]
-        ids = self._rendering.continuation_ids(messages, {"role": "assistant", "content": PROBE})
+        ids = self._rendering.continuation_ids([PROBED], {"role": "assistant", "content": PROBE})
         added = self.tokenizer.get_added_tokens_decoder()
         special = [token for token in ids if token in stop_ids or (token in added and added[token].special)]
         if special:
@@ -211,7 +233,7 @@ class ChatRenderer:
         )
 
     def _find_opened(self) -> str:
-        prompt = self.tokenizer.decode(self.prompt_ids([{"role": "user", "content": PROBE}]), skip_special_tokens=False)
+        prompt = self.tokenizer.decode(self.prompt_ids([PROBED]), skip_special_tokens=False)
         generation = prompt[prompt.rfind(PROBE) + len(PROBE) :]
         start = generation.rfind(THINK)
         return "" if start < 0 or END_THINK in generation[start:] else generation[start:]
@@ -227,31 +249,53 @@ class RendererParts(NamedTuple):
     template: str | None
 
 
-def load_renderer(name_or_folder: str | Path, chat_template: str | None = None) -> ChatRenderer:
-    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) overrides its own."""
-    return ChatRenderer(*renderer_parts(name_or_folder, chat_template))
+def load_renderer(
+    name_or_folder: str | Path, chat_template: str | None = None, special_tokens: bool = False
+) -> ChatRenderer:
+    """Load the renderer of a model folder, hub id or `hone/tiny`; `chat_template` (file or Jinja) overrides its own.
+
+    `special_tokens`: those in the texts of messages are tokens. Otherwise they are encoded as text.
+    """
+    return ChatRenderer(*renderer_parts(name_or_folder, chat_template, special_tokens))
 
 
-def renderer_parts(name_or_folder: str | Path, chat_template: str | None = None) -> RendererParts:
+def renderer_parts(
+    name_or_folder: str | Path, chat_template: str | None = None, special_tokens: bool = False
+) -> RendererParts:
     """Return what `load_renderer` reads, before it is known whether the template can be used."""
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
     if name == TINY:
-        tokenizer = build_tiny_tokenizer()
-        rendering = TemplateRendering(tokenizer, override or CHAT_TEMPLATE, {"eos_token": IM_END})
-        return RendererParts(tokenizer, rendering, (IM_END_ID, ENDOFTEXT_ID), None, override)
+        tokenizer, stop_ids, named = build_tiny_tokenizer(), (IM_END_ID, ENDOFTEXT_ID), {"eos_token": IM_END}
+        rendering = _by_template(tokenizer, override or CHAT_TEMPLATE, named, stop_ids, special_tokens)
+        return RendererParts(tokenizer, rendering, stop_ids, None, override)
     from_hub = is_hub_id(name)
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
-    rendering = named_rendering(name, tokenizer) if from_hub and override is None else None
+    stop_ids = _stop_ids(folder, tokenizer)
+    special = [] if special_tokens else special_tokens_of(tokenizer, stop_ids)
+    rendering = named_rendering(name, TextEncoder(tokenizer, special)) if from_hub and override is None else None
     if rendering is None:
         template = override or find_template(folder)
         if template is None:
             raise UserError(
                 f"{name} has no chat template: give one with model.chat_template (a file, or the Jinja text)"
             )
-        rendering = TemplateRendering(tokenizer, template, special_tokens(folder))
-    return RendererParts(tokenizer, rendering, _stop_ids(folder, tokenizer), folder, override)
+        rendering = _by_template(tokenizer, template, named_tokens(folder), stop_ids, special_tokens)
+    return RendererParts(tokenizer, rendering, stop_ids, folder, override)
+
+
+def _by_template(
+    tokenizer: Tokenizer, template: str, named: dict[str, str], stop_ids: tuple[int, ...], special_tokens: bool
+) -> TemplateRendering:
+    """Return the rendering by a template; what it writes for a short conversation tells more special tokens."""
+    rendering = TemplateRendering(TextEncoder(tokenizer, []), template, named)
+    if not special_tokens:
+        written, turn = "", {"role": "assistant", "content": PROBE}
+        with suppress(UserError):  # the template refuses it
+            written = rendering.text([PROBED, turn, PROBED], True)
+        rendering.encoder = TextEncoder(tokenizer, special_tokens_of(tokenizer, stop_ids, written))
+    return rendering
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -277,7 +321,7 @@ def _stop_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         eos = read_json(folder, name).get("eos_token_id")
         ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
-    eos_id = tokenizer.token_to_id(special_tokens(folder).get("eos_token", ""))
+    eos_id = tokenizer.token_to_id(named_tokens(folder).get("eos_token", ""))
     return tuple(dict.fromkeys(ids if eos_id is None else [*ids, eos_id]))
 
 

@@ -12,16 +12,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import Tokenizer
-
 from hone.errors import UserError
 from hone.model.files import read_json
+from hone.model.texts import TextEncoder, composed
 from hone.model.tool_calls import HERMES, LLAMA, XML, Format, Tool, format_of_template, with_objects, without_tools
 from hone.types import Message
 
 REMEDY = "give a template that only appends with model.chat_template"
 THINKING = "<think>\nthought\n</think>\n\n"
 END_THINK = "</think>"
+THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message under which data sets have its thought; a chat template reads one of them, or none."""
 FIXED_DATE = datetime.datetime(2024, 7, 26)
 """What Llama 3's own template falls back to."""
 NAMED_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -37,35 +38,58 @@ FORMAT_OF_RENDERER = {
 """How the models are trained to write calls that `renderers` renders here; it knows others, which hone cannot load."""
 
 
-class TemplateRendering:
+class _Marking:
+    """What both renderings do with the texts of messages before a template writes them."""
+
+    encoder: TextEncoder
+    format: Format | None
+
+    def find_special(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[str]:
+        """Return the special tokens in the texts of messages and tools that are encoded as text."""
+        found = self.encoder.find_special(tools)
+        for message in messages:
+            found += self.encoder.find_special(message, self._tokens_of(message))
+        return list(dict.fromkeys(found))
+
+    def _marked(self, messages: Sequence[Message]) -> list[Message]:
+        written = [for_template(message, self.format) for message in messages]
+        return [self.encoder.mark(message, self._tokens_of(message)) for message in written]
+
+    def _tokens_of(self, message: Message) -> tuple[str, ...]:
+        """Return the special tokens that are tokens in this message: the model calls tools by them."""
+        return self.format.tokens if self.format is not None and message.get("role") == "assistant" else ()
+
+
+class TemplateRendering(_Marking):
     """A chat template (Jinja) and a tokenizer. One that knows no tools (`knows_tools`) gets them in Hermes' form."""
 
     stop_ids: tuple[int, ...] = ()
 
-    def __init__(self, tokenizer: Tokenizer, template: str, tokens: dict[str, str]) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, encoder: TextEncoder, template: str, tokens: dict[str, str]) -> None:
+        self.encoder = encoder
         self._render, self.knows_tools = compile_template(template, tokens)
         self.format = format_of_template(template) if self.knows_tools else HERMES
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation and of the opening of the assistant's next turn."""
-        return self._encode(self.text(messages, True, tools))
+        return self.encoder.encode(self._marked_text(messages, True, tools))
 
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
     ) -> list[int]:
         """Return the ids by which the finished turn continues `prompt_ids`, with what the template writes after it."""
-        prompt, full = self.text(messages, True, tools), self.text([*messages, completion], False, tools)
+        prompt = self._marked_text(messages, True, tools)
+        full = self._marked_text([*messages, completion], False, tools)
         if not full.startswith(prompt):
             raise UserError(
                 "the chat template rewrites the conversation once the assistant has answered: "
                 + f"{parting(prompt, full, 'the prompt goes on with', 'the finished turn has')}; {REMEDY}"
             )
         # Sampling continues the prompt's ids, so the prompt is never re-tokenised together with what follows it.
-        prompt_ids, full_ids = self._encode(prompt), self._encode(full)
+        prompt_ids, full_ids = self.encoder.encode(prompt), self.encoder.encode(full)
         if full_ids[: len(prompt_ids)] == prompt_ids:
             return full_ids[len(prompt_ids) :]
-        return self._encode(full[len(prompt) :])
+        return self.encoder.encode(full[len(prompt) :])
 
     def after_turn(
         self, turns: Sequence[Message], answers: Sequence[Message], tools: Sequence[Tool] | None, ends: Sequence[int]
@@ -74,42 +98,42 @@ class TemplateRendering:
 
         The turns are stand-ins: see `stand_ins`.
         """
-        full, marker = self.text([*turns, *answers], True, tools), turns[-1]["content"].removeprefix(THINKING)
+        full, marker = self._marked_text([*turns, *answers], True, tools), turns[-1]["content"].removeprefix(THINKING)
         at = full.rfind(marker)
-        tail = self._encode(full[at + len(marker) :]) if at >= 0 else []
+        tail = self.encoder.encode(full[at + len(marker) :]) if at >= 0 else []
         end = next((i for i, token in enumerate(tail) if token in ends), None)
-        return full, None if end is None else tail[end + 1 :]
+        return self.encoder.unmark(full), None if end is None else tail[end + 1 :]
 
     def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
         """Return the conversation as text; `opens`: with the opening of the assistant's next turn."""
+        return self.encoder.unmark(self._marked_text(messages, opens, tools))
+
+    def _marked_text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> str:
         if self.format is None and tools:
             raise UserError(
                 "the chat template lists tools, but asks for calls in a form that hone does not read: "
                 "give a template in the form of Qwen or Llama 3 with model.chat_template"
             )
-        written = [for_template(message, self.format) for message in messages]
+        written, tools = self._marked(messages), self.encoder.mark(tools)
         if not self.knows_tools:
             return self._render(without_tools(written, tools), opens, None)
         return self._render(written, opens, tools)
 
-    def _encode(self, text: str) -> list[int]:
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # lets other threads run
 
-
-class NamedRendering:
+class NamedRendering(_Marking):
     """A model that the `renderers` package knows; the methods are those of `TemplateRendering`."""
 
-    def __init__(self, renderer: Any, tokenizer: Tokenizer) -> None:
-        self._renderer, self._tokenizer = renderer, tokenizer
+    def __init__(self, renderer: Any, encoder: TextEncoder) -> None:
+        self._renderer, self.encoder = renderer, encoder
         self.stop_ids: tuple[int, ...] = tuple(renderer.get_stop_token_ids())
-        self.format: Format | None = FORMAT_OF_RENDERER[renderer.config.name]
+        self.format = FORMAT_OF_RENDERER[renderer.config.name]
 
     def prompt_ids(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         return list(self._rendered(messages, True, tools).token_ids)
 
     def text(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None = None) -> str:
         ids = list(self._rendered(messages, opens, tools).token_ids)
-        return self._tokenizer.decode(ids, skip_special_tokens=False)
+        return self.encoder.tokenizer.decode(ids, skip_special_tokens=False)
 
     def continuation_ids(
         self, messages: Sequence[Message], completion: Message, tools: Sequence[Tool] | None = None
@@ -130,10 +154,11 @@ class NamedRendering:
         ids = list(full.token_ids)
         turn_ids = [i for i, message in enumerate(full.message_indices) if message == len(turns) - 1]
         end = next((i for i in reversed(turn_ids) if ids[i] in ends), None)
-        return self._tokenizer.decode(ids, skip_special_tokens=False), None if end is None else ids[end + 1 :]
+        text = self.encoder.tokenizer.decode(ids, skip_special_tokens=False)
+        return text, None if end is None else ids[end + 1 :]
 
     def _rendered(self, messages: Sequence[Message], opens: bool, tools: Sequence[Tool] | None) -> Any:
-        written = [for_template(message, self.format) for message in messages]
+        written, tools = self._marked(messages), self.encoder.mark(tools)
         return self._renderer.render(written, tools=list(tools) if tools else None, add_generation_prompt=opens)
 
 
@@ -165,7 +190,7 @@ def stand_ins(conversation: Sequence[Message], answers: Sequence[Message], opene
     turns: list[Message] = []
     for message in conversation:
         content = message.get("content")
-        thinks = opened or (isinstance(content, str) and END_THINK in content)
+        thinks = opened or (isinstance(content, str) and END_THINK in content) or any(map(message.get, THOUGHTS))
         turn = {"role": "assistant", "content": (THINKING if thinks else "") + marker}
         turns.append(turn if message.get("role") == "assistant" else message)
     assert turns and turns[-1]["role"] == "assistant", "a bridge follows a turn of the assistant"
@@ -193,20 +218,23 @@ def parting(before: str, after: str, one: str, other: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Return the text without white space, which templates may move around a turn."""
-    return "".join(text.split())
+    """Return the text without white space, which templates may move around a turn, and composed, as some tokenizers
+    write it.
+    """
+    return "".join(composed(text).split())
 
 
 class _RendererTokenizer:
-    """What `renderers` asks of a tokenizer, on top of a plain `tokenizers.Tokenizer`."""
+    """What `renderers` asks of a tokenizer, by a `TextEncoder`."""
 
-    def __init__(self, tokenizer: Tokenizer, name: str) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, encoder: TextEncoder, name: str) -> None:
+        self._encoder, self._tokenizer = encoder, encoder.tokenizer
         self.name_or_path = name
         self.unk_token_id = self.eos_token_id = None
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        return self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
+        assert not add_special_tokens, "renderers writes special tokens by their ids"
+        return self._encoder.encode(text)
 
     def decode(self, token_ids: Any, skip_special_tokens: bool = False, **_: Any) -> str:
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
@@ -218,7 +246,7 @@ class _RendererTokenizer:
         return [self._tokenizer.token_to_id(token) for token in tokens]
 
 
-def named_rendering(name: str, tokenizer: Tokenizer) -> NamedRendering | None:
+def named_rendering(name: str, encoder: TextEncoder) -> NamedRendering | None:
     """Return the rendering of a model that `renderers` knows by this hub id, else None."""
     from renderers import config_from_name, create_renderer
     from renderers.base import MODEL_RENDERER_MAP
@@ -226,7 +254,7 @@ def named_rendering(name: str, tokenizer: Tokenizer) -> NamedRendering | None:
     if MODEL_RENDERER_MAP.get(name) not in FORMAT_OF_RENDERER:
         return None
     config = config_from_name(MODEL_RENDERER_MAP[name])
-    return NamedRendering(create_renderer(_RendererTokenizer(tokenizer, name), cast(Any, config)), tokenizer)
+    return NamedRendering(create_renderer(_RendererTokenizer(encoder, name), cast(Any, config)), encoder)
 
 
 def find_template(folder: Path) -> str | None:
@@ -252,7 +280,7 @@ def read_override(chat_template: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def special_tokens(folder: Path) -> dict[str, str]:
+def named_tokens(folder: Path) -> dict[str, str]:
     """Return the named special tokens (`bos_token`, `eos_token`, …) that templates may write."""
     found = read_json(folder, "special_tokens_map.json") | read_json(folder, "tokenizer_config.json")
     tokens = {name: found[name] for name in NAMED_TOKENS if found.get(name)}

@@ -27,6 +27,7 @@ from hone.environments.agents import AgentEnv, AgentLimits, Rewarded
 from hone.errors import Halt, UserError
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
+from hone.model.texts import composed
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Example, Kept, Message, Outcome, Trajectory
@@ -186,6 +187,7 @@ class Rollout:
         self, messages: list[Message], tools: list[dict[str, Any]] | None, session: str
     ) -> tuple[list[int], Call | None]:
         """Return the ids to sample from, and the call whose ids they begin with, if any."""
+        self.maker.renderer.note(f"a call of rollout {self.sample_id}", messages, tools)
         found = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
         if found:
             parent = max(found, key=lambda call: len(call.messages))
@@ -251,8 +253,12 @@ def writable(failure: tuple[Outcome, str] | None) -> tuple[Outcome, str] | None:
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Return True if the messages say the same; the ids of tool calls may differ."""
-    return [_plain(message) for message in one] == [_plain(message) for message in other]
+    """Return True if the messages say the same; the ids of tool calls and the form of Unicode texts may differ."""
+    return len(one) == len(other) and all(map(_same, map(_plain, one), map(_plain, other)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other or composed(one) == composed(other)
 
 
 def _plain(message: Message) -> tuple[Any, ...]:

@@ -50,6 +50,7 @@ class RequestMaker:
         """Make the requests of all examples, group by group. Raises UserError if a prompt leaves no room."""
         requests = []
         for example, draw in zip(examples, draws, strict=True):
+            self.renderer.note(f"example {example.id}", example.prompt, self.tools, key=example.id)
             prompt_ids = tuple(self.renderer.prompt_ids(example.prompt, self.tools))
             limit = self.limit(len(prompt_ids))
             if limit < 1:
@@ -186,6 +187,7 @@ class Conversation:
             self._killed |= answer.killed
         if not messages:
             return False
+        self.maker.renderer.note(f"what the task answers in rollout {self.request.sample_id}", messages)
         bridge = self.maker.bridge_ids(self._ids, self.messages, messages, self.maker.tools)
         limit = self.maker.limit(len(self._ids) + len(bridge))
         if limit < 1:

@@ -404,7 +404,9 @@ def check_prompts(
     """
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
-        tokens = len(renderer.prompt_ids(split[index].prompt, tools))
+        example = split[index]
+        renderer.note(split.where(index), example.prompt, tools, key=example.id)
+        tokens = len(renderer.prompt_ids(example.prompt, tools))
         if tokens >= seq_len:
             raise UserError(
                 f"{split.where(index)}: the prompt has {tokens} tokens and leaves no room for a completion in {limit}; "

@@ -13,6 +13,7 @@ import numpy as np
 
 from hone.errors import Halt, UserError
 from hone.grading import last_line, printable
+from hone.model.texts import SpecialTexts
 from hone.orchestrator.canary import GapWatch
 from hone.orchestrator.groups import call_rewards, group_state, has_call_rewards, rewards
 from hone.runs.rollouts import group_rows
@@ -31,10 +32,16 @@ class RunRecorder:
     """Records a run of RL. `needs_positive`: rewards below 0 are worth a warning, for a mean of rewards divides."""
 
     def __init__(
-        self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch, needs_positive: bool = False
+        self,
+        run: RunWriter,
+        saver: Saver,
+        watch: GapWatch,
+        failures: FailureWatch,
+        special_texts: SpecialTexts,
+        needs_positive: bool = False,
     ) -> None:
         self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
-        self.needs_positive = needs_positive
+        self.special_texts, self.needs_positive = special_texts, needs_positive
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -71,6 +78,7 @@ class RunRecorder:
         self._check_tools(step, trajectories)
         if groups and self.needs_positive:
             self._check_least(step, groups)
+        self.special_texts.report(self.run.event, self.run.display.message, step)
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:

@@ -198,7 +198,7 @@ def _renderer(config: RLConfig | SFTConfig) -> ChatRenderer | None:
             from huggingface_hub import snapshot_download
 
             name = snapshot_download(name, allow_patterns=list(TOKENIZER_FILES), local_files_only=True)
-        return load_renderer(name, config.model.chat_template)
+        return load_renderer(name, config.model.chat_template, config.model.special_tokens)
     except Exception:  # not here, or half of it: an estimate will do
         return None
 

@@ -119,7 +119,7 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     """Return (config with the model that was loaded, the model, its renderer, why it is not the initial one or "")."""
     name = config.model.name
     try:
-        model, renderer = load_policy(config), load_renderer(name, config.model.chat_template)
+        model, renderer = load_policy(config), _renderer(name, config)
     except UserError as error:
         problem = f"its initial model {name} can't be loaded ({error})"
     else:
@@ -145,7 +145,11 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     folder = str(exported[max(exported)])  # it has the architecture and the tokenizer; a checkpoint brings the weights
     update = {"name": folder, "chat_template": None if gone else template}
     config = config.model_copy(update={"model": config.model.model_copy(update=update)})
-    return config, load_policy(config), load_renderer(folder, config.model.chat_template), problem
+    return config, load_policy(config), _renderer(folder, config), problem
+
+
+def _renderer(name: str, config: Any) -> ChatRenderer:
+    return load_renderer(name, config.model.chat_template, config.model.special_tokens)
 
 
 def exported_parameters(folder: Path, precision: str, implementation: str) -> dict[str, torch.Tensor]:

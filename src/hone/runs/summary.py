@@ -213,6 +213,8 @@ def evaluating(run: Summary, weights: Path) -> str:
         command += [flag, json.dumps(tree)] if tree else []
     if run.kind == "rl" and (template := run.config.get("model", {}).get("chat_template")):
         command += ["--chat-template", template]
+    if run.kind == "rl" and run.config.get("model", {}).get("special_tokens"):
+        command += ["--special-tokens"]
     if (precision := run.config.get("precision", "bf16_linear")) != "bf16_linear":
         command += ["--precision", precision]
     return shlex.join(command)

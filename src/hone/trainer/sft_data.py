@@ -17,6 +17,7 @@ import numpy as np
 
 from hone.environments.data import Draws
 from hone.errors import UserError
+from hone.model.rendering import THOUGHTS
 from hone.rng import key, stream
 from hone.trainer.packing import RowPacker, Sequence
 from hone.types import Message, content_hash
@@ -65,28 +66,33 @@ class Limit:
 def tokenize(
     renderer: ChatRenderer, messages: list[Message], start: int, where: str, tools: list[Tool] | None = None
 ) -> Sequence:
-    """Tokenize the conversation; loss on every assistant message from index `start` on, with its end-of-turn token.
+    """Tokenize the conversation; loss on every assistant message from index `start` on, with its end-of-turn token, but
+    for those of `weight` 0.
 
-    What follows the last assistant message carries no loss and is left out. `tools` are those that the prompt lists; an
-    assistant message may call them by `tool_calls`. `where` names the example in errors. Where the template writes a
-    turn otherwise once tools have answered it (Qwen3's leaves out an empty thought), the turn stays as it was learned,
-    as that of a rollout stays as it was sampled.
+    What follows the last message with loss is left out. `tools` are those that the prompt lists; an assistant message
+    may call them by `tool_calls`. `where` names the example in errors. A thought, in one of `THOUGHTS`, is learned as
+    the template writes it; before the first message with loss it is written if the template keeps it in a prompt. Where
+    the template writes a turn otherwise once tools have answered it (Qwen3's leaves out an empty thought), the turn
+    stays as it was learned, as that of a rollout stays as it was sampled.
     """
-    turns = [i for i in range(start, len(messages)) if messages[i]["role"] == "assistant"]
-    if not turns:
+    learned = [_carries_loss(message, i, where) and i >= start for i, message in enumerate(messages)]
+    if not any(learned):
         raise UserError(f"{where} has no assistant message to learn from: add one, or remove it from the data.")
+    messages = [{name: part for name, part in message.items() if name != "weight"} for message in messages]
+    messages = messages[: len(learned) - learned[::-1].index(True)]
+    turns = [i for i in range(learned.index(True), len(messages)) if messages[i]["role"] == "assistant"]
+    renderer.note(where, messages, tools)
     ids: list[int] = []
     mask: list[bool] = []
     for last, turn in zip([None, *turns], turns, strict=False):
-        calls = messages[turn].get("tool_calls")
         text = messages[turn].get("content")
-        text = "" if text is None and calls else text
-        if not isinstance(text, str):
+        if not isinstance(text, str) and not (text is None and messages[turn].get("tool_calls")):
             raise UserError(f"{where}: an assistant message must be plain text; message {turn} is not.")
         try:
+            if last is None:
+                _check_thoughts(renderer, messages[:turn], tools)
             prompt = renderer.prompt_ids(messages[:turn], tools)
-            answer = {"role": "assistant", "content": text, "tool_calls": calls} if calls else text
-            completion = renderer.completion_ids(messages[:turn], answer, tools)
+            completion = renderer.completion_ids(messages[:turn], messages[turn], tools)
             if last is not None and prompt[: len(ids)] != ids and _by_tools(messages[last + 1 : turn]):
                 prompt = ids + renderer.bridge_ids(messages[: last + 1], messages[last + 1 : turn], tools)
         except UserError as error:
@@ -95,11 +101,25 @@ def tokenize(
             raise UserError(
                 f"{where}: the chat template rewrites earlier assistant messages once the conversation goes on (at "
                 f"message {turn}), so the model would train on what it never sees: keep one assistant message per "
-                "example, or set model.chat_template to a template that keeps history."
+                'example, give earlier ones "weight": 0, or set model.chat_template to a template that keeps history.'
             )
-        mask += [False] * (len(prompt) - len(ids)) + [True] * len(completion)
+        mask += [False] * (len(prompt) - len(ids)) + [learned[turn]] * len(completion)
         ids = prompt + completion
     return Sequence(np.array(ids, dtype=np.int32), np.array(mask, dtype=np.bool_))
+
+
+def _carries_loss(message: Message, index: int, where: str) -> bool:
+    """Return True if it is an assistant's message, and not one of `weight` 0 (OpenAI's form of fine-tuning data)."""
+    if (weight := message.get("weight", 1)) not in (0, 1):
+        raise UserError(f"{where}: the weight of message {index} is {weight!r}; it must be 0 (no loss) or 1.")
+    return message["role"] == "assistant" and weight == 1
+
+
+def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[Tool] | None) -> None:
+    """Raise UserError if the template cannot write a thought of a prompt at all; it may drop it in later turns."""
+    for i, message in enumerate(prompt):
+        if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
+            renderer.completion_ids(prompt[:i], message, tools)
 
 
 def _by_tools(answers: list[Message]) -> bool:

@@ -1,0 +1,166 @@
+"""Encode texts of data: special tokens in them become text, special tokens of the chat template stay tokens.
+
+Special tokens steer a conversation: start and end of a turn, begin and end of a text, padding, images. Tags such as
+`<think>` and `<tool_call>` are not special: a model writes them itself.
+
+A rendered template is one string, in which both kinds look alike. Therefore `mark` inserts a character into special
+tokens in the texts of messages before the template is rendered. `encode` takes only unmarked special tokens as tokens.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import unicodedata
+from collections.abc import Callable, Sequence
+from functools import cached_property
+from typing import Any, TypeVar
+
+from tokenizers import Tokenizer
+
+T = TypeVar("T")
+MARK = "\x7f"
+"""Stands behind the first character of each special token in a text of data, and behind each DEL. JSON does not escape
+it, and `strip` does not take it for white space.
+"""
+TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
+"""A pattern of the tokens by which templates open and end turns."""
+
+
+def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
+    """Return the tokenizer's special tokens, added tokens among `stop_ids`, and added tokens that have the form of
+    `TURN_TOKEN` and stand in a conversation that the template has `written`: DeepSeek's `<｜User｜>` has no flag.
+    """
+    turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
+    special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]
+    return [token for token in special if len(token) > 1]
+
+
+class TextEncoder:
+    """Encodes rendered templates. `special` are the tokens that become text in texts of data."""
+
+    def __init__(self, tokenizer: Tokenizer, special: Sequence[str]) -> None:
+        self.tokenizer, self._special = tokenizer, special
+        self._patterns: dict[tuple[str, ...], re.Pattern[str]] = {}
+
+    def mark(self, value: T, tokens: tuple[str, ...] = ()) -> T:
+        """Return the message or tool with the special tokens in its texts marked, except `tokens`."""
+        if not self._special:
+            return value
+        pattern = self._pattern(tokens)
+        return map_texts(lambda text: pattern.sub(rf"\g<0>{MARK}", text), value)
+
+    def unmark(self, text: str) -> str:
+        """Return a marked text without marks."""
+        return re.sub(f"{MARK}({MARK}?)", r"\1", text) if self._special else text
+
+    def find_special(self, value: Any, tokens: tuple[str, ...] = ()) -> list[str]:
+        """Return the special tokens in the texts of a message or tool, each once, except `tokens`."""
+        found: list[str] = []
+
+        def look(text: str) -> str:
+            found.extend(self._whole.findall(text))
+            return text
+
+        if self._special:
+            map_texts(look, value)
+        return [token for token in dict.fromkeys(found) if token not in tokens]
+
+    def encode(self, text: str) -> list[int]:
+        """Return the ids of a rendered template: marked special tokens become text, others tokens."""
+        if not self._special or MARK not in text:
+            return self._ids(self.tokenizer, text)
+        tokenizer, names, ids = self._renamed
+        return [ids.get(i, i) for i in self._ids(tokenizer, self.unmark(self._whole.sub(lambda m: names[m[0]], text)))]
+
+    @cached_property
+    def _whole(self) -> re.Pattern[str]:
+        return re.compile("|".join(map(re.escape, sorted(self._special, key=len, reverse=True))))
+
+    def _pattern(self, tokens: tuple[str, ...]) -> re.Pattern[str]:
+        """Return the pattern of characters to mark: the first one of each special token, also where tokens overlap."""
+        if tokens not in self._patterns:
+            others = "|".join(re.escape(token) for token in self._special if token not in tokens)
+            self._patterns[tokens] = re.compile(f"{MARK}|(?={others}).", re.DOTALL) if others else re.compile(MARK)
+        return self._patterns[tokens]
+
+    @cached_property
+    def _renamed(self) -> tuple[Tokenizer, dict[str, str], dict[int | None, int]]:
+        """Return a tokenizer whose special tokens have secret names, these names, and the original ids of its added
+        tokens.
+        """
+        # A name begins and ends as its token: added tokens with `single_word` depend on the characters beside them.
+        key = secrets.token_hex(8)
+        names = {token: f"{token[0]}{key}x{i}x{token[-1]}" for i, token in enumerate(self._special)}
+        spec = json.loads(self.tokenizer.to_str()) | {"post_processor": None}
+        model = spec["model"]
+        for token in spec["added_tokens"]:
+            token["content"] = names.get(token["content"], token["content"])
+        vocab = model["vocab"]
+        if isinstance(vocab, dict):
+            model["vocab"] = {names.get(piece, piece): i for piece, i in vocab.items()}
+        else:
+            model["vocab"] = [[names.get(piece, piece), score] for piece, score in vocab]
+        if model.get("unk_token") in names:
+            model["unk_token"] = names[model["unk_token"]]
+        if "merges" in model:
+            model["merges"] = [m for m in model["merges"] if not names.keys() & {*m, "".join(m)}]
+        renamed = Tokenizer.from_str(json.dumps(spec))
+        ids = {renamed.token_to_id(token["content"]): token["id"] for token in spec["added_tokens"]}
+        return renamed, names, ids
+
+    @staticmethod
+    def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
+        return tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids  # lets other threads run
+
+
+class SpecialTexts:
+    """Counts texts of data with special tokens, and names the first one."""
+
+    def __init__(self) -> None:
+        self._keys: set[str] = set()
+        self._first: tuple[str, list[str]] = ("", [])
+        self._reported = False
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def add(self, key: str, where: str, tokens: list[str]) -> None:
+        """Count a text, once for each `key`."""
+        if not self._keys:
+            self._first = where, tokens
+        self._keys.add(key)
+
+    def __str__(self) -> str:
+        where, tokens = self._first
+        count = "1 text holds" if len(self) == 1 else f"{len(self):,} texts hold"
+        return (
+            f"{count} special tokens of the model, encoded as text. The first: {where}, {' '.join(tokens[:3])}. "
+            "If they are meant as tokens, set model.special_tokens = true."
+        )
+
+    def report(self, event: Callable[..., None], say: Callable[[str], None], step: int) -> None:
+        """Record an event and show a message, once, if a text was counted."""
+        if self._keys and not self._reported:
+            self._reported = True
+            where, tokens = self._first
+            event("special_tokens", step, texts=len(self), first=where, tokens=tokens)
+            say(f"Warning: {self}")
+
+
+def map_texts(change: Callable[[str], str], value: T) -> T:
+    """Return the value with each text in it changed, also in lists and in keys and values of dicts."""
+    new: Any = value
+    if isinstance(value, str):
+        new = change(value)
+    elif isinstance(value, dict):
+        new = {map_texts(change, key): map_texts(change, item) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        new = [map_texts(change, item) for item in value]
+    return new
+
+
+def composed(value: T) -> T:
+    """Return the value with its texts in Unicode's composed form (NFC), so that canonically equal texts are equal."""
+    return map_texts(lambda text: unicodedata.normalize("NFC", text), value)
