@@ -19,11 +19,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hone.errors import UserError
-from hone.inference.endpoint import Endpoint, delay, may_pass, one_line, retry_after
+from hone.inference.endpoint import Endpoint, delay, one_line
 from hone.types import Message, Reply
+from hone.web import MIB, TooLarge, client_options, may_pass, retry_after
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+LARGEST_ANSWER = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,8 @@ class ChatClient:
         self.retries = self.succeeded = 0
         self._sleep = sleep
         self._gone = ""
-        timeout = Timeout(endpoint.timeout, connect=min(endpoint.timeout, 10.0))
-        # A proxy of the environment's cannot reach a server on this machine.
-        http = DefaultAsyncHttpxClient(timeout=timeout, trust_env=not endpoint.local)
+        timeout = Timeout(endpoint.timeout, connect=endpoint.connect)
+        http = DefaultAsyncHttpxClient(timeout=timeout, **client_options(endpoint.url, LARGEST_ANSWER))
         key = endpoint.api_key or "none"  # the library wants one; servers without keys ignore it
         self._openai: AsyncOpenAI = AsyncOpenAI(
             base_url=endpoint.url, api_key=key, max_retries=0, timeout=timeout, http_client=http
@@ -100,8 +102,13 @@ class ChatClient:
                 return Failure(self._gone)
             wait = None
             try:
-                reply = await self._once(model, messages, body, sample_id)
+                async with asyncio.timeout(self.endpoint.longest):
+                    reply = await self._once(model, messages, body, sample_id)
+            except TimeoutError:
+                reason = f"no answer within {timeout:g} s"
             except APIConnectionError as error:
+                if isinstance(error.__cause__, TooLarge):
+                    return Failure(str(error.__cause__))
                 reason = f"the connection was lost ({_cause(error)})"
                 if _refused(error):
                     reason = f"nothing answers ({_cause(error)})"

@@ -37,6 +37,7 @@ from hone.inference.server.app import MAX_BODY, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
 from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Rollout
 from hone.orchestrator.child import dying_with_parent
+from hone.redaction import redact
 from hone.types import Message, Outcome, Trajectory
 
 BATCH_WAIT_SECONDS = 0.02
@@ -170,7 +171,7 @@ class Host:
                 elif (error := program.exception()) is None:
                     rewarded = program.result()
                 else:
-                    text = "".join(traceback.format_exception(error))
+                    text = redact("".join(traceback.format_exception(error)))
                     failure = Outcome.GRADER_ERROR, text[-TAIL:]
                     if isinstance(error, ProgramFailed):
                         failure = error.outcome, str(error)
@@ -239,7 +240,7 @@ class Host:
                 _kill_group(process.pid)  # itself, if it still runs, and its children
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), CLEANUP_SECONDS)
-            printed, said, size = _tail(out), _tail(err)[-TAIL:], max(_size(out), _size(err))
+            printed, said, size = _tail(out), redact(_tail(err))[-TAIL:], max(_size(out), _size(err))
         code = process.returncode
         if size > MAX_OUTPUT:
             raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")

@@ -29,6 +29,7 @@ from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
+from hone.redaction import redact
 from hone.types import Example, Kept, Message, Outcome, Trajectory
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
@@ -246,8 +247,8 @@ def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def writable(failure: tuple[Outcome, str] | None) -> tuple[Outcome, str] | None:
-    """Return a failure whose words a file takes: a program's may hold half a surrogate pair."""
-    return failure and (failure[0], failure[1].encode("utf-8", "replace").decode())
+    """Return a failure whose words a file takes: a program's may hold half a surrogate pair, or an API key."""
+    return failure and (failure[0], redact(failure[1]).encode("utf-8", "replace").decode())
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:

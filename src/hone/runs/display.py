@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
+from hone.redaction import redact
 from hone.runs.observer import Observer
 from hone.runs.progress import Progress, duration
 
@@ -98,7 +99,7 @@ class PlainDisplay(Display):
 
     def message(self, text: str) -> None:
         with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
-            self._out.write(f"{text}\n")
+            self._out.write(f"{redact(text)}\n")
             self._out.flush()
         self._last_line = self.progress.clock()
 
@@ -162,7 +163,7 @@ class LiveDisplay(Display):
 
     def message(self, text: str) -> None:
         with suppress(OSError):
-            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+            self._console.print(redact(text), markup=False, highlight=False, soft_wrap=True)
 
     def notice(self, text: str) -> None:
         self._notice = text  # drawn by the refresh thread: a signal handler must not wait for the console's lock
