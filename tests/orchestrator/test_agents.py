@@ -380,13 +380,13 @@ def test_a_command_hears_that_its_prompt_of_20_mb_does_not_fit(tmp_path: Path) -
     script = tmp_path / "agent.py"
     script.write_text(
         COMMAND
-        % '''
+        % """
 import openai
 try:
     OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000_000}])
 except openai.BadRequestError as error:
     print(json.dumps(float(error.code == "context_length_exceeded")))
-'''
+"""
     )
     (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
     assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
