@@ -33,7 +33,7 @@ LEVELS = [
     {"runs"},
     {"config"},
     {"digests"},
-    {"types", "errors", "rng"},
+    {"types", "errors", "rng", "redaction", "web"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from hone import __version__
 from hone.errors import RankLost, UserError
+from hone.redaction import redact
 
 
 class Command(NamedTuple):
@@ -119,8 +120,9 @@ def call(name: str, argv: list[str], prog: str) -> int:
         code = _guarded(lambda: _run(name, argv, prog), ranked and int(os.environ.get("RANK") or 0) > 0)
     except BaseException:
         if not _is_among_ranks():
+            sys.excepthook = _print_traceback
             raise
-        traceback.print_exc()
+        _print_traceback(*sys.exc_info())
         code = 1
     else:
         if not _is_among_ranks():
@@ -193,8 +195,12 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
 
 
 def _fail(sentence: str) -> int:
-    print(f"error: {sentence}", file=sys.stderr)
+    print(f"error: {redact(sentence)}", file=sys.stderr)
     return 2
+
+
+def _print_traceback(*error: Any) -> None:
+    print(redact("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 
 
 def _print_commands(group: str, listed: dict[str, str]) -> None:

@@ -28,6 +28,8 @@ class Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), Handler)
         self.replies: list[int | str | float | dict] = ["Of 10 I give it 7"]
         self.asked: list[dict] = []
+        self.finish_reason: str | None = "stop"
+        self.echoes_key = False
         self.url = f"http://127.0.0.1:{self.server_port}"
 
 
@@ -39,6 +41,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.asked.append(body)
         said = self.server.replies.pop(0) if len(self.server.replies) > 1 else self.server.replies[0]
         status = said if isinstance(said, int) else 200
+        if self.server.echoes_key:
+            said = f"Incorrect API key provided: {self.headers['Authorization']}"
         if self.path == "/v1/chat/completions":
             message = {"role": "assistant", "content": str(said)}
             answer: object = {
@@ -46,7 +50,7 @@ class Handler(BaseHTTPRequestHandler):
                 "object": "chat.completion",
                 "created": 0,
                 "model": body["model"],
-                "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+                "choices": [{"index": 0, "message": message, "finish_reason": self.server.finish_reason}],
                 "usage": {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110},
             }
         else:
@@ -138,16 +142,103 @@ def test_a_judge_that_fails_is_a_grader_error_and_never_a_reward_of_0(server: Se
     assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward) and words in score.detail
 
 
-@pytest.mark.parametrize("reply", ["7", "7/10", "Score: 7 / 10.", "I say 7 out of 10", "7 of 10", "**7/10**"])
+@pytest.mark.parametrize(
+    "reply",
+    ["7", "7/10", "Score: 7 / 10.", "I say 7 out of 10", "7 of 10", "**7/10**", "I rate this 7/10!", "7/10, good"],
+)
 def test_the_scale_that_a_judge_repeats_is_not_its_verdict(server: Server, reply: str):
     server.replies = [reply]
     assert graded(judge(server), "three")[0].reward == 0.7
 
 
-@pytest.mark.parametrize("reply", ["85 %", "11", "3 or 4"])
+@pytest.mark.parametrize("reply", ["85 %", "11", "3 or 4", "-2", "4/5", "4 out of 5", "7/10/2024", "nan"])
 def test_what_may_mean_two_things_or_is_off_the_scale_is_no_verdict(server: Server, reply: str):
     server.replies = [reply]
     assert graded(judge(server), "three")[0].outcome is Outcome.GRADER_ERROR
+
+
+@pytest.mark.parametrize("reason", ["length", "content_filter", "tool_calls", None])
+def test_a_reply_that_did_not_end_by_itself_is_an_error_and_recorded(server: Server, tmp_path: Path, reason):
+    server.replies, server.finish_reason = ["Of three criteria the first"], reason
+    record_in(tmp_path)
+    for _ in range(2):
+        (score,) = graded(judge(server), "three")
+        assert score.outcome is Outcome.GRADER_ERROR and f"did not end by itself (finish_reason is {reason!r})" in (
+            score.detail
+        )
+        Replies._known.clear()
+    assert len(server.asked) == 1, "it would be cut off again"
+
+
+@pytest.mark.parametrize("given", [{"out_of": 0}, {"out_of": math.inf}, {"api_key_env": "sk-1"}, {"base_url": "x"}])
+def test_wrong_settings_of_a_judge_are_refused(server: Server, given):
+    with pytest.raises(UserError):
+        Judge(**{"model": "m", "prompt": "{completion}", "base_url": server.url} | given)
+
+
+@pytest.mark.parametrize("reply", [1.5, -0.1, 10**400, "7", True, None, [1], {"reward": "x"}], ids=repr)
+def test_a_reward_of_a_server_is_a_number_within_its_bounds(server: Server, reply):
+    server.replies = [{"reward": reply}]
+    (score,) = graded(HTTPReward(f"{server.url}/score", bounds=(0.0, 0.9)), "three")
+    assert score.outcome is Outcome.GRADER_ERROR and math.isnan(score.reward)
+
+
+def test_rewards_without_bounds_are_within_a_million(server: Server):
+    for reply, fits in ((1e6, True), (-1e6, True), (1.1e6, False)):
+        server.replies = [reply]
+        (score,) = graded(HTTPReward(f"{server.url}/score"), f"{reply}")
+        assert (score.reward == reply) is fits
+
+
+def test_a_service_gets_its_key_and_no_word_of_it_is_in_a_failure(server: Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SCORE_KEY", "sk-very-secret")
+    server.echoes_key, server.replies = True, [401]
+    for reward in (judge(server, api_key_env="SCORE_KEY"), HTTPReward(server.url, api_key_env="SCORE_KEY")):
+        (score,) = graded(reward, "three")
+        assert "Bearer [SCORE_KEY]" in score.detail and "sk-very-secret" not in score.detail
+
+
+def test_the_values_of_a_query_are_sent_and_not_written(server: Server, tmp_path: Path):
+    record_in(tmp_path)
+    server.replies = [0.25]
+    reward = HTTPReward(f"{server.url}/score?token=abcdef", retries=0)
+    assert graded(reward, "three")[0].reward == 0.25
+    assert reward.source == f"hone.HTTPReward(url='{server.url}/score?…', retries=0)"
+    kept = eval(reward.source, {"hone": hone})
+    Replies._known.clear()
+    assert graded(kept, "three")[0].reward == 0.25, "it is found in the file"
+    for one in (kept, HTTPReward("http://127.0.0.1:1/score?token=abcdef", retries=0)):
+        detail = graded(one, "four")[0].detail
+        assert "score?…" in detail and "abcdef" not in detail
+    assert len(server.asked) == 1
+
+
+def test_a_run_holds_no_key_though_its_judge_repeats_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setenv("JUDGE_KEY", "sk-very-secret")
+    server.echoes_key, server.replies = True, ["x", "7"]
+    given = {
+        "orchestrator.batch_size": 8,
+        "orchestrator.rollouts_per_example": 4,
+        "orchestrator.sampling.max_tokens": 4,
+    }
+    with pytest.raises(UserError, match="nothing to learn from") as error:
+        hone.rl(
+            reward_funcs=[judge(server, api_key_env="JUDGE_KEY"), exact],
+            dataset=[{"prompt": f"{i} + 1 is", "answer": str(i + 1)} for i in range(12)],
+            model="hone/tiny",
+            max_steps=1,
+            seq_len=64,
+            output_dir=str(tmp_path / "run"),
+            **given,
+            audit=False,
+        )
+    assert "gave no number: 'Incorrect API key provided: Bearer [JUDGE_KEY]'" in str(error.value)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert {"events.jsonl", "run.json", "judgements.jsonl", "step_000000.parquet"} <= {path.name for path in files}
+    written = "".join(path.read_bytes().decode(errors="replace") for path in files) + "".join(capsys.readouterr())
+    assert "[JUDGE_KEY]" in written and "sk-very-secret" not in written and "sk-very-secret" not in str(error.value)
 
 
 def test_a_judge_that_is_down_is_asked_again(server: Server):

@@ -7,7 +7,8 @@ from email.utils import formatdate
 
 import pytest
 
-from hone.inference.endpoint import LONGEST_RETRY_AFTER, LONGEST_WAIT, delay, retry_after
+from hone.inference.endpoint import LONGEST_RETRY_AFTER, LONGEST_WAIT, delay
+from hone.web import retry_after
 
 
 def test_retry_after_may_be_a_date():

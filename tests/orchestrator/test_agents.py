@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -40,11 +41,12 @@ ROWS = [{"prompt": "Say a", "answer": "a"}, {"prompt": "Say b", "answer": "b"}]
 TOOLS: Any = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
 
 
-def task_of(agent: Callable[..., Any] | None, command: str | None = None, **limits: Any) -> AgentTask:
-    source = None if agent is None else Source(agent, None, "digest")
-    return AgentTask(
-        agent, command, source, AgentLimits(**limits), given_rows(ROWS, "dataset"), given_rows(ROWS[:1], "eval")
-    )
+def task_of(
+    agent: Callable[..., Any] | None, command: str | None = None, agent_env: Any = None, **limits: Any
+) -> AgentTask:
+    source, rows = None if agent is None else Source(agent, None, "digest"), given_rows(ROWS, "dataset")
+    bounds = AgentLimits(**limits)
+    return AgentTask(agent, command, source, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
 
 
 def played(
@@ -346,6 +348,147 @@ def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
         assert score.outcome is Outcome.TRUNCATED and score.reward == 0 and words in score.detail
         assert sum(one.num_sampled for one in sample.trajectories) <= limits.get("max_tokens", 10**6)
         assert len(sample.token_ids) <= seq_len
+
+
+def test_a_prompt_that_cannot_fit_is_refused_before_it_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
+    rendered: list[int] = []
+    prompt_ids = type(RENDERER).prompt_ids
+
+    def noting(self: Any, messages: Any, tools: Any = None) -> list[int]:
+        rendered.append(sum(len(message["content"]) for message in messages))
+        return prompt_ids(self, messages, tools)
+
+    monkeypatch.setattr(type(RENDERER), "prompt_ids", noting)
+
+    def asks(content: str) -> Callable[..., Any]:
+        async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
+            await once(client, example)
+            await ask(client, [{"role": "user", "content": content}])
+            return 1.0
+
+        return agent
+
+    for content in ("word " * 900, "word " * 400_000, "é" * 5_000_000):
+        task = task_of(asks(content))
+        (sample,) = played(task, rollouts=1, examples=1)
+        (score,) = task.grade_many([(task.split("train")[0], sample)])
+        assert score.outcome is Outcome.TRUNCATED
+        assert "more than 4,096 characters, seq_len is 256 tokens" in score.detail
+    assert max(rendered, default=0) <= 4096
+
+
+def test_a_command_hears_that_its_prompt_of_20_mb_does_not_fit(tmp_path: Path) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(
+        COMMAND
+        % """
+import openai
+try:
+    OpenAI(max_retries=0).chat.completions.create(model="m", messages=[{"role": "user", "content": "a" * 20_000_000}])
+except openai.BadRequestError as error:
+    print(json.dumps(float(error.code == "context_length_exceeded")))
+"""
+    )
+    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+    assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
+
+
+def test_a_long_prompt_is_tokenised_beside_the_calls_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    goes_on, prompt_ids = threading.Event(), type(RENDERER).prompt_ids
+
+    def waits(self: Any, messages: Any, tools: Any = None) -> list[int]:
+        if len(messages[0]["content"]) > 4096:
+            assert goes_on.wait(60), "no other call is answered meanwhile"
+        return prompt_ids(self, messages, tools)
+
+    monkeypatch.setattr(type(RENDERER), "prompt_ids", waits)
+
+    async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
+        if example.answer == "a":
+            with pytest.raises(openai.BadRequestError, match="tokens, seq_len is 512"):
+                await ask(client, [{"role": "user", "content": "word " * 1200}])
+        else:
+            await once(client, example)
+            goes_on.set()
+        return await once(client, example)
+
+    assert [one.failure for one in played(task_of(agent), rollouts=1, seq_len=512)] == [None, None]
+
+
+def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hone.orchestrator.agents.SHORT", 500)
+
+    async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
+        prompts = ["a" * 600, "short", "a" * 700, "short again"]
+        await asyncio.gather(*(ask(client, [{"role": "user", "content": text}]) for text in prompts))
+        return 1.0
+
+    (sample,) = played(task_of(agent), rollouts=1, examples=1, seq_len=2048)
+    assert sample.failure is None
+    asked = [len(one.messages[-2]["content"]) for one in sample.trajectories]
+    assert asked == [600, 5, 700, 11]
+
+
+def test_calls_that_are_refused_count() -> None:
+    seen: list[str] = []
+
+    async def asks(client: openai.AsyncOpenAI, example: Any) -> float:
+        for _ in range(2):
+            with pytest.raises(openai.BadRequestError):
+                await ask(client, example.prompt, n=2)
+        await once(client, example)
+        with pytest.raises(openai.BadRequestError) as caught:
+            await once(client, example)
+        seen.append(str(caught.value))
+        raise RuntimeError(str(caught.value))
+
+    (sample,) = played(task_of(asks, max_calls=3), rollouts=1, examples=1)
+    assert "has made its 3 calls (max_calls), of which 2 were refused" in seen[0]
+    assert sample.failure is not None and sample.failure[0] is Outcome.GRADER_ERROR, "the program's own fault"
+
+
+def test_a_command_gets_a_stated_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "SEARCH_API_KEY", "OPENAI_API_KEY", "http_proxy"):
+        monkeypatch.setenv(name, "hidden-from-programs")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    note, script = tmp_path / "environ", tmp_path / "agent.py"
+    script.write_text(COMMAND % f"json.dump(dict(os.environ), open({str(note)!r}, 'w')); print(1.0)")
+    known = {"PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR"}  # Python itself sets LC_CTYPE
+    ours = {"OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY"}
+    for given in (None, ["SEARCH_API_KEY", "http_proxy"]):
+        (sample,) = played(task_of(None, f"{sys.executable} {script}", given), rollouts=1, examples=1)
+        env = json.loads(note.read_text())
+        assert sample.failure is None and {"PATH", "HOME", "LANG"} | ours | {*(given or ())} <= env.keys()
+        assert env.keys() <= known | ours | {*(given or ())}
+        assert env["OPENAI_API_KEY"].startswith("hone-0-0-0-") and "127.0.0.1" in env["no_proxy"]
+    assert env["SEARCH_API_KEY"] == "hidden-from-programs"
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ([], "is a list of names"),
+        ("PATH", "is a list of names"),
+        (["sk-0123"], "is a list of names"),
+        (["OPENAI_API_KEY"], "OPENAI_API_KEY, which hone sets"),
+        (["NOT_SET_HERE"], "names NOT_SET_HERE, which is not set"),
+    ],
+)
+def test_wrong_names_of_variables_are_one_sentence(given: Any, words: str) -> None:
+    with pytest.raises(UserError, match=words) as error:
+        task_of(None, "cat", given).check_rollouts()
+    assert "0123" not in str(error.value)
+    with pytest.raises(UserError, match="agent_env is for agent_command"):
+        task_of(once, None, ["PATH"]).check_rollouts()
+
+
+def test_the_words_of_a_program_hold_no_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SEARCH_API_KEY", "sk-search-secret")
+    script = tmp_path / "agent.py"
+    script.write_text(COMMAND % "sys.exit(f'refused: {os.environ[\"SEARCH_API_KEY\"]}')")
+    (sample,) = played(task_of(None, f"{sys.executable} {script}", ["SEARCH_API_KEY"]), rollouts=1, examples=1)
+    assert sample.failure is not None and "refused: [SEARCH_API_KEY]" in sample.failure[1]
+    assert "secret" not in sample.failure[1]
 
 
 class Scripted:

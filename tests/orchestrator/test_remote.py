@@ -199,6 +199,9 @@ def test_failures_that_pass_are_tried_again_and_refusals_are_not() -> None:
         ({"token_ids": None}, "TypeError"),
         ({"logprobs": None}, "TypeError"),
         ({"finish_reason": "abort"}, "it ended by abort"),
+        ({"logprobs": {"token_logprobs": [float("nan")]}}, "a logprob is not finite, or above 0"),
+        ({"logprobs": {"token_logprobs": [0.5]}}, "a logprob is not finite, or above 0"),
+        ({"token_ids": [-1]}, "a token has no id"),
     ],
 )
 def test_an_answer_that_cannot_be_trained_on_ends_the_run(

@@ -117,11 +117,12 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
         assert "gives no logprobs of prompts (KeyError: 'prompt_logprobs'): serve it with `inference` or vLLM" in shown
 
 
-def test_a_logprob_that_is_not_finite_ends_the_run(monkeypatch):
+@pytest.mark.parametrize("logprob", [float("nan"), float("-inf"), 0.5])
+def test_a_logprob_that_is_none_ends_the_run(monkeypatch, logprob):
     with serving() as served:
         teacher = teacher_of(served.url)
-        monkeypatch.setattr("hone.orchestrator.teacher.scores", lambda answer, prompts: [[float("nan")]])
-        with pytest.raises(Halt, match=r"/v1 gives a logprob that is not finite: check its weights$"):
+        monkeypatch.setattr("hone.orchestrator.teacher.scores", lambda answer, prompts: [[logprob]])
+        with pytest.raises(Halt, match=r"/v1 gives a logprob that is not finite, or above 0: check its weights$"):
             teacher(groups())
 
 

@@ -9,7 +9,7 @@ from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, flag
 from hone.config.servers import EvalClusterConfig
-from hone.config.shared import GradingConfig, Precision, server_url
+from hone.config.shared import GradingConfig, KeyVariable, Precision, server_url
 from hone.errors import UserError
 
 MAX_TOKENS = 1024
@@ -36,7 +36,7 @@ class EvalConfig(BaseConfig):
     """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, or its only one."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
     """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
-    api_key_var: str | None = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
+    api_key_var: KeyVariable = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
     """Environment variable that holds the server's API key; without it none is sent."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
     """Held-out examples."""

@@ -10,6 +10,7 @@ from hone.config.shared import (
     TRANSPORT,
     CkptConfig,
     EngineConfig,
+    KeyVariable,
     ModelConfig,
     Precision,
     TransportConfig,
@@ -27,7 +28,7 @@ class ServeConfig(EngineConfig):
     """Address to listen on; 0.0.0.0 lets other machines in."""
     api_key: str | None = Field(default=None, min_length=1)
     """Answer only to clients that send this key; others on this machine can read it off the command line."""
-    api_key_var: str | None = None
+    api_key_var: KeyVariable = None
     """Environment variable that holds such a key."""
     weights_root: Path | None = None
     """Folder under which `POST /update_weights` may take new weights; without it, it takes none."""

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field, field_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import GradingConfig, OneRun, server_url
+from hone.config.shared import GradingConfig, KeyVariable, OneRun, server_url
 
 
 class RunsListConfig(BaseConfig):
@@ -85,7 +85,7 @@ class ViewConfig(BaseConfig):
     """Port on 127.0.0.1."""
     chat: list[str] = []
     """Servers that speak OpenAI's chat protocol, such as http://localhost:8000/v1: the page /chat/ talks to them."""
-    api_key_var: str | None = None
+    api_key_var: KeyVariable = None
     """Environment variable that holds the API key of these servers; without it none is sent."""
 
     @field_validator("chat")

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from pydantic import Field, field_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import server_url
+from hone.config.shared import KeyVariable, server_url
 from hone.errors import UserError
 
 
@@ -17,7 +17,7 @@ class AskedConfig(BaseConfig):
     place: ClassVar[str]
     """Where the section is."""
 
-    api_key_var: str | None = None
+    api_key_var: KeyVariable = None
     """Environment variable that holds the server's API key."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request (a whole group), else the run ends; also for a server to come up."""

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hone.config.alarms import AlarmsConfig
 from hone.config.base import BaseConfig
 from hone.errors import UserError
+from hone.redaction import add_key_variable
+from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
+KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
+"""Name of an environment variable whose value is never written."""
 TRANSPORT = ".transport"
 """Folder in the run's own where the transport is, unless the config says where."""
 
@@ -25,16 +29,21 @@ def transport_weights(path: Path) -> Path:
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """Return a server's URL without a slash at its end. Raises UserError if it is none, or holds `key_flag`'s key."""
+    """Return a server's URL without a slash at its end. Raises UserError if it is none, or holds a password or a query.
+
+    `key_flag` is where the key belongs.
+    """
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         valid, parts = False, urlsplit("")
+    if "@" in url.partition("//")[2].partition("/")[0]:
+        raise UserError(f"the URL holds a password, which would be saved: give the key with {key_flag}")
     if not valid:
         raise UserError(f"{url!r} is no URL of a server: give one such as http://localhost:8000/v1")
-    if "@" in parts.netloc:
-        raise UserError(f"the URL holds a password, which would be saved: give the key with {key_flag}")
+    if parts.query or parts.fragment:
+        raise UserError(f"{shown_url(url)} is no URL of a server, for it has a query: give the key with {key_flag}")
     return url.rstrip("/")
 
 

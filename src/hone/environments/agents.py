@@ -11,6 +11,8 @@ The program runs in `hone.orchestrator.agents`; this module has what the task is
 from __future__ import annotations
 
 import math
+import os
+import re
 import shlex
 import shutil
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -23,11 +25,17 @@ from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
+from hone.redaction import add_key_variable
 from hone.types import LARGEST_REWARD, TOO_LARGE, Example, Outcome, Reply, Score, Trajectory
+from hone.web import without_local_proxy
 
 MOST_REWARDS = 64
 """Rewards that a program may give a rollout."""
 REWARDED_BY_PROGRAM = "a program rewards its own rollouts"
+PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
+"""Variables of hone's environment that a command gets."""
+SET_BY_HONE = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY")
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 
 
@@ -116,6 +124,13 @@ class AgentEnv(SingleTurnEnv):
     run: Callable[..., Any] | None = None
     command: str | None = None
     agent_limits: AgentLimits
+    agent_env: tuple[str, ...] = ()
+    """Variables that `command` gets beside `PASSED_ON`."""
+
+    def environ(self, url: str, key: str) -> dict[str, str]:
+        """Return the whole environment of the command of one rollout."""
+        env = {name: os.environ[name] for name in (*PASSED_ON, *self.agent_env) if name in os.environ}
+        return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
     async def episode(self, url: str, key: str, example: Example) -> Rewarded:
         """Make a rollout. Raises ProgramFailed."""
@@ -164,6 +179,7 @@ class AgentTask(AgentEnv, FunctionTask):
         source: Source | None,
         limits: AgentLimits,
         *args: Any,
+        agent_env: Any = None,
         **kwargs: Any,
     ) -> None:
         if run is not None and not is_async(run):
@@ -172,10 +188,15 @@ class AgentTask(AgentEnv, FunctionTask):
         super().__init__(found, *args, **kwargs)
         self.run, self.command, self.agent_limits = run, command, limits
         self.max_turns = limits.max_calls
+        self.agent_env = () if agent_env is None else checked_names(agent_env)
 
     def check_rollouts(self) -> None:
         if self.command is None:
+            if self.agent_env:
+                raise UserError("agent_env is for agent_command: a function runs in hone's own process")
             return
+        if missing := [name for name in self.agent_env if name not in os.environ]:
+            raise UserError(f"agent_env names {missing[0]}, which is not set: set it, or leave it out")
         try:
             program = shlex.split(self.command)[:1]
         except ValueError as error:
@@ -188,6 +209,18 @@ class AgentTask(AgentEnv, FunctionTask):
 def reward(completion: Any) -> float:
     """Stand in for the program's rewards, which no function can compute."""
     raise UserError(NOT_REGRADED)
+
+
+def checked_names(agent_env: Any) -> tuple[str, ...]:
+    """Return the variables that `agent_env` names. Raises UserError if it holds anything else."""
+    names = tuple(agent_env) if isinstance(agent_env, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):  # not shown: maybe keys
+        raise UserError('agent_env is a list of names of environment variables, such as ["SEARCH_API_KEY"]')
+    if ours := [name for name in names if name in SET_BY_HONE]:
+        raise UserError(f"agent_env names {ours[0]}, which hone sets for each rollout: pass yours on by another name")
+    for name in filter(_SECRET.search, names):
+        add_key_variable(name)
+    return names
 
 
 def checked_rollout(given: Any) -> Rewarded:

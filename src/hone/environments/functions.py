@@ -74,18 +74,21 @@ def load_environment(
     agent: str | None = None,
     agent_command: str | None = None,
     agent_limits: dict[str, Any] | None = None,
+    agent_env: list[str] | None = None,
     reference: str | None = None,
 ) -> Environment:
     """Return the task of these `rewards` ("MODULE:FUNCTION" or "FILE.py:FUNCTION") on `data` (file, folder, hub id).
 
     Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
     `correct` names the function that decides which answers are right, by default the first. A program makes rollouts
-    and rewards: the async function `agent`, or `agent_command`, within `agent_limits`: see `hone.environments.agents`.
-    `reference` makes right answers for an audit: a template such as "<answer>{answer}</answer>", or a function's place.
+    and rewards: the async function `agent`, or `agent_command`, within `agent_limits` and with the variables that
+    `agent_env` names: see `hone.environments.agents`. `reference` makes right answers for an audit: a template such as
+    "<answer>{answer}</answer>", or a function's place.
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
     if agent is not None or agent_command is not None:
-        return _agent_task(None if agent is None else _source(agent), agent_command, agent_limits, places, *where)
+        source = None if agent is None else _source(agent)
+        return _agent_task(source, agent_command, agent_limits, agent_env, places, *where)
     if not places or not all(isinstance(place, str) for place in places):
         raise UserError("nothing is rewarded: add --reward MODULE:FUNCTION")
     if data is None and eval_data is None:
@@ -105,14 +108,20 @@ def _reference(reference: Any) -> Reference:
 
 
 def _agent_task(
-    source: Source | None, command: str | None, limits: Mapping[str, Any] | None, rewards: Sequence[Any], *where: Any
+    source: Source | None,
+    command: str | None,
+    limits: Mapping[str, Any] | None,
+    agent_env: Any,
+    rewards: Sequence[Any],
+    *where: Any,
 ) -> Environment:
     from hone.environments.agents import AgentLimits, AgentTask, check_agent
 
     check_agent(source, command, rewards)
     if where[0] is None and where[1] is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
-    return AgentTask(source.func if source else None, command, source, AgentLimits.of(limits), *where)
+    func = source.func if source else None
+    return AgentTask(func, command, source, AgentLimits.of(limits), *where, agent_env=agent_env)
 
 
 class Source(NamedTuple):
@@ -363,12 +372,13 @@ def given_task(
         raise UserError("there is no data set: give dataset=…, a path, a hub id or a list of dicts")
 
     def load() -> Environment:
-        not_more = ("rewards", "agent", "agent_command", "agent_limits", "reference", *rows)
+        not_more = ("rewards", "agent", "agent_command", "agent_limits", "agent_env", "reference", *rows)
         more: dict[str, Any] = {name: value for name, value in named.items() if name not in not_more}
         if has_agent:
             bounds = AgentLimits.of(named.get("agent_limits"))
             source = found[0][1] if found else None
-            return AgentTask(source.func if source else None, command, source, bounds, data[0], data[1], **more)
+            func, more["agent_env"] = source.func if source else None, named.get("agent_env")
+            return AgentTask(func, command, source, bounds, data[0], data[1], **more)
         more["reference"] = None if reference is None else _reference(reference)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:

@@ -7,7 +7,7 @@
 
 A reply is asked for once and recorded, by what was asked, in the run's `judgements.jsonl`, with its tokens: the same
 completion gets the same reward ever after, and `regrade` and `verify` need no network. A service that does not answer,
-or not with a number, makes the sample a `grader_error`, never a reward of 0.
+or not with a number within its bounds, makes the sample a `grader_error`, never a reward of 0.
 """
 
 from __future__ import annotations
@@ -19,27 +19,38 @@ import math
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from hone.config.shared import server_url
 from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
+from hone.redaction import add_key_variable, redact
 from hone.runs.outputs import JUDGEMENTS
 from hone.types import content_hash
+from hone.web import MIB, TooLarge, client_options, may_pass, retry_after, shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
 """Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
+OPENAI = "https://api.openai.com/v1"
+LARGEST_ANSWER = MIB
+"""Bytes of an answer."""
+LARGEST_REWARD = 1e6
 _FIELDS = re.compile(r"\{(prompt|completion|answer)\}")
+_OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 
 
 def last_number(text: str) -> float | None:
-    """Return the last number in a text; None if it has none, or it may mean two things."""
+    """Return the last number in a text; None if it has none, or it may mean two things, as `4/5` and `4 out of 5`."""
     found = LastNumberParser().parse(text)
-    number = None if found is None else read_number(found)
+    if found is None or "/" in found or _OUT_OF.search(text.rpartition(found)[0][-100:]):
+        return None
+    number = read_number(found)
     return None if number is None else float(number)
 
 
@@ -47,13 +58,18 @@ class Service:
     """A reward function that asks a service: async, and inline, for it only waits."""
 
     name: str
+    api_key_env: str | None
     timeout: float
+    retries: int
     concurrency: int
     inline = True
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
             raise UserError(f"{self.name!r} is no name for a reward: take letters, digits and _")
+        if self.api_key_env is not None and not self.api_key_env.isidentifier():  # not shown: it may be the key
+            raise UserError(f"api_key_env of {self.name!r} takes the name of a variable, not the key itself")
+        add_key_variable(self.api_key_env)
         self.__name__, self._gate = self.name, _Gate(self.concurrency)
 
     @property
@@ -63,16 +79,67 @@ class Service:
 
     @property
     def source(self) -> str:
-        """The Python that makes it again, where `hone` is imported."""
-        given = (one for one in fields(self) if getattr(self, one.name) != one.default)  # type: ignore[arg-type]
-        return f"hone.{type(self).__name__}({', '.join(f'{one.name}={getattr(self, one.name)!r}' for one in given)})"
+        """The Python that makes it again, where `hone` is imported; a URL without the values of its query."""
+        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}  # type: ignore[arg-type]
+        given |= {name: shown_url(given[name]) for name in ("url", "base_url") if given.get(name)}
+        return f"hone.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
+
+    async def _post(self, url: str, body: dict[str, Any]) -> Any:
+        """Return what the service answers in JSON, after as many tries as it takes, within `patience`."""
+        import httpx
+
+        shown = shown_url(url)
+        if url.endswith("?…"):
+            raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")
+        key = os.environ.get(self.api_key_env or "", "none" if self.api_key_env else "").strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        problem: Exception = RuntimeError(f"{shown} was not asked")
+        ends = time.monotonic() + self.patience
+        async with httpx.AsyncClient(**client_options(url, LARGEST_ANSWER), timeout=self.timeout) as client:
+            for attempt in range(self.retries + 1):
+                wait = min(0.5 * 2**attempt, 8.0)
+                try:
+                    async with asyncio.timeout(min(self.timeout, ends - time.monotonic())):
+                        answer = await client.post(url, json=body, headers=headers)
+                    text = redact(answer.text)
+                    if answer.is_success:
+                        return _json(text, shown)
+                    problem = RuntimeError(f"{shown} answered with {answer.status_code}: {text[:300]!r}")
+                    wait = max(wait, retry_after(answer.headers) or 0.0)
+                    if answer.is_redirect:
+                        raise RuntimeError(f"{shown} answered with {answer.status_code}, a redirect: give its last URL")
+                    if not may_pass(answer.status_code):
+                        raise problem
+                except TooLarge as error:
+                    raise ValueError(f"{shown} gives no answer that could be read: {error}") from None
+                except TimeoutError:
+                    problem = RuntimeError(f"{shown} did not answer within {self.timeout:g} s")
+                except httpx.TransportError as error:
+                    problem = RuntimeError(f"{shown} does not answer ({type(error).__name__})")
+                if attempt == self.retries or time.monotonic() + wait >= ends:
+                    break
+                await asyncio.sleep(wait)
+        raise problem
+
+    def _within(self, number: Any, low: float, high: float, reply: str) -> float:
+        """Return a service's number. Raises ValueError if it is none, or not within its bounds."""
+        try:
+            number = float(number) if isinstance(number, bool | int | float) else math.nan
+        except OverflowError:
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{self.name} gave no number: {reply}")
+        if not low <= number <= high:
+            raise ValueError(f"{self.name} gave {number:g}, which is not within {low:g} and {high:g}: {reply}")
+        return number
 
 
 @dataclass(eq=False)
 class Judge(Service):
     """A reward by a language model at an OpenAI-compatible URL: the last number of its reply, divided by `out_of`.
 
-    `7`, `7/10` and `7 out of 10` are 7 where `out_of` is 10. A number above `out_of` is no verdict but an error.
+    `7`, `7/10` and `7 out of 10` are 7 where `out_of` is 10. A number below 0 or above `out_of`, one on another scale
+    (`4/5`), and a reply that did not end by itself (`finish_reason` is not "stop") are no verdict but an error.
     `prompt` is what it is asked, with {prompt}, {completion} and {answer} in it. `read` gets another number out of a
     reply, None for none. The key is in the variable `api_key_env`. `price` is what a million tokens cost, in and out;
     `concurrency` the most requests at a time. It waits `timeout` seconds for a reply and asks `retries` times again,
@@ -85,7 +152,7 @@ class Judge(Service):
     name: str = "judge"
     out_of: float = 1.0
     read: Callable[[str], float | None] = last_number
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: str | None = "OPENAI_API_KEY"
     max_tokens: int = 512
     price: tuple[float, float] = (0.0, 0.0)
     timeout: float = 60.0
@@ -96,6 +163,10 @@ class Judge(Service):
         super().__post_init__()
         if not self.prompt or "completion" not in _FIELDS.findall(self.prompt):
             raise UserError(f"the prompt of judge {self.name!r} has no {{completion}} in it, so it would judge nothing")
+        if not 0 < self.out_of < math.inf:
+            raise UserError(f"out_of of judge {self.name!r} is {self.out_of}: give its best mark, a number above 0")
+        if self.base_url is not None:
+            server_url(self.base_url, "api_key_env")
 
     async def __call__(self, state: dict[str, Any]) -> float:
         values = {"prompt": state["prompt"][-1]["content"], "answer": state["answer"]}
@@ -104,36 +175,36 @@ class Judge(Service):
         asked = {"model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": self.max_tokens}
         place = {"url": self.base_url or os.environ.get("OPENAI_BASE_URL"), **asked}
         reply = await _recorded(self.name, place, lambda: self._ask(asked), self._gate)
-        scale = rf"\s*(?:/|\b(?:out\s+)?of\b)\s*{re.escape(f'{self.out_of:g}')}(?![\d.]*\d)"
-        number = self.read(re.sub(scale, "", reply["text"], flags=re.IGNORECASE))
-        if number is None or not math.isfinite(number):
-            raise ValueError(f"{self.name} gave no number: {reply['text'][-200:]!r}")
-        if number > self.out_of:
-            raise ValueError(f"{self.name} gave {number:g}, which is above {self.out_of:g}: {reply['text'][-200:]!r}")
-        return number / self.out_of
+        said = repr(reply["text"][-200:])
+        if (reason := reply.get("finish_reason", "stop")) != "stop":
+            raise ValueError(f"the reply of {self.name} did not end by itself (finish_reason is {reason!r}): {said}")
+        scale = rf"\s*(?:/|\b(?:out\s+)?of\b)\s*{re.escape(f'{self.out_of:g}')}(?![\d.]*\d|\s*/)"
+        number = self.read(re.sub(scale, " ", reply["text"], flags=re.IGNORECASE))
+        return self._within(number, 0.0, self.out_of, said) / self.out_of
 
     async def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        import openai
-
-        key = os.environ.get(self.api_key_env, "none")
-        url = self.base_url or os.environ.get("OPENAI_BASE_URL")
-        async with openai.AsyncOpenAI(
-            api_key=key, base_url=url, max_retries=self.retries, timeout=self.timeout
-        ) as client:
-            answer = await client.chat.completions.create(**asked, temperature=0.0)
-        used = answer.usage
-        counts = (used.prompt_tokens, used.completion_tokens) if used else (0, 0)
+        url = server_url(self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI, "api_key_env")
+        answer = await self._post(f"{url}/chat/completions", asked | {"temperature": 0.0})
+        try:
+            (choice, *_), used = answer["choices"], answer.get("usage") or {}
+            text, reason = choice["message"].get("content") or "", choice.get("finish_reason")
+            counts = [int(used.get(name) or 0) for name in ("prompt_tokens", "completion_tokens")]
+            if not (isinstance(text, str) and all(0 <= count < 2**31 for count in counts)):
+                raise TypeError
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
+            raise ValueError(f"{url} gives no chat completion: {json.dumps(answer)[:200]}") from None
         cost = sum(count * price / 1e6 for count, price in zip(counts, self.price, strict=True))
-        text = answer.choices[0].message.content or ""
-        return {"text": text, "tokens_in": counts[0], "tokens_out": counts[1], "cost": cost}
+        reply = {"text": text, "tokens_in": counts[0], "tokens_out": counts[1], "cost": cost}
+        return reply if reason == "stop" else reply | {"finish_reason": reason}
 
 
 @dataclass(eq=False)
 class HTTPReward(Service):
     """A reward by a server: `prompt`, `completion` (messages), `answer` and `info` are posted to `url` as JSON.
 
-    It answers with a number, or with {"reward": number}. It gets `timeout` seconds, and is asked `retries` times again
-    where it is down or busy.
+    It answers with a number within `bounds`, or with {"reward": number}. It gets `timeout` seconds, and is asked
+    `retries` times again where it is down or busy, all within twice that time. A key for it is in the variable
+    `api_key_env`.
     """
 
     url: str
@@ -141,32 +212,31 @@ class HTTPReward(Service):
     timeout: float = 60.0
     retries: int = 4
     concurrency: int = 32
+    bounds: tuple[float, float] = (-LARGEST_REWARD, LARGEST_REWARD)
+    api_key_env: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        server_url(self.url.partition("?")[0], "api_key_env")
+        if not (len(self.bounds) == 2 and -math.inf < self.bounds[0] < self.bounds[1] < math.inf):
+            raise UserError(f"bounds of {self.name!r} are {self.bounds!r}: give the least and the largest reward")
 
     async def __call__(self, state: dict[str, Any]) -> float:
         asked = {name: state[name] for name in ("prompt", "completion", "answer", "info")}
-        reply = (await _recorded(self.name, {"url": self.url, **asked}, lambda: self._ask(asked), self._gate))["reply"]
+        place = {"url": shown_url(self.url), **asked}
+        reply = (await _recorded(self.name, place, lambda: self._ask(asked), self._gate))["reply"]
         number = reply.get("reward") if isinstance(reply, dict) else reply
-        if isinstance(number, bool | int | float) and math.isfinite(number):
-            return float(number)
-        raise ValueError(f"{self.name} gave no number: {json.dumps(reply)[:200]}")
+        return self._within(number, *self.bounds, json.dumps(reply)[:200])
 
     async def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        import httpx
+        return {"reply": await self._post(self.url, asked)}
 
-        problem: Exception = RuntimeError(f"{self.url} was not asked")
-        async with httpx.AsyncClient(timeout=self.timeout) as client:
-            for attempt in range(self.retries + 1):
-                try:
-                    answer = await client.post(self.url, json=asked)
-                    if answer.status_code not in (429, 500, 502, 503, 504):
-                        answer.raise_for_status()
-                        return {"reply": answer.json()}
-                    problem = RuntimeError(f"{self.url} answered with {answer.status_code}")
-                except httpx.TransportError as error:
-                    problem = RuntimeError(f"{self.url} does not answer ({type(error).__name__})")
-                if attempt < self.retries:
-                    await asyncio.sleep(min(0.5 * 2**attempt, 8.0))
-        raise problem
+
+def _json(text: str, shown: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{shown} does not answer in JSON: {text[:200]!r}") from None
 
 
 async def _recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -> dict[str, Any]:

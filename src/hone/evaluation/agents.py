@@ -7,7 +7,7 @@ and their calls are passed on to its server.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,13 +18,12 @@ from hone.environments.agents import AgentEnv, Rewarded
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
 from hone.inference.endpoint import Endpoint
-from hone.inference.server.app import while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest
-from hone.orchestrator.agent_host import Host, as_error, chat_response
+from hone.orchestrator.agent_host import Host, chat_response
 from hone.orchestrator.agents import (
     NO_CALL,
-    ROLLOUT_ENDED,
     SAMPLING_FIELDS,
+    Calls,
     api_key,
     behind_prompt,
     refuse_other_sampling,
@@ -65,18 +64,17 @@ def run_at_url(
     return {rollout.place: rollout.answer() for rollout in done}, host.retries
 
 
-class UrlRollout:
+class UrlRollout(Calls):
     """One rollout: the calls of a program, and what was answered. Used on the thread of the programs alone."""
 
     def __init__(self, env: AgentEnv, example: Example, place: Place) -> None:
+        super().__init__()
         self.limits, self.example, self.place = env.agent_limits, example, place
         self.sample_id = "0-{}-{}".format(*place)
         self.api_key = api_key(self.sample_id)
         self.calls: list[tuple[str, Reply]] = []
         """Who asked, and the conversation with its answer."""
-        self.asked = self.sampled = 0
-        self.limit = self.lost = ""
-        self.closed = False
+        self.lost = ""
         self.rewarded, self.failure = Rewarded({}), None
 
     @property
@@ -86,11 +84,7 @@ class UrlRollout:
 
     def begin(self, most: int | None) -> tuple[int, int | None]:
         """Return the number of a call, and the tokens that it may have of `most`. Raises ApiError if there are none."""
-        if self.closed:
-            raise ApiError(410, ROLLOUT_ENDED)
-        if (reached := self.limits.reached(self.asked, self.sampled)) is not None:
-            self.limit = reached
-            raise ApiError(400, reached, "messages", "context_length_exceeded")
+        self.check_open()
         left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         most = min((x for x in (left, most) if x is not None), default=None)
         self.asked, self.sampled = self.asked + 1, self.sampled + (most or 0)
@@ -158,22 +152,17 @@ class UrlHost(Host):
         self.ended += 1
         self.progress(self.ended, len(self.rollouts))
 
-    async def _chat(self, request: HttpRequest) -> Response:
-        try:
-            rollout: Any = self._rollout(request)
-            body = await self._body(request)
-            more = self.body_of(rollout.place, rollout.asked)
-            refuse_other_sampling(body, {name: more[name] for name in SAMPLING_FIELDS if name in more})
-            more = {n: value for n in SAMPLING_FIELDS if (value := getattr(body, n)) is not None} | more
-            wished = (body.max_completion_tokens or body.max_tokens, more.get("max_tokens"))
-            number, most = rollout.begin(min((x for x in wished if x is not None), default=None))
-            more = more | ({"max_tokens": most} if most is not None else {})
-            more = more | ({"stop": [*_listed(more.get("stop")), *body.stop]} if body.stop else {})
-            more = more | ({"tools": body.tools} if body.tools and body.tool_choice != "none" else {})
-            who = request.headers.get("x-session-id", "")
-            return await while_connected(request, self._pass_on(rollout, body, number, more, who))
-        except (ApiError, UserError) as error:
-            return as_error(error)
+    async def _begin(self, request: HttpRequest, rollout: Any, body: ChatRequest) -> Coroutine[Any, Any, Response]:
+        more = self.body_of(rollout.place, rollout.asked)
+        refuse_other_sampling(body, {name: more[name] for name in SAMPLING_FIELDS if name in more})
+        more = {n: value for n in SAMPLING_FIELDS if (value := getattr(body, n)) is not None} | more
+        wished = (body.max_completion_tokens or body.max_tokens, more.get("max_tokens"))
+        number, most = rollout.begin(min((x for x in wished if x is not None), default=None))
+        more = more | ({"max_tokens": most} if most is not None else {})
+        more = more | ({"stop": [*_listed(more.get("stop")), *body.stop]} if body.stop else {})
+        more = more | ({"tools": body.tools} if body.tools and body.tool_choice != "none" else {})
+        who = request.headers.get("x-session-id", "")
+        return self._pass_on(rollout, body, number, more, who)
 
     async def _pass_on(
         self, rollout: UrlRollout, body: ChatRequest, number: int, more: dict[str, Any], who: str

@@ -19,11 +19,16 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from hone.errors import UserError
-from hone.inference.endpoint import Endpoint, delay, may_pass, one_line, retry_after
+from hone.inference.endpoint import Endpoint, delay, one_line
 from hone.types import Message, Reply
+from hone.web import MIB, TooLarge, client_options, may_pass, retry_after
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+LARGEST_ANSWER = 64 * MIB
+LISTING = 10.0
+"""Seconds that a server has to list its models."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,8 @@ class ChatClient:
         self.retries = self.succeeded = 0
         self._sleep = sleep
         self._gone = ""
-        timeout = Timeout(endpoint.timeout, connect=min(endpoint.timeout, 10.0))
-        # A proxy of the environment's cannot reach a server on this machine.
-        http = DefaultAsyncHttpxClient(timeout=timeout, trust_env=not endpoint.local)
+        timeout = Timeout(endpoint.timeout, connect=endpoint.connect)
+        http = DefaultAsyncHttpxClient(timeout=timeout, **client_options(endpoint.url, LARGEST_ANSWER))
         key = endpoint.api_key or "none"  # the library wants one; servers without keys ignore it
         self._openai: AsyncOpenAI = AsyncOpenAI(
             base_url=endpoint.url, api_key=key, max_retries=0, timeout=timeout, http_client=http
@@ -68,7 +72,7 @@ class ChatClient:
         from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
 
         try:
-            page = await self._openai.models.list(timeout=10.0)
+            page = await self._list()
             return {entry.id: entry.owned_by or "" for entry in page.data}
         except APIConnectionError as error:
             if _refused(error) or not isinstance(error, APITimeoutError):
@@ -81,7 +85,7 @@ class ChatClient:
         except APIStatusError as error:
             if error.status_code in (401, 403):
                 raise UserError(self._wants_key(error)) from None
-        except (OpenAIError, ValueError, TypeError, AttributeError):
+        except (OpenAIError, TooLarge, TimeoutError, ValueError, TypeError, AttributeError):
             pass  # answers, but has no list of models that could be read: the requests will show what it can do
         return {}
 
@@ -100,8 +104,15 @@ class ChatClient:
                 return Failure(self._gone)
             wait = None
             try:
-                reply = await self._once(model, messages, body, sample_id)
+                async with asyncio.timeout(self.endpoint.longest):
+                    reply = await self._once(model, messages, body, sample_id)
+            except TimeoutError:
+                reason = f"no answer within {timeout:g} s"
+            except TooLarge as error:
+                return Failure(str(error))
             except APIConnectionError as error:
+                if isinstance(error.__cause__, TooLarge):  # as older versions of openai have it
+                    return Failure(str(error.__cause__))
                 reason = f"the connection was lost ({_cause(error)})"
                 if _refused(error):
                     reason = f"nothing answers ({_cause(error)})"
@@ -174,13 +185,17 @@ class ChatClient:
             "in `-k OPENAI_API_KEY`"
         )
 
+    async def _list(self) -> Any:
+        async with asyncio.timeout(LISTING):
+            return await self._openai.models.list(timeout=LISTING)
+
     async def _answers(self) -> bool:
         """Return False if the server is not there: no connection, or a gateway that says so."""
         from openai import APIConnectionError, APIStatusError
 
         try:
-            await self._openai.models.list(timeout=10.0)
-        except APIConnectionError:
+            await self._list()
+        except (APIConnectionError, TimeoutError):
             return False
         except Exception as error:
             return not isinstance(error, APIStatusError) or error.status_code < 500

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from hone.redaction import redact
 from hone.types import Outcome
 
 T = TypeVar("T")
@@ -54,8 +55,8 @@ class GraderFailure:
 
     def __post_init__(self) -> None:
         assert self.outcome.is_failure
-        # Text of a reward function may hold half a surrogate pair, which no file takes.
-        object.__setattr__(self, "detail", self.detail.encode("utf-8", "replace").decode())
+        # Text of a reward function may hold half a surrogate pair, which no file takes, and the key to a service.
+        object.__setattr__(self, "detail", redact(self.detail).encode("utf-8", "replace").decode())
 
 
 def inside() -> bool:
@@ -143,7 +144,7 @@ def describe_exception(error: BaseException) -> str:
     """Return the traceback from the reward function on, without memory addresses: two runs write the same text."""
     frames = error.__traceback__.tb_next if error.__traceback__ else None
     text = "".join(traceback.format_exception(type(error), error, frames)).strip()
-    return cut(_ADDRESS.sub("0x…", text), MAX_DETAIL)
+    return cut(_ADDRESS.sub("0x…", redact(text)), MAX_DETAIL)
 
 
 def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool) -> Outcome:

@@ -15,10 +15,11 @@ from types import TracebackType
 from typing import Any
 
 from hone.errors import Halt
-from hone.inference.endpoint import Endpoint, delay, may_pass, one_line, retry_after
+from hone.inference.endpoint import Endpoint, delay, one_line
+from hone.web import MIB, TooLarge, client_options, may_pass, retry_after
 
-CONNECT = 10.0
-"""Seconds that a connection may take."""
+LARGEST_ANSWER = 1024 * MIB
+"""Bytes of an answer: a group of 64 completions of 32k tokens, with 20 candidates each, has about 400 MiB."""
 
 
 class Refused(Halt):
@@ -68,15 +69,16 @@ class ServerClient:
         self._sleep, self._requests = sleep, 0
         self._log = f"; its log is {endpoint.log}" if endpoint.log else ""
         self._root = endpoint.url.rstrip("/").removesuffix("/v1")
-        key = endpoint.api_key
+        options = client_options(self._root, LARGEST_ANSWER)
+        if endpoint.api_key:
+            options["headers"] |= {"Authorization": f"Bearer {endpoint.api_key}"}
+        # What waits for a connection is not late: the requests before it are at work.
+        self._places = asyncio.Semaphore(endpoint.concurrency)
         self._http = httpx.AsyncClient(
-            # What waits for a connection is not late: the requests before it are at work.
-            timeout=httpx.Timeout(endpoint.timeout, connect=min(endpoint.timeout, CONNECT), pool=None),
+            **options,
+            timeout=httpx.Timeout(endpoint.timeout, connect=endpoint.connect, pool=None),
             limits=httpx.Limits(max_connections=endpoint.concurrency),
-            headers={"Authorization": f"Bearer {key}"} if key else None,
-            # A proxy of the environment's cannot reach a server on this machine; certificates cost their time to load.
-            trust_env=not endpoint.local,
-            verify=self._root.startswith("https"),
+            verify=self._root.startswith("https"),  # certificates cost their time to load
         )
 
     async def __aenter__(self) -> ServerClient:
@@ -132,6 +134,8 @@ class ServerClient:
                         if "error" in event:
                             raise Halt(f"{url} fails: {reason_in(line.decode())}")
                         yield event
+        except TooLarge as error:
+            raise Halt(f"{url} gives no answer that could be read: {error}") from None
         except httpx.TransportError as error:
             reason = one_line(str(error)) or type(error).__name__
             raise Gone(f"the server at {self.endpoint.url} is gone, or fails ({reason})", None) from None
@@ -149,8 +153,11 @@ class ServerClient:
         for attempt in range(self.endpoint.max_retries + 1):
             wait = status = None
             try:
-                response = await self._http.request(method, self._root + path, json=body)
-            except httpx.ReadTimeout:
+                async with self._places, asyncio.timeout(self.endpoint.longest):
+                    response = await self._http.request(method, self._root + path, json=body)
+            except TooLarge as error:
+                raise Halt(f"{self.endpoint.url} gives no answer that could be read: {error}") from None
+            except (httpx.ReadTimeout, TimeoutError):
                 raise Late(
                     f"{self.endpoint.url} did not answer within {self.endpoint.timeout:g} s: raise "
                     f"{self.endpoint.section}.timeout{self._log}"

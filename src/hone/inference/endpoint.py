@@ -7,32 +7,29 @@ for it (Retry-After, at most `LONGEST_RETRY_AFTER`).
 
 from __future__ import annotations
 
-import math
 import os
-import time
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
 from hone import rng
 from hone.errors import UserError
 from hone.grading import printable
+from hone.redaction import add_key_variable, redact
 
 HONE = "hone"
 """Owner of the models that hone's own server lists."""
+CONNECT = 10.0
+"""Seconds that a connection may take."""
 LONGEST_WAIT = 60.0
 """Most seconds between two tries, where the server asks for nothing."""
 LONGEST_RETRY_AFTER = 300.0
 """Most seconds that a server's Retry-After is obeyed for."""
-_RETRIED = (408, 409, 425, 429)
 _LONGEST_REASON = 300
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that one try may take.
+    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that it may take to answer.
 
     `log` is where it says what it does, if that is known; `section` is that of the config which describes it.
     """
@@ -46,15 +43,14 @@ class Endpoint:
     section: str = "orchestrator.client"
 
     @property
-    def local(self) -> bool:
-        """Return True if the server is on this machine."""
-        host = urlsplit(self.url).hostname or ""
-        return host in ("localhost", "::1") or host.startswith("127.")
+    def connect(self) -> float:
+        """Seconds that a connection may take."""
+        return min(self.timeout, CONNECT)
 
-
-def may_pass(status: int) -> bool:
-    """Return True if another try may succeed."""
-    return status in _RETRIED or (status >= 500 and status != 501)
+    @property
+    def longest(self) -> float:
+        """Seconds that a try may take in all: clients count `timeout` anew with each part of an answer."""
+        return self.connect + self.timeout
 
 
 def delay(attempt: int, asked: float | None, sample_id: str) -> float:
@@ -64,27 +60,9 @@ def delay(attempt: int, asked: float | None, sample_id: str) -> float:
     return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
 
 
-def retry_after(headers: Any) -> float | None:
-    """Return the seconds that Retry-After (a number or a date) or retry-after-ms ask for; None without them."""
-    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
-        text = headers.get(name)
-        if text is None:
-            continue
-        try:
-            seconds = float(text) * unit
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(text).timestamp() - time.time()
-            except ValueError:
-                continue
-        if math.isfinite(seconds):
-            return max(0.0, seconds)
-    return None
-
-
 def one_line(text: str) -> str:
-    """Return a server's words, fit for a message: one line, without control characters, not too long."""
-    text = printable(" ".join(text.split()))
+    """Return a server's words, fit for a message: one line, without control characters and keys, not too long."""
+    text = printable(" ".join(redact(text).split()))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 
 
@@ -102,4 +80,5 @@ def api_key(variable: str | None, flag: str) -> str | None:
         raise UserError(f"the environment variable {variable} ({flag}) is not set: put the server's API key into it")
     if not (key.isascii() and key.isprintable()):
         raise UserError(f"the environment variable {variable} ({flag}) holds no API key: it must be ASCII")
+    add_key_variable(variable)
     return key

@@ -20,12 +20,13 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -33,10 +34,11 @@ from starlette.routing import Route
 from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.errors import Halt, UserError
 from hone.grading import last_line
-from hone.inference.server.app import MAX_BODY, while_connected
+from hone.inference.server.app import LEFT, MAX_BODY, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
-from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Rollout
+from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Calls, Rollout, apart
 from hone.orchestrator.child import dying_with_parent
+from hone.redaction import redact
 from hone.types import Message, Outcome, Trajectory
 
 BATCH_WAIT_SECONDS = 0.02
@@ -170,7 +172,7 @@ class Host:
                 elif (error := program.exception()) is None:
                     rewarded = program.result()
                 else:
-                    text = "".join(traceback.format_exception(error))
+                    text = redact("".join(traceback.format_exception(error)))
                     failure = Outcome.GRADER_ERROR, text[-TAIL:]
                     if isinstance(error, ProgramFailed):
                         failure = error.outcome, str(error)
@@ -215,9 +217,6 @@ class Host:
     async def _process(self, rollout: Rollout) -> Any:
         """Run the command; return the JSON of the last line that it prints."""
         assert self.task.command is not None
-        env = os.environ | {"OPENAI_BASE_URL": self._url, "OPENAI_API_KEY": rollout.api_key}
-        for name in ("no_proxy", "NO_PROXY"):
-            env[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
         example = {name: getattr(rollout.example, name) for name in ("id", "prompt", "answer", "info")}
         with contextlib.ExitStack() as stack:  # files, not pipes: what the command starts may hold those open
             given, out, err = (stack.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(3))
@@ -228,7 +227,7 @@ class Host:
                 stdin=given,
                 stdout=out,
                 stderr=err,
-                env=env,
+                env=self.task.environ(self._url, rollout.api_key),
                 start_new_session=True,
                 preexec_fn=dying_with_parent(),
             )
@@ -239,7 +238,7 @@ class Host:
                 _kill_group(process.pid)  # itself, if it still runs, and its children
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(process.wait(), CLEANUP_SECONDS)
-            printed, said, size = _tail(out), _tail(err)[-TAIL:], max(_size(out), _size(err))
+            printed, said, size = _tail(out), redact(_tail(err))[-TAIL:], max(_size(out), _size(err))
         code = process.returncode
         if size > MAX_OUTPUT:
             raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")
@@ -284,22 +283,30 @@ class Host:
 
     async def _chat(self, request: HttpRequest) -> Response:
         try:
-            rollout, body = self._rollout(request), await self._body(request)
-            if request.headers.get("x-stainless-retry-count", "0") != "0" and (known := rollout.repeated(body)):
-                return _reply(known, body)
-            call = rollout.begin(body, request.headers.get("x-session-id", ""))
-            self._news.put(call)
-            return await while_connected(request, self._answered(call, body))
+            rollout = self._rollout(request)
+        except ApiError as error:
+            return as_error(error)
+        try:
+            raw = await _read(request, rollout)
+            async with rollout.entering:
+                if request.headers.get("x-stainless-retry-count", "0") == "0":
+                    rollout.check_open()
+                body = await apart(len(raw), lambda: parse(AgentRequest, raw))
+                answer = await self._begin(request, rollout, body)
+            return await while_connected(request, answer)
+        except ClientDisconnect:
+            return Response(status_code=LEFT)
         except (ApiError, UserError) as error:
+            rollout.refused += 1
             return as_error(error)
 
-    async def _body(self, request: HttpRequest) -> ChatRequest:
-        raw = bytearray()
-        async for part in request.stream():
-            raw += part
-            if len(raw) > MAX_BODY:
-                raise ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
-        return parse(AgentRequest, bytes(raw))
+    async def _begin(self, request: HttpRequest, rollout: Any, body: ChatRequest) -> Coroutine[Any, Any, Response]:
+        """Begin a call; return what waits for its answer."""
+        if request.headers.get("x-stainless-retry-count", "0") != "0" and (known := rollout.repeated(body)):
+            return _again(known, body)
+        call = await rollout.begin(body, request.headers.get("x-session-id", ""))
+        self._news.put(call)
+        return self._answered(call, body)
 
     async def _answered(self, call: Call, body: ChatRequest) -> Response:
         try:
@@ -315,6 +322,24 @@ class Host:
         if rollout is None:
             raise ApiError(401, "the API key names no rollout of this step", None, "invalid_api_key")
         return rollout
+
+
+async def _read(request: HttpRequest, rollout: Calls) -> bytes:
+    """Return the body of a call. One that is too large is read, so that its client hears why, but not stored."""
+    raw, size = bytearray(), 0
+    async for part in request.stream():
+        size += len(part)
+        if size > MAX_BODY:
+            break
+        if size <= rollout.largest_body:
+            raw += part
+    if size > rollout.largest_body:
+        raise rollout.too_large()
+    return bytes(raw)
+
+
+async def _again(call: Call, body: ChatRequest) -> Response:
+    return _reply(call, body)
 
 
 def _size(file: IO[bytes]) -> int:

@@ -15,25 +15,31 @@ call has its own.
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from hone.environments.agents import AgentEnv, AgentLimits, Rewarded
 from hone.errors import Halt, UserError
+from hone.inference.server.app import MAX_BODY, SHORT
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
 from hone.model.texts import composed
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
+from hone.redaction import redact
 from hone.types import Example, Kept, Message, Outcome, Trajectory
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 NO_CALL = "the program made no call that was answered"
+LONGEST_TOKEN = 16
+"""Characters that a token has on average at most: a longer prompt does not fit, and is not tokenised."""
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -75,7 +81,41 @@ class Call:
         )
 
 
-class Rollout:
+class Calls:
+    """Counts the calls of one rollout's program."""
+
+    limits: AgentLimits
+    largest_body = MAX_BODY
+    """Bytes of a call."""
+
+    def __init__(self) -> None:
+        self.asked = self.sampled = self.refused = 0
+        self.limit = ""
+        """The bound that a call was refused for, in words."""
+        self.closed = False
+        self.entering = asyncio.Lock()
+        """Held until a call is begun: calls begin in the order in which they came, and one after another."""
+
+    def check_open(self) -> None:
+        """Raise ApiError if the rollout takes no more calls. Calls that were refused count."""
+        if self.closed:
+            raise ApiError(410, ROLLOUT_ENDED)
+        if (reached := self.limits.reached(self.asked, self.sampled)) is not None:
+            raise self._limit_reached(reached)
+        if self.asked + self.refused >= self.limits.max_calls:  # the program's fault, and not the model's
+            made = f"the rollout has made its {self.limits.max_calls} calls (max_calls)"
+            raise ApiError(400, f"{made}, of which {self.refused} were refused", "messages")
+
+    def too_large(self) -> ApiError:
+        """Return the error of a call with more bytes than `largest_body`."""
+        return ApiError(413, f"the request is larger than {self.largest_body // 2**20} MiB")
+
+    def _limit_reached(self, words: str) -> ApiError:
+        self.limit = words
+        return ApiError(400, words, "messages", "context_length_exceeded")
+
+
+class Rollout(Calls):
     """One sample: the calls of one program. Used on the thread of the programs alone."""
 
     def __init__(
@@ -87,32 +127,40 @@ class Rollout:
         key: tuple[int, int, int],
         index: int,
     ) -> None:
+        super().__init__()
         self.maker, self.sampling, self.limits, self.example = maker, sampling, limits, example
+        self.longest_prompt = LONGEST_TOKEN * maker.seq_len
+        self.largest_body = min(MAX_BODY, 12 * self.longest_prompt + 2**20)  # JSON may take 12 bytes for a character
         self.key, self.index = key, index
         self.sample_id = "{}-{}-{}".format(*key)
         self.api_key = api_key(self.sample_id)
         self.calls: list[Call] = []
-        self.asked = self.sampled = 0
-        self.limit = ""
-        """The bound that a call was refused for, in words."""
-        self.closed = False
         self.rewarded = Rewarded({})
         self.failure: tuple[Outcome, str] | None = None
 
-    def begin(self, body: ChatRequest, session: str = "") -> Call:
+    def too_large(self) -> ApiError:
+        return self._limit_reached(
+            f"the conversation has more than {self.longest_prompt:,} characters, seq_len is {self.maker.seq_len} tokens"
+        )
+
+    async def begin(self, body: ChatRequest, session: str = "") -> Call:
         """Return the call that a request asks for. Raises ApiError if it can't be sampled."""
-        if self.closed:
-            raise ApiError(410, ROLLOUT_ENDED)
+        self.check_open()
         refuse_other_sampling(body, {name: getattr(self.sampling, name) for name in SAMPLING_FIELDS})
-        if (reached := self.limits.reached(self.asked, self.sampled)) is not None:
-            raise self._limit_reached(reached)
-        left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         messages = [message.for_template() for message in body.messages]
         tools = (body.tools or None) if body.tool_choice != "none" else None
-        ids, parent = self._prompt(messages, tools, session)
+        if (size := len(json.dumps([messages, tools], ensure_ascii=False))) > self.longest_prompt:
+            raise self.too_large()
+        self.maker.renderer.note(f"a call of rollout {self.sample_id}", messages, tools)
+        goes_on = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
+        parent = max(goes_on, key=lambda call: len(call.messages), default=None)
+        ids, continues = await apart(size, lambda: self._prompt(messages, tools, parent))
+        self.check_open()  # the program may have ended meanwhile
+        parent = parent if continues else None
         room = self.maker.limit(len(ids))
         if room < 1:
             raise self._limit_reached(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
+        left = None if self.limits.max_tokens is None else self.limits.max_tokens - self.sampled
         most = min(x for x in (room, left, body.max_completion_tokens or body.max_tokens) if x is not None)
         number, self.asked = self.asked, self.asked + 1
         key = self.maker.key(*self.key, *([number] if number else []))
@@ -184,29 +232,27 @@ class Rollout:
         return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
 
     def _prompt(
-        self, messages: list[Message], tools: list[dict[str, Any]] | None, session: str
-    ) -> tuple[list[int], Call | None]:
-        """Return the ids to sample from, and the call whose ids they begin with, if any."""
-        self.maker.renderer.note(f"a call of rollout {self.sample_id}", messages, tools)
-        found = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
-        if found:
-            parent = max(found, key=lambda call: len(call.messages))
+        self, messages: list[Message], tools: list[dict[str, Any]] | None, parent: Call | None
+    ) -> tuple[list[int], bool]:
+        """Return the ids to sample from, and True if they go on from those of `parent`."""
+        if parent is not None:
             assert parent.turn is not None
             ids, added = parent.turn.token_ids.tolist(), messages[len(parent.messages) + 1 :]
             try:
                 # with nothing between them, two turns would be one
                 if between := self.maker.bridge_ids(ids, [*parent.messages, parent.full], added, tools):
-                    return ids + between, parent
+                    return ids + between, True
             except UserError:
                 pass  # the template rewrites earlier turns: what the program goes on from is another conversation
         try:
-            return self.maker.renderer.prompt_ids(messages, tools), None
+            return self.maker.renderer.prompt_ids(messages, tools), False
         except UserError as error:
             raise ApiError(400, str(error), "messages") from error
 
-    def _limit_reached(self, words: str) -> ApiError:
-        self.limit = words
-        return ApiError(400, words, "messages", "context_length_exceeded")
+
+async def apart(size: int, work: Callable[[], T]) -> T:
+    """Return the result of `work` on `size` characters: a long text does not keep other programs' calls waiting."""
+    return work() if size <= SHORT else await asyncio.to_thread(work)
 
 
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
@@ -248,8 +294,8 @@ def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def writable(failure: tuple[Outcome, str] | None) -> tuple[Outcome, str] | None:
-    """Return a failure whose words a file takes: a program's may hold half a surrogate pair."""
-    return failure and (failure[0], failure[1].encode("utf-8", "replace").decode())
+    """Return a failure whose words a file takes: a program's may hold half a surrogate pair, or an API key."""
+    return failure and (failure[0], redact(failure[1]).encode("utf-8", "replace").decode())
 
 
 def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:

@@ -1,6 +1,6 @@
 """A process that the launcher has started: its lines, how it ended, and that nothing of it is left.
 
-Standard library only.
+Standard library only, but for `hone.redaction`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from typing import IO, Protocol
+
+from hone.redaction import redact
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
 """The roles, by the names of their commands; of several servers each is a role: `inference-0`, `inference-1`, …"""
@@ -120,6 +122,7 @@ class Child:
 
     def _read(self, pipe: IO[bytes], stream: int | None) -> None:
         for line in iter(lambda: pipe.readline(_LONGEST_LINE), b""):
+            line = redact(line.decode(errors="surrogateescape")).encode(errors="surrogateescape")
             line = line if line.endswith(b"\n") else line + b"\n"
             self.log.write(b"[rank %d] %b" % (self.rank, line) if self.rank else line)
             self.lines.append(line.decode(errors="replace").rstrip())

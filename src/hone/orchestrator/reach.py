@@ -61,6 +61,11 @@ def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
     ]
 
 
+def are_logprobs(values: Sequence[float]) -> bool:
+    """Return True if all may be logprobs of tokens: finite, and above 0 by rounding at most."""
+    return all(-1e6 < value < 0.01 for value in values)
+
+
 def with_remedy(error: Refused, flag: str) -> UserError:
     """Return the error of a server that refuses to answer; where it wants a key, with the flag that names one."""
     if error.status != 401:

@@ -20,7 +20,7 @@ from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import trajectory
 from hone.orchestrator.fleet import Fleet, readable
-from hone.orchestrator.reach import Server, scores
+from hone.orchestrator.reach import Server, are_logprobs, scores
 from hone.orchestrator.types import Finished, Request
 from hone.trainer.export import Spool
 from hone.types import Kept, Trajectory
@@ -135,4 +135,6 @@ def _read(choice: dict[str, Any], with_kept: bool) -> tuple[tuple[int, ...], Com
     kept = Kept.of(choice["kept_ids"]) if with_kept else None
     completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"], kept)
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
+    assert are_logprobs(completion.logprobs), "a logprob is not finite, or above 0"
+    assert all(0 <= token < 2**31 for token in completion.token_ids), "a token has no id"
     return tuple(choice["prompt_token_ids"]), completion, choice.get("policy_versions")

@@ -21,7 +21,7 @@ from hone.errors import Halt, UserError
 from hone.inference.client import Gone, Refused, ServerClient
 from hone.inference.endpoint import HONE, Endpoint, api_key
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.reach import PROBE, Server, scores, with_remedy
+from hone.orchestrator.reach import PROBE, Server, are_logprobs, scores, with_remedy
 from hone.types import Group
 
 SPECIAL = 64
@@ -69,9 +69,10 @@ class Teacher:
             (row,) = scores(answer, [ids])
         except _UNREADABLE as error:
             raise self._without_logprobs(error) from error
-        if not np.isfinite(row).all():
+        if not are_logprobs(row):
             raise Halt(
-                f"the teacher at {self.server.endpoint.url} gives a logprob that is not finite: check its weights"
+                f"the teacher at {self.server.endpoint.url} gives a logprob that is not finite, or above 0: check its "
+                "weights"
             )
         return row
 

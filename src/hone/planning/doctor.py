@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 
 import hone
 from hone.planning.devices import size
+from hone.web import is_local, shown_url
 
 if TYPE_CHECKING:
     from hone.config.rl import RLConfig
@@ -328,13 +329,14 @@ def check_hub(subject: Subject) -> Iterator[Row]:
     else:
         problem = ""
         try:
-            urllib.request.urlopen(url, timeout=NETWORK_SECONDS).close()
+            proxies = [urllib.request.ProxyHandler({})] if is_local(url) else []
+            urllib.request.build_opener(*proxies).open(url, timeout=NETWORK_SECONDS).close()
         except urllib.error.HTTPError:
             pass  # it answers
         except OSError as error:
             problem = f"can't be reached ({error}); tasks that are made here, and models in folders, work without it"
         fix = "export HTTPS_PROXY=http://PROXY:PORT   # without a network: export HF_HUB_OFFLINE=1"
-        yield judge("access", url, problem, fix)
+        yield judge("access", shown_url(url), problem, fix)
 
 
 def check_wandb(subject: Subject) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hone.errors import for_reader
+from hone.redaction import redact
 from hone.runs.observer import Observer
 from hone.runs.progress import Progress, duration
 
@@ -99,7 +100,8 @@ class PlainDisplay(Display):
 
     def message(self, text: str) -> None:
         with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
-            self._out.write(f"{for_reader(text)}\n")
+            self._out.write(f"{redact(for_reader(text))}
+")
             self._out.flush()
         self._last_line = self.progress.clock()
 
@@ -163,7 +165,7 @@ class LiveDisplay(Display):
 
     def message(self, text: str) -> None:
         with suppress(OSError):
-            self._console.print(for_reader(text), markup=False, highlight=False, soft_wrap=True)
+            self._console.print(redact(for_reader(text)), markup=False, highlight=False, soft_wrap=True)
 
     def notice(self, text: str) -> None:
         self._notice = text  # drawn by the refresh thread: a signal handler must not wait for the console's lock

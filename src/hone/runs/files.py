@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
+from hone.redaction import redact
 
 TMP_PREFIX = ".tmp-hone-"
 NEW_PREFIX = TMP_PREFIX + "new-"
@@ -39,8 +40,11 @@ _NUMBERS = ("metrics.jsonl", "timings.jsonl")
 
 
 def dumps(value: Any) -> str:
-    """Return one line of canonical JSON: keys in insertion order, floats by repr. NaN and infinity are refused."""
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    """Return one line of canonical JSON: keys in insertion order, floats by repr, and API keys taken out.
+
+    NaN and infinity are refused.
+    """
+    return redact(json.dumps(value, ensure_ascii=False, allow_nan=False))
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -60,8 +64,8 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write indented JSON as `write_file` does; NaN is refused."""
-    write_file(path, json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    """Write indented JSON as `write_file` does, without API keys; NaN is refused."""
+    write_file(path, redact(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)) + "\n")
 
 
 def _fsync(path: Path) -> None:

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from hone.redaction import redact
 from hone.runs.alarms import in_words
 from hone.runs.follow import Tail, new_steps
 from hone.runs.monitors import FINISH_SECONDS
@@ -189,8 +190,8 @@ def main(name: str, folder: str, first_step: int) -> None:
         send(tracker, run, first_step)
         code = 0
     except BaseException as error:
-        traceback.print_exc()
-        os.write(user, traceback.format_exception_only(error)[-1].strip().splitlines()[0].encode())
+        print(redact(traceback.format_exc()), file=sys.stderr)
+        os.write(user, redact(traceback.format_exception_only(error)[-1]).strip().splitlines()[0].encode())
     finally:
         sys.stdout.flush()
         os._exit(code)  # what clients do at the exit of an interpreter may wait for ever

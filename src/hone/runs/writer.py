@@ -25,6 +25,7 @@ from typing import Any
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.errors import UserError
+from hone.redaction import redact
 from hone.runs import predictions, provenance, settings
 from hone.runs.alarms import Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
@@ -401,10 +402,15 @@ def _rounded(value: Any) -> Any:
     return round(value, 6) if math.isfinite(value) else None
 
 
+class _Redacting(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
 def _log_warnings(path: Path) -> RotatingFileHandler:
     """Send warnings and log records of level WARNING and up to a file of at most 1 MiB (and one older one)."""
     handler = RotatingFileHandler(path, maxBytes=2**20, backupCount=1, delay=True, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(_Redacting("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     handler.setLevel(logging.WARNING)
     logging.getLogger().addHandler(handler)
     logging.captureWarnings(True)

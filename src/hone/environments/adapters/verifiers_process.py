@@ -23,6 +23,7 @@ from typing import Any
 from hone.environments.agents import ProgramFailed
 from hone.errors import UserError
 from hone.grading.pool import kill_marked, readable
+from hone.web import without_local_proxy
 
 LOAD_CLOCK = 3600.0
 """Seconds that loading a taskset may take by the clock: a download may take long."""
@@ -84,7 +85,7 @@ class DriverProcess:
             stdout=pipe,
             stderr=self._words,
             start_new_session=True,
-            env={**os.environ, variable: value},
+            env={**os.environ, **without_local_proxy(os.environ), variable: value},
         )
         self.end = weakref.finalize(self, _end, process, marker)
         """Ends it, and all that it started."""

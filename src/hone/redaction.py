@@ -1,0 +1,29 @@
+"""Keys and passwords, taken out of all that hone writes and prints."""
+
+from __future__ import annotations
+
+import json
+import os
+from urllib.parse import quote
+
+SHORTEST = 6
+"""Characters that a value must have to be taken out: "none" and "EMPTY" are no keys."""
+_names = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY"}
+
+
+def add_key_variable(name: str | None) -> str | None:
+    """Have `redact` take the value of this environment variable out, too. Returns the name."""
+    if name:
+        _names.add(name)
+    return name
+
+
+def redact(text: str) -> str:
+    """Return the text with `[NAME]` in place of the value of each variable that holds a key."""
+    values = sorted(((os.environ.get(name, "").strip(), name) for name in _names), key=lambda one: -len(one[0]))
+    for value, name in values:
+        if len(value) < SHORTEST:
+            continue
+        for form in {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}:
+            text = text.replace(form, f"[{name}]")
+    return text

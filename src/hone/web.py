@@ -1,0 +1,122 @@
+"""What all HTTP clients of hone share: no proxy for this machine, no redirects, answers of bounded size.
+
+httpx.AsyncClient(**client_options(url, MIB), timeout=10)
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+import socket
+import sys
+import time
+from collections.abc import AsyncIterator, Mapping
+from email.utils import parsedate_to_datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+MIB = 2**20
+_RETRIED = (408, 409, 425, 429)
+
+
+class TooLarge(Exception):
+    """An answer has more bytes than its client reads, or is compressed, so that its size is unknown."""
+
+
+def is_local(url: str) -> bool:
+    """Return True if the server of a URL is on this machine: no proxy leads there."""
+    host = (urlsplit(url).hostname or "").rstrip(".")
+    if host == "localhost" or host.endswith(".localhost") or host == socket.gethostname().lower():
+        return True
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        try:
+            address = ipaddress.IPv4Address(socket.inet_aton(host))  # 127.1
+        except (OSError, UnicodeError):
+            return False
+    address = getattr(address, "ipv4_mapped", None) or address
+    if address.is_loopback or address.is_unspecified:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as one:
+            one.bind((str(address), 0))  # only an address of this machine can be bound
+    except OSError:
+        return False
+    return True
+
+
+def shown_url(url: str) -> str:
+    """Return a URL as it may be shown and written: without a password and the values of its query."""
+    place, mark, _ = url.partition("#")[0].partition("?")
+    scheme, _, rest = place.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{mark and '?…'}"
+
+
+def may_pass(status: int) -> bool:
+    """Return True if another try may succeed."""
+    return status in _RETRIED or (status >= 500 and status != 501)
+
+
+def retry_after(headers: Any) -> float | None:
+    """Return the seconds that Retry-After (a number or a date) or retry-after-ms ask for; None without them."""
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        text = headers.get(name)
+        if text is None:
+            continue
+        try:
+            seconds = float(text) * unit
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(text).timestamp() - time.time()
+            except ValueError:
+                continue
+        if math.isfinite(seconds):
+            return max(0.0, seconds)
+    return None
+
+
+def client_options(url: str, largest: int) -> dict[str, Any]:
+    """Return the arguments of an httpx client for the server at `url`, whose answers have at most `largest` bytes.
+
+    A larger answer raises TooLarge while it is read.
+    """
+
+    async def bound(response: Any) -> None:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise TooLarge("the answer is compressed, which it was not asked to be")
+        # openai brings a fork of httpx, whose streams are called alike
+        library = sys.modules[type(response).__module__.partition(".")[0]]
+        response.stream = _bounded(library.AsyncByteStream, response.stream, largest)
+
+    return {
+        "trust_env": not is_local(url),
+        "follow_redirects": False,
+        "headers": {"Accept-Encoding": "identity"},
+        "event_hooks": {"response": [bound]},
+    }
+
+
+def _bounded(base: type, stream: Any, largest: int) -> Any:
+    class Bounded(base):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            count = 0
+            async for part in stream:
+                count += len(part)
+                if count > largest:
+                    raise TooLarge(f"the answer has more than {largest // MIB} MiB")
+                yield part
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return Bounded()
+
+
+def without_local_proxy(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that keep a program with this environment from using a proxy for this machine."""
+    known = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    hosts = ",".join(dict.fromkeys([*filter(None, known.split(",")), "127.0.0.1", "localhost", "::1"]))
+    return {"no_proxy": hosts, "NO_PROXY": hosts}
