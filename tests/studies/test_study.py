@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 from pathlib import Path
@@ -243,10 +244,11 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     rows = {row["cell"]: row for row in csv.DictReader(table.read_text().splitlines())}
     assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
     lines = text.read_text().splitlines()
-    assert any(line.startswith(r"| a \| $b$ and $c | 3 | 0.521 |") for line in lines)
-    assert "| SFT 100 | 0.200 | 0.400 |  |  |  |" in lines
-    assert "| SFT 400 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
-    assert "| _late | – | – | – | – | – |" in lines
-    assert "| _late | 1 | 0.027 | 0.027 | 0.027 |  |  |  |  | no seed shared with the baseline |" in lines
+    assert any(line.startswith(r"| a \| $b$ and $c | 3 x 5 | 0.521 |") for line in lines)
+    assert "| SFT 100 | 3 x 5 | 0.200 | 0.400 |  |  |  |" in lines
+    assert "| SFT 400 | 3 x 5 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
+    assert "| _late | 0 | – | – | – | – | – |" in lines
+    assert "| _late | 1 x 5 | 0.027 | 0.027 | 0.027 |  |  |  |  |  | no seed shared with the baseline |" in lines
+    assert all("| n |" in head for head, below in itertools.pairwise(lines) if below.startswith("|---"))
     assert "- Missing runs: failed: rl of _late, seed 0 (it exited with code 1)." in lines
     assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
