@@ -65,7 +65,7 @@ def sentences(results: Results) -> list[str]:
         text = f"{row.cell.name}: {effect.verdict} compared with {results.baseline} "
         text += f"({effect.mean:+.3f} {metric}{interval}, {effect.seeds} seeds x {effect.examples} examples)."
         if effect.verdict == "no difference seen" and effect.detectable:
-            text += f" Such a study finds an effect of {effect.detectable:.3f} with {POWER:.0%} power."
+            text += f" Such a study finds an effect of {effect.detectable:.3f} with {100 * POWER:.0f} % power."
         found.append(text)
     for fit in results.fits:
         where = f" with {fit.others}" if fit.others else ""
@@ -91,7 +91,7 @@ def tables_of(results: Results) -> Iterator[Table]:
         f"Held-out {metric}, mean over n = seeds x examples; min and max of the seeds. Differences are from the "
         f"baseline, {results.baseline}, paired by seed and example. Their 95 % interval and p take both as random; the "
         "verdict goes by p corrected for the number of cells (Holm). detectable: the effect that such a study finds "
-        f"with {POWER:.0%} power after the correction."
+        f"with {100 * POWER:.0f} % power after the correction."
     )
     heads = ["cell", "n", metric, "min", "max", "difference", "95 % interval", "p", "corrected p", "detectable"]
     heads += ["verdict"]
