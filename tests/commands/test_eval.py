@@ -55,5 +55,5 @@ def load_environment():
     assert "2 of 8 completions could not be graded, more than 10% (--grading.max-failed)" in capsys.readouterr().err
     assert hone_eval(*words, "-n", "9", "--grading.max-failed", "0.25") == 0
     assert "brittle-task has 8 held-out examples: all are used (9 asked for)" in capsys.readouterr().out
-    hone.evaluate("brittle-task", str(tiny_model_dir), num_examples=9, max_tokens=2)
+    hone.evaluate("brittle-task", model=str(tiny_model_dir), num_examples=9, max_tokens=2)
     assert "all are used (9 asked for)" in capsys.readouterr().err
