@@ -74,10 +74,10 @@ def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
     """Compute Wilson's interval of a share with the effective number of completions, N / deff.
 
     hits_E: correct completions of each example; sizes_E: its completions, N in all. The design effect deff is the
-    cluster-robust variance of the share over p(1 - p) / N (Kish, 1965), at least 1 and at most Σ n² / N, that of
-    examples whose completions all agree. It is measured by the k examples that have a hit, or by those that have a
-    miss if they are fewer; they are so few where p is near 0 or 1 that it is pulled to that most, as by one example
-    more: (k · deff + most) / (k + 1). With one completion per example this is Wilson's interval.
+    cluster-robust variance of the share over p(1 - p) / N (Kish, 1965). It is at least 1 and at most Σ n² / N, where
+    all completions of an example agree. Only examples with a hit, or with a miss if those are fewer, measure it. Near 0
+    and 1 these k examples are few, so one more is assumed, with the largest deff: (k · deff + most) / (k + 1). With one
+    completion per example this is Wilson's interval.
     Coverage: benchmarks/intervals.py.
     """
     count, examples = float(sizes_E.sum()), len(sizes_E)
@@ -93,9 +93,10 @@ def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
 
 
 def wilson(successes: float, n: float) -> Interval:
-    """Compute Wilson's score interval of a share of `n` independent trials (1927), as modified by Brown, Cai and
-    DasGupta (2001): with at most one success the low end is that of a Poisson count, -ln(0.95) · successes / n, for
-    Wilson's own leaves out too many small shares; so is the high end with at most one failure.
+    """Compute Wilson's score interval of a share of `n` independent trials (1927), modified for rare ones.
+
+    With at most one success the low end is -ln(0.95) · successes / n, as for a Poisson count, because Wilson's low end
+    is too high there (Brown, Cai and DasGupta, 2001). The high end mirrors it with at most one failure.
     """
     share = successes / n
     scale = 1 + Z95**2 / n

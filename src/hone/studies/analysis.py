@@ -70,11 +70,10 @@ def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
 
 @dataclass(frozen=True)
 class Scatter:
-    """Variances of the mean difference [...]: of seeds, of examples, and of the noise that is in both of them.
+    """Variances of the mean of d = effect + seed + example + noise, with S seeds and E examples, all crossed.
 
-    Of d = effect + seed + example + noise, crossed, with S seeds and E examples: `of_seeds` is the variance of the
-    seeds' means over S, `of_examples` that of the examples' means over E. Each contains the noise, so their sum has it
-    twice.
+    `of_seeds` is the variance of the seeds' means divided by S; `of_examples` is the variance of the examples' means
+    divided by E. Both contain `noise`, so their sum counts it twice. Each may be an array, with an entry for each study.
     """
 
     seeds: int
@@ -109,8 +108,8 @@ class Scatter:
     def reach(self, alpha: float) -> np.ndarray:
         """Return half the width of the interval of level 1 - alpha.
 
-        The wider one of Student's t over the seeds alone and over both: seeds that agree by chance give the sum too
-        many degrees of freedom.
+        It is the wider of two: Student's t over the seeds alone, and over seeds and examples. The second has too many
+        degrees of freedom if the seeds agree by chance.
         """
         from scipy.special import stdtrit
 
@@ -156,7 +155,7 @@ def interval_of(d_SE: np.ndarray) -> Interval | None:
 
 
 def detectable(d_SE: np.ndarray, comparisons: int = 1) -> float | None:
-    """Return the effect that such a study finds with `POWER`, as the strictest of so many comparisons."""
+    """Return the effect that such a study finds with `POWER`, at `ALPHA` / `comparisons` (Bonferroni)."""
     scatter = Scatter.of(d_SE)
     return None if scatter is None else scatter.found_with(POWER, ALPHA / comparisons)
 
