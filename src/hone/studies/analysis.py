@@ -73,7 +73,7 @@ class Scatter:
     """Variances of the mean of d = effect + seed + example + noise, with S seeds and E examples, all crossed.
 
     `of_seeds` is the variance of the seeds' means divided by S; `of_examples` is the variance of the examples' means
-    divided by E. Both contain `noise`, so their sum counts it twice. Each may be an array, with an entry for each study.
+    divided by E. Both contain `noise`, so their sum counts it twice. Each may be an array, one entry a study.
     """
 
     seeds: int
