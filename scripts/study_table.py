@@ -1,4 +1,4 @@
-"""The tables of docs/what_matters.md, each from the results.csv of a study alone.
+"""The tables of docs/what_matters.md: those of cells from study.md, the one of formats from results.csv.
 
 .venv/bin/python scripts/study_table.py            # writes them between the marks of the page
 """
@@ -10,13 +10,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-from scipy.stats import t as student
-
-from hone.studies.analysis import ALPHA, holm, paired_test
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "what_matters.md"
-MARKS = re.compile(r"(<!-- made of studies/(\w+)/results.csv(?:, (right))? -->\n).*?(<!-- end -->)", re.DOTALL)
+MARKS = re.compile(r"(<!-- made of studies/(\w+)/study.md -->\n).*?(<!-- end -->)", re.DOTALL)
 FORMAT = re.compile(r"(<!-- format share -->\n).*?(<!-- end -->)", re.DOTALL)
 FORMAT_ROWS = {
     "135M, sums": ("format_share", "SFT", "SFT, then RL"),
@@ -29,35 +26,14 @@ FORMAT_ROWS = {
 """Study, cell without RL, cell with it."""
 
 
-def table(results: Path, column: str = "reward") -> str:
-    """Return a table: of each cell the mean over the seeds and the lowest and highest of them, the difference from the
-    first cell with its 95 % interval by Student's t over the seeds, its p corrected for the number of cells, a verdict.
-
-    `column`: "reward", or "right" for the share of right answers.
-    """
-    rows: dict[str, dict[int, float]] = {}
-    for line in csv.DictReader(results.open()):
-        rows.setdefault(line["cell"], {})[int(line["seed"])] = float(line[column])
-    (first, base), *others = rows.items()
-    differences = {cell: np.array([seeds[s] - base[s] for s in sorted(base)]) for cell, seeds in others}
-    tested = [paired_test(d[:, None]) for d in differences.values()]
-    assert None not in tested, f"{results} has one seed: there is nothing to test"
-    p = holm([one for one in tested if one is not None])
-    head = {"reward": "reward", "right": "share of right answers"}[column]
-    lines = [f"| | {head} | seeds | difference | 95 % interval | p | |", "|---|---|---|---|---|---|---|"]
-    lines.append(f"| {first} | {_reward(base)} | | | | baseline |")
-    for (cell, seeds), (d, corrected) in zip(others, zip(differences.values(), p, strict=True), strict=True):
-        reach = student.ppf(1 - ALPHA / 2, len(d) - 1) * d.std(ddof=1) / np.sqrt(len(d))
-        verdict = "no difference seen" if corrected > ALPHA else "helps" if d.mean() > 0 else "hurts"
-        shown = "< 0.001" if corrected < 0.001 else f"{corrected:.3f}"
-        span = f"{d.mean() - reach:+.3f} to {d.mean() + reach:+.3f}"
-        lines.append(f"| {cell} | {_reward(seeds)} | {d.mean():+.3f} | {span} | {shown} | {verdict} |")
-    return "\n".join(lines) + "\n"
-
-
-def _reward(seeds: dict[int, float]) -> str:
-    values = list(seeds.values())
-    return f"{np.mean(values):.3f} | {min(values):.3f} to {max(values):.3f}"
+def table(study: Path) -> str:
+    """Return the table of cells in study.md, without its column `detectable`."""
+    lines = study.read_text().partition("## Cells\n")[2].partition("\n## ")[0].splitlines()
+    rows = [re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in lines if line.startswith("|")]
+    left_out = rows[0].index("detectable")
+    return "".join(f"| {' | '.join(row[:left_out] + row[left_out + 1 :])} |\n" for row in rows).replace(
+        "| --- ", "|---"
+    )
 
 
 def format_table() -> str:
@@ -84,7 +60,7 @@ def format_table() -> str:
 def with_tables(text: str) -> str:
     """Return the page with its tables as the files give them."""
     text = FORMAT.sub(lambda m: m[1] + format_table() + m[2], text)
-    return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "results.csv", m[3] or "reward") + m[4], text)
+    return MARKS.sub(lambda m: m[1] + table(ROOT / "studies" / m[2] / "study.md") + m[3], text)
 
 
 if __name__ == "__main__":

@@ -141,6 +141,8 @@ def evaluate(
         config = config.model_copy(update=update)
     with kept_settings():
         evaluation = Evaluation(config, task)
+        if evaluation.shortage:
+            print(evaluation.shortage, file=sys.stderr)
         result = with_progress(evaluation)
         evaluation.save(result, sys.argv)
     if evaluation.folder is not None and kept:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+import hone
 from hone.cli import call
 
 
@@ -52,4 +53,7 @@ def load_environment():
     words = ("brittle-task", "-m", str(tiny_model_dir), "-n", "8", "-r", "1", "-t", "2", "--no-save")
     assert hone_eval(*words) == 1
     assert "2 of 8 completions could not be graded, more than 10% (--grading.max-failed)" in capsys.readouterr().err
-    assert hone_eval(*words, "--grading.max-failed", "0.25") == 0
+    assert hone_eval(*words, "-n", "9", "--grading.max-failed", "0.25") == 0
+    assert "brittle-task has 8 held-out examples: all are used (9 asked for)" in capsys.readouterr().out
+    hone.evaluate("brittle-task", model=str(tiny_model_dir), num_examples=9, max_tokens=2)
+    assert "all are used (9 asked for)" in capsys.readouterr().err

@@ -10,6 +10,7 @@ from hone import rng
 from hone.evaluation.intervals import (
     Interval,
     bounded_interval,
+    clustered_share,
     mean_interval,
     pass_at_k,
     pass_at_ks,
@@ -20,6 +21,10 @@ from hone.evaluation.intervals import (
 
 def arrays(*rows):
     return [np.array(row, dtype=np.float64) for row in rows]
+
+
+def same(interval: Interval | None, expected: Interval) -> None:
+    assert interval and (interval.low, interval.high) == pytest.approx((expected.low, expected.high), abs=1e-12)
 
 
 def test_with_equal_counts_it_is_students_interval_over_the_means_of_the_examples():
@@ -46,32 +51,56 @@ def test_one_example_has_no_interval():
 
 
 def test_wilson_agrees_with_scipy():
-    for successes, n in ((0, 10), (3, 17), (10, 10), (50, 100)):
+    for successes, n in ((0, 10), (2, 10), (3, 17), (10, 10), (50, 100)):
         expected = stats.binomtest(successes, n).proportion_ci(0.95, method="wilson")
         got = wilson(successes, n)
         assert (got.low, got.high) == (pytest.approx(expected.low, abs=1e-9), pytest.approx(expected.high, abs=1e-9))
 
 
-def test_a_share_of_several_completions_is_clustered_and_clipped():
-    hits = arrays([1, 1], [1, 1], [1, 1], [1, 1], [1, 0], [0, 0])
-    raw = mean_interval(hits)
-    assert raw.low > 0.0 and raw.high > 1.0
-    clipped = share_interval(hits)
-    assert (clipped.low, clipped.high) == (raw.low, 1.0)
+def test_one_success_or_failure_has_the_end_of_a_poisson_count():
+    """Brown, Cai and DasGupta (2001), section 4.1.1: chi-square(0.05; 2) / 2n."""
+    low = stats.chi2.ppf(0.05, 2) / (2 * 40)
+    expected = stats.binomtest(1, 40).proportion_ci(0.95, method="wilson")
+    assert wilson(1, 40).low == pytest.approx(low) and low < expected.low
+    assert wilson(1, 40).high == pytest.approx(expected.high)
+    assert (wilson(39, 40).low, wilson(39, 40).high) == (pytest.approx(1 - expected.high), pytest.approx(1 - low))
 
 
-def test_a_share_on_which_all_examples_agree_still_has_a_width():
+def test_a_share_of_several_completions_has_an_effective_sample_size():
+    hits = arrays([1, 1], [1, 1], [1, 1], [1, 0], [0, 0], [0, 0])
+    # by hand: share 7/12; deviations of the sums 3 · 5/6, -1/6, 2 · -7/6; variance 6/5 · 29/6 / 144
+    variance = 6 / 5 * (3 * (5 / 6) ** 2 + (1 / 6) ** 2 + 2 * (7 / 6) ** 2) / 12**2
+    measured = 12 * variance / (7 / 12 * 5 / 12)
+    assert 1 < measured < 2
+    effect = (3 * measured + 2) / 4  # three examples have a miss; 2 if all completions of an example agreed
+    same(share_interval(hits), wilson(7 / effect, 12 / effect))
+    same(share_interval([1 - v for v in hits]), wilson(5 / effect, 12 / effect))
+
+
+def test_a_share_stays_within_what_examples_and_completions_allow():
     assert share_interval(arrays([1, 1], [1, 1], [1, 1])) == wilson(3, 3)
-    assert share_interval(arrays([1, 0, 0], [0, 1, 0])) == wilson(2 / 3, 2)
+    assert share_interval(arrays([1, 1], [0, 0], [1, 1], [0, 0])) == wilson(2, 4), "completions that agree count once"
+    same(share_interval(arrays([1, 0, 0], [0, 1, 0])), wilson(2 / (5 / 3), 6 / (5 / 3)))  # (2 · 1 + 3) / 3
     assert share_interval(arrays([1, 0])) == wilson(0.5, 1)
+    same(share_interval(arrays([1, 1, 1], [1], [], [1])), wilson(25 / 11, 25 / 11))  # 5² / (3² + 1 + 1): Kish
+
+
+def test_the_interval_of_a_rare_share_holds_it_in_95_of_100_evaluations():
+    """128 examples, 4 completions, 1 %: Student's t over examples held it in 88 %."""
+    generator = np.random.default_rng(0)
+    rates_DE = generator.beta(0.01 * 9, 0.99 * 9, size=(800, 128))  # correlation 0.1
+    held = []
+    for hits_E in generator.binomial(4, rates_DE):
+        interval = clustered_share(hits_E.astype(np.float64), np.full(128, 4.0))
+        held.append(interval.low <= 0.01 <= interval.high)
+    assert 0.93 <= np.mean(held) <= 0.98
 
 
 def test_a_reward_of_0_or_1_has_the_interval_of_a_share():
     rewards = arrays([1], [1], [1], [0], [1], [1])
     assert mean_interval(rewards).high > 1.0, "Student's t leaves the range"
-    expected = stats.binomtest(5, 6).proportion_ci(0.95, method="wilson")
     got = bounded_interval(rewards, 0.0, 1.0)
-    assert (got.low, got.high) == (pytest.approx(expected.low), pytest.approx(expected.high))
+    assert got == wilson(5, 6)
     signs = bounded_interval([2 * v - 1 for v in rewards], -1.0, 1.0)
     assert (signs.low, signs.high) == (pytest.approx(2 * got.low - 1), pytest.approx(2 * got.high - 1))
     several = arrays([1, 1], [1, 1], [1, 0], [1, 1])

@@ -4,37 +4,72 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import study_errors
 from scipy import stats
 
 from hone.errors import UserError
-from hone.studies.analysis import at_equal_cost, bootstrap, detectable, effects, fit_curve, holm, paired_test
+from hone.studies.analysis import at_equal_cost, detectable, effects, fit_curve, holm, interval_of, p_value
 
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
 
 
-def test_p_is_that_of_students_paired_test():
-    assert paired_test(SEEDS[:, None]) == pytest.approx(stats.ttest_rel(SEEDS, np.zeros(4))[1])
-    assert paired_test(SEEDS[:1, None]) is None and detectable(SEEDS[:1, None]) is None
-    assert paired_test(np.zeros((3, 5))) == 1.0 and paired_test(np.full((3, 5), 0.1)) == 0.0
+def crossed(of_seeds: float, of_examples: float, noise: float, shape: tuple[int, int], seed: int = 0) -> np.ndarray:
+    """Return differences [seeds, examples] without an effect: seeds, examples and noise are random."""
+    stream, (seeds, examples) = np.random.default_rng(seed), shape
+    d_SE = of_seeds * stream.standard_normal((seeds, 1)) + of_examples * stream.standard_normal((1, examples))
+    return d_SE + noise * stream.standard_normal(shape)
+
+
+def test_where_only_seeds_or_only_examples_scatter_p_is_that_of_students_test():
+    over_seeds = np.tile(SEEDS[:, None], (1, 50))
+    assert p_value(over_seeds) == pytest.approx(stats.ttest_1samp(SEEDS, 0)[1])
+    over_examples = np.tile(np.linspace(-0.9, 1.1, 50), (4, 1))
+    assert p_value(over_examples) == pytest.approx(stats.ttest_1samp(over_examples[0], 0)[1])
+    for d_SE in (over_seeds[:1], over_seeds[:, :1]):
+        assert p_value(d_SE) is detectable(d_SE) is interval_of(d_SE) is None
+    assert p_value(np.zeros((3, 5))) == 1.0 and p_value(np.full((3, 5), 0.1)) == 0.0
+
+
+def test_seeds_and_examples_add_up_and_noise_counts_once():
+    d_SE = np.array([[0.1, 0.5, 0.4, 0.2], [0.3, 0.9, 0.4, 0.4], [0.2, 0.4, 0.7, 0.3]])
+    rows, columns = d_SE.mean(axis=1), d_SE.mean(axis=0)
+    of_seeds, of_examples = rows.var(ddof=1) / 3, columns.var(ddof=1) / 4
+    rest = d_SE - rows[:, None] - columns + d_SE.mean()
+    variance = of_seeds + of_examples - (rest**2).sum() / 6 / 12
+    assert variance > max(of_seeds, of_examples)
+    freedom = variance**2 / (of_seeds**2 / 2 + of_examples**2 / 3)
+    half = max(stats.t.ppf(0.975, freedom) * variance**0.5, stats.t.ppf(0.975, 2) * of_seeds**0.5)
+    interval = interval_of(d_SE)
+    assert interval and (interval.low, interval.high) == pytest.approx((d_SE.mean() - half, d_SE.mean() + half))
 
 
 def test_seeds_that_agree_by_chance_are_no_surer_than_their_examples():
     d_SE = np.array([[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
     assert d_SE.mean(axis=1).tolist() == [0.5, 0.5, 0.5]
-    error = np.sqrt(d_SE[0].var(ddof=1) / 12)
-    assert paired_test(d_SE) == pytest.approx(2 * stats.t.sf(0.5 / error, 2))
+    error = np.sqrt(d_SE.mean(axis=0).var(ddof=1) / 4)
+    assert p_value(d_SE) == pytest.approx(2 * stats.t.sf(0.5 / error, 3))
 
 
-@pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_a_detectable_effect_is_found_in_four_of_five_studies(seeds: int):
-    noise_RS = np.random.default_rng(0).normal(0, 0.02, (3000, seeds))
-    unit = detectable(np.array([[-1.0], [1.0], *[[0.0]] * (seeds - 2)]))
-    assert unit is not None
-    scale = np.array([-1.0, 1.0, *[0.0] * (seeds - 2)]).std(ddof=1)
-    effect = 0.02 * unit / scale
-    found = np.mean([(paired_test(row[:, None] + effect) or 0.0) < 0.05 for row in noise_RS])
-    assert found == pytest.approx(0.8, abs=0.03)
-    assert (detectable(np.eye(seeds)[:, :1], comparisons=5) or 0) > 1.3 * (detectable(np.eye(seeds)[:, :1]) or 0)
+def test_a_result_is_significant_exactly_where_its_interval_leaves_out_0():
+    significant = 0
+    for seed in range(300):
+        d_SE = crossed(0.03, 0.3, 0.2, (3, 40), seed) + 0.1
+        interval, p = interval_of(d_SE), p_value(d_SE)
+        assert interval is not None and p is not None
+        assert (p < 0.05) == (not interval.low <= 0 <= interval.high), seed
+        significant += p < 0.05
+    assert 50 < significant < 250
+
+
+@pytest.mark.parametrize("sds", [(0.01, 0.3, 0.3), (0.05, 0.05, 0.05)])
+def test_no_effect_is_called_one_in_5_of_100_studies_and_the_detectable_one_found_in_80(sds: tuple):
+    row = study_errors.measure(3, sds, 2000)
+    assert row["false_positives"] <= 0.06 and row["found"] == pytest.approx(0.8, abs=0.04)
+
+
+def test_more_comparisons_make_the_detectable_effect_larger():
+    d_SE = crossed(0.02, 0.1, 0.1, (5, 50))
+    assert (detectable(d_SE, comparisons=5) or 0) > 1.2 * (detectable(d_SE) or 0) > 0
 
 
 def test_holm_is_that_of_the_book():
@@ -51,26 +86,9 @@ def test_verdicts():
     assert helps.mean == pytest.approx(0.1) and helps.interval is not None
     assert 0.098 < helps.interval.low < 0.1 < helps.interval.high < 0.102
     (alone,) = effects([(base[:1], up[:1])])
-    assert alone.verdict == "one seed: no test" and alone.seeds == 1
+    assert alone.verdict == "one seed: no test" and (alone.seeds, alone.examples) == (1, 40)
+    assert effects([(base[:, :1], up[:, :1])])[0].verdict == "one example: no test"
     assert alone.p is alone.p_corrected is alone.detectable is alone.interval is None
-
-
-def test_the_bootstrap_draws_seeds_and_examples():
-    of_examples = np.tile(np.linspace(-1, 1, 50), (4, 1))  # seeds agree: the interval is that of the examples
-    interval = bootstrap(of_examples)
-    assert interval is not None
-    assert interval.high - interval.low == pytest.approx(2 * 1.96 * of_examples[0].std() / 50**0.5, rel=0.1)
-    assert interval == bootstrap(of_examples) and bootstrap(of_examples[:, :1]) is None
-
-
-def test_of_three_seeds_the_interval_holds_the_truth_about_as_often_as_it_says():
-    stream = np.random.default_rng(0)
-    held = []
-    for _ in range(300):
-        interval = bootstrap(stream.normal(0, 1, (3, 1)) + stream.normal(0, 0.1, (3, 30)), draws=300)
-        assert interval is not None
-        held.append(interval.low <= 0 <= interval.high)
-    assert 0.88 <= np.mean(held) <= 0.99
 
 
 def test_a_curve_is_found_again_and_not_read_too_far():

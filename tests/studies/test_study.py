@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 from samples_made import BARE, RIGHT, WRONG, evaluation, make_run
 
@@ -15,12 +17,12 @@ from hone.cli import main
 from hone.config.eval import EvalConfig
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
-from hone.config.shared import GradingConfig
+from hone.config.shared import EnvConfig, GradingConfig
 from hone.config.study import StudyConfig
 from hone.errors import UserError
 from hone.runs import Run
 from hone.studies.cells import cells_of, runs_of, task_of
-from hone.studies.report import write_report
+from hone.studies.report import sentences, write_report
 from hone.studies.results import COSTS, SeedResult, compared, right_leniently
 from hone.studies.running import Tasks, beside
 from hone.studies.study import Study
@@ -148,7 +150,7 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     assert (out / "results.csv").read_bytes() == table
     page = (out / "study.html").read_text()
     assert "<svg" in page and "<script" not in page and "SFT alone" in page and (out / "curves.png").exists()
-    assert "| SFT alone | 1 |" in (out / "study.md").read_text()
+    assert "| SFT alone | 1 x 6 |" in (out / "study.md").read_text()
 
 
 def test_servers_of_runs_side_by_side_have_ports_of_their_own() -> None:
@@ -165,17 +167,44 @@ def test_a_budget_leaves_runs_out_and_says_so(tmp_path: Path) -> None:
     assert (tmp_path / "study" / "study.html").exists()
 
 
-def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(tmp_path: Path) -> None:
-    broken = tmp_path / "broken.py"
-    broken.write_text(
-        "from reverse_text import load_environment as original\n\n\ndef load_environment():\n"
-        "    env = original()\n    def raises(completion):\n        raise ValueError('no')\n"
-        "    env.rubric.funcs = {name: raises for name in env.rubric.funcs}\n    return env\n"
+def reverse_text_with(tmp_path: Path, change: str) -> None:
+    """Write the task `changed`: reverse-text, with a line of code that changes `env`."""
+    (tmp_path / "environments").mkdir()
+    (tmp_path / "environments" / "changed.py").write_text(
+        "from reverse_text import load_environment as original\n\n\ndef raises(completion):\n"
+        f"    raise ValueError('no')\n\n\ndef load_environment():\n    env = original()\n    {change}\n    return env\n"
     )
-    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": str(broken)}
+
+
+def test_a_study_that_asks_for_more_held_out_examples_than_there_are_says_so_before_it_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reverse_text_with(tmp_path, "env.restrict('eval', lambda split: range(4))")
+    said: list[str] = []
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
+    config = from_settings(StudyConfig, None, {**FILES, "output_dir": str(tmp_path / "study"), **settings})
+    found = Study(config).run(said.append)
+    assert said[0] == "reverse-text has 4 held-out examples: all are used (6 asked for)"
+    assert len(found.results.rows[0].seeds[0].values) == 4
+    assert "| a | 1 x 4 |" in (tmp_path / "study" / "study.md").read_text()
+    missing = config.model_copy(update={"eval": config.eval.model_copy(update={"env": EnvConfig(id="changd")})})
+    with pytest.raises(UserError, match="changd"):
+        Study(missing).run(said.append)
+    assert len(said) == 3, "nothing ran"
+
+
+def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    reverse_text_with(tmp_path, "env.rubric.funcs = {name: raises for name in env.rubric.funcs}")
+    settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
     for _ in range(2):
         found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
         assert list(found.results.missing) == ["eval of a, seed 0"] and found.results.rows[0].seeds == []
+    (log,) = (tmp_path / "study" / "evals").glob("*.log")
+    assert "no completion could be graded" in log.read_text()
 
 
 def test_ctrl_c_ends_what_is_at_work_and_the_report_is_written(tmp_path: Path) -> None:
@@ -243,10 +272,27 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     rows = {row["cell"]: row for row in csv.DictReader(table.read_text().splitlines())}
     assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
     lines = text.read_text().splitlines()
-    assert any(line.startswith(r"| a \| $b$ and $c | 3 | 0.521 |") for line in lines)
-    assert "| SFT 100 | 0.200 | 0.400 |  |  |  |" in lines
-    assert "| SFT 400 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
-    assert "| _late | – | – | – | – | – |" in lines
-    assert "| _late | 1 | 0.027 | 0.027 | 0.027 |  |  |  |  | no seed shared with the baseline |" in lines
+    assert any(line.startswith(r"| a \| $b$ and $c | 3 x 5 | 0.521 |") for line in lines)
+    assert "| SFT 100 | 3 x 5 | 0.200 | 0.400 |  |  |  |" in lines
+    assert "| SFT 400 | 3 x 5 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
+    assert "| _late | 0 | – | – | – | – | – |" in lines
+    assert "| _late | 1 x 5 | 0.027 | 0.027 | 0.027 |  |  |  |  |  | no seed shared with the baseline |" in lines
+    assert all("| n |" in head for head, below in itertools.pairwise(lines) if below.startswith("|---"))
     assert "- Missing runs: failed: rl of _late, seed 0 (it exited with code 1)." in lines
     assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
+
+
+def test_where_no_difference_is_seen_the_report_says_which_effect_is_found_with_80_percent_power(
+    tmp_path: Path,
+) -> None:
+    config = study(tmp_path, cells=[{"name": name} for name in "ab"])
+    stream = np.random.default_rng(0)
+
+    def result(seed: int) -> SeedResult:
+        return SeedResult(seed, dict(enumerate(stream.random(20))), 0.5, dict.fromkeys(COSTS, 1.0), [], "rl")
+
+    found = compared(config, cells_of(config), {name: [result(seed) for seed in range(3)] for name in "ab"}, {})
+    effect = found.rows[1].effect
+    assert effect is not None and effect.verdict == "no difference seen" and effect.detectable is not None
+    (sentence,) = sentences(found)
+    assert "3 seeds x 20 examples" in sentence and f"{effect.detectable:.3f} with 80 % power" in sentence

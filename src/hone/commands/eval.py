@@ -34,13 +34,12 @@ def run(config: EvalConfig) -> int:
         with on_cluster(config, config.cluster) as served:
             return run(served)
     evaluation = Evaluation(config)
-    config, available = evaluation.config, evaluation.available
+    config = evaluation.config
     # 120 columns wide where it is not a terminal, so that no table is cut
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     what = "training" if config.profile else "held-out"
-    if available < config.num_examples:
-        words = f"{evaluation.env.id} has {available} {what} examples: all are used ({config.num_examples} asked for)"
-        console.print(Text(words))
+    if evaluation.shortage:
+        console.print(Text(evaluation.shortage))
     if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
     result = with_progress(evaluation)

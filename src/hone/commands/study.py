@@ -27,7 +27,7 @@ def run(config: StudyConfig) -> int:
         signal.signal(signal.SIGTERM, before)
         status.clear()
     cells = next(tables_of(study.results))
-    shown = ("cell", "seeds", config.eval.metric, "difference", "95 % interval", "p", "verdict")
+    shown = ("cell", "n", config.eval.metric, "difference", "95 % interval", "p", "corrected p", "verdict")
     print_table([{head: row[cells.heads.index(head)] for head in shown} for row in cells.rows])
     print("\n".join(["", *sentences(study.results), "", f"Look: {study.page}"]))
     if study.outcome.left:

@@ -14,7 +14,7 @@ from hone.config.shared import EngineConfig, InitConfig, LoraConfig
 from hone.environments import Environment, services
 from hone.environments.loading import configured
 from hone.errors import UserError
-from hone.evaluation.loop import evaluate
+from hone.evaluation.loop import evaluate, shortage
 from hone.evaluation.profile import write_profile
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
@@ -41,8 +41,8 @@ class Evaluation:
     """The evaluation that a config describes, of `env` if that is not the config's own task.
 
     `config` has the name of the model that the server serves, if there is one; `folder` is where results are saved,
-    None for nowhere; `available` is the number of held-out examples; `special_texts` are prompts and tool answers that
-    held special tokens. Raises UserError if any of this is bad.
+    None for nowhere; `shortage` says that there are fewer examples than it asks for; `special_texts` are prompts and
+    tool answers that held special tokens. Raises UserError if any of this is bad.
     """
 
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
@@ -52,7 +52,7 @@ class Evaluation:
         self.special_texts = SpecialTexts()
         self.env.check_rollouts()
         use_graders(self.env, config.grading, config.cluster)
-        self.available = len(self.env.split(self.config.split_name))
+        self.shortage = shortage(self.env, self.config.split_name, self.config.num_examples)
         if config.profile is not None:
             check_target(config.profile, "--profile")
             if config.profile.exists():  # a run that trains on it could not be resumed

@@ -200,9 +200,10 @@ class SchedulerConfig(BaseConfig):
     type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
     """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, and falls linearly at the end."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Steps of linear warm-up from 0."""
+    """Steps of linear warm-up from 0. A warm-up of `max_steps` - 1 or more leaves no decay."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
-    """Final learning rate as a share of the peak (linear, cosine and wsd)."""
+    """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0 the decay ends one step
+    after the last, so the last step still trains."""
     decay_ratio: float = Field(default=0.2, gt=0, le=1)
     """Share of `max_steps` in which `wsd` falls."""
 

@@ -63,29 +63,51 @@ def bounded_interval(values: Sequence[np.ndarray], low: float, high: float) -> I
 
 
 def share_interval(hits: Sequence[np.ndarray]) -> Interval | None:
-    """Compute the interval of a share (values 0 and 1), inside [0, 1]; None without values.
-
-    One value per example: Wilson's. Several: `mean_interval`, clipped. Where that is undefined or has no width, because
-    there is one example or all agree (all right, say), Wilson's with each example counted once.
-    """
+    """Compute the interval of a share (values 0 and 1), inside [0, 1], clustered by example; None without values."""
     hits = [v for v in hits if len(v)]
     if not hits:
         return None
-    if all(len(v) == 1 for v in hits):
-        return wilson(sum(float(v[0]) for v in hits), len(hits))
-    interval = mean_interval(hits)
-    if interval is None or interval.high - interval.low < 1e-9:
-        return wilson(sum(float(v.mean()) for v in hits), len(hits))
-    return Interval(max(0.0, interval.low), min(1.0, interval.high))
+    return clustered_share(np.array([float(v.sum()) for v in hits]), np.array([float(len(v)) for v in hits]))
 
 
-def wilson(successes: float, n: int) -> Interval:
-    """Compute Wilson's score interval of a share of independent trials (Wilson, 1927)."""
+def clustered_share(hits_E: np.ndarray, sizes_E: np.ndarray) -> Interval:
+    """Compute Wilson's interval of a share with the effective number of completions, N / deff.
+
+    hits_E: correct completions of each example; sizes_E: its completions, N in all. The design effect deff is the
+    cluster-robust variance of the share over p(1 - p) / N (Kish, 1965). It is at least 1 and at most Σ n² / N, where
+    all completions of an example agree. Only examples with a hit, or with a miss if those are fewer, measure it. Near 0
+    and 1 these k examples are few, so one more is assumed, with the largest deff: (k · deff + most) / (k + 1). With one
+    completion per example this is Wilson's interval.
+    Coverage: benchmarks/intervals.py.
+    """
+    count, examples = float(sizes_E.sum()), len(sizes_E)
+    share, most = float(hits_E.sum()) / count, float((sizes_E**2).sum()) / count
+    effect = most
+    if examples > 1 and 0 < share < 1:
+        variance = examples / (examples - 1) * float(((hits_E - share * sizes_E) ** 2).sum()) / count**2
+        measured = min(max(1.0, count * variance / (share * (1 - share))), most)
+        informative = min(int((hits_E > 0).sum()), int((hits_E < sizes_E).sum()))
+        effect = (informative * measured + most) / (informative + 1)
+    trials = count / effect
+    return wilson(share * trials, trials)
+
+
+def wilson(successes: float, n: float) -> Interval:
+    """Compute Wilson's score interval of a share of `n` independent trials (1927), modified for rare ones.
+
+    With at most one success the low end is -ln(0.95) · successes / n, as for a Poisson count, because Wilson's low end
+    is too high there (Brown, Cai and DasGupta, 2001). The high end mirrors it with at most one failure.
+    """
     share = successes / n
     scale = 1 + Z95**2 / n
     centre = (share + Z95**2 / (2 * n)) / scale
     half = Z95 / scale * math.sqrt(max(0.0, share * (1 - share)) / n + Z95**2 / (4 * n**2))
-    return Interval(max(0.0, centre - half), min(1.0, centre + half))
+    low, high = max(0.0, centre - half), min(1.0, centre + half)
+    if 0 < successes <= 1 + 1e-9:
+        low = min(low, -math.log(0.95) * share)
+    if 0 < n - successes <= 1 + 1e-9:
+        high = max(high, 1 + math.log(0.95) * (1 - share))
+    return Interval(low, high)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

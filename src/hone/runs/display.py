@@ -100,8 +100,7 @@ class PlainDisplay(Display):
 
     def message(self, text: str) -> None:
         with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
-            self._out.write(f"{redact(for_reader(text))}
-")
+            self._out.write(f"{redact(for_reader(text))}\n")
             self._out.flush()
         self._last_line = self.progress.clock()
 

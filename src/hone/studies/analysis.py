@@ -1,7 +1,8 @@
 """What the cells of a study differ by, and a test of it. Pure functions of arrays, without files.
 
-Seeds are the independent draws: what a change is worth differs from seed to seed, and examples only tell how well each
-run was measured. So the test takes the differences of the seeds' means, paired by seed, and Student's t.
+Seeds and examples are both random: other seeds train other models, and other examples of the task measure them
+differently. Differences are paired by both. p values and intervals come from one standard error, so that an interval
+leaves out 0 exactly where its p is below 0.05. benchmarks/study_errors.py measures how often they are wrong.
 """
 
 from __future__ import annotations
@@ -17,30 +18,32 @@ from numpy.typing import ArrayLike
 
 from hone import rng
 from hone.errors import UserError
-from hone.evaluation.intervals import Z95, Interval
+from hone.evaluation.intervals import Interval
 
 ALPHA, POWER = 0.05, 0.8
 """Chance of a false verdict in the whole study, and of seeing an effect that is there."""
 DRAWS = 4000
-"""Draws of the bootstrap."""
+"""Simulated studies by which the power is computed."""
 FARTHEST = 2.0
 """A fitted curve is not read beyond so many times its largest x."""
 RATES = 0.02, 4.0
 """Rates of a curve that levels off within what was measured: slower is a line, faster a step."""
 
-Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test"]
+Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "one example: no test"]
 
 
 @dataclass(frozen=True)
 class Effect:
-    """The difference of a cell from the baseline, over the seeds that both have.
+    """The difference of a cell from the baseline, over the seeds and examples that both have.
 
-    `p` is two-sided, as if this were the only comparison; `p_corrected` is corrected for all of the study. `detectable`
-    is the effect that four of five such studies would find, if seeds scatter as they did here.
+    `p` is two-sided, and `interval` of 95 %, as if this were the only comparison; `p_corrected`, by which the verdict
+    goes, is corrected for all of the study. `detectable` is the effect that such a study finds with `POWER`, if seeds
+    and examples scatter as they did here.
     """
 
     mean: float
     seeds: int
+    examples: int
     interval: Interval | None
     p: float | None
     p_corrected: float | None
@@ -51,54 +54,110 @@ class Effect:
 def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
     """Compare (baseline, cell) pairs, [seeds, examples] of the same seeds and examples; p is corrected over all."""
     differences = [other_SE - baseline_SE for baseline_SE, other_SE in pairs]
-    tested = [paired_test(d_SE) for d_SE in differences]
+    tested = [p_value(d_SE) for d_SE in differences]
     corrected = iter(holm([p for p in tested if p is not None]))
     found = []
     for d_SE, p in zip(differences, tested, strict=True):
-        p_corrected, mean = None if p is None else next(corrected), float(d_SE.mean())
-        verdict: Verdict = "one seed: no test"
+        (seeds, examples), mean = d_SE.shape, float(d_SE.mean())
+        p_corrected = None if p is None else next(corrected)
+        verdict: Verdict = "one seed: no test" if seeds < 2 else "one example: no test"
         if p_corrected is not None:
             verdict = "no difference seen" if p_corrected >= ALPHA else "helps" if mean > 0 else "hurts"
-        found.append(
-            Effect(mean, len(d_SE), bootstrap(d_SE), p, p_corrected, detectable(d_SE, len(differences)), verdict)
-        )
+        least = detectable(d_SE, len(differences))
+        found.append(Effect(mean, seeds, examples, interval_of(d_SE), p, p_corrected, least, verdict))
     return found
 
 
-def standard_error(d_SE: np.ndarray) -> float:
-    """Return the standard error of the mean difference: that of seeds, or of examples if seeds scatter less than that.
+@dataclass(frozen=True)
+class Scatter:
+    """Variances of the mean of d = effect + seed + example + noise, with S seeds and E examples, all crossed.
 
-    Seeds may agree by chance, for means of few examples take few values; how well each is measured bounds them.
+    `of_seeds` is the variance of the seeds' means divided by S; `of_examples` is the variance of the examples' means
+    divided by E. Both contain `noise`, so their sum counts it twice. Each may be an array, one entry a study.
     """
-    seeds, examples = d_SE.shape
-    of_seeds = float(d_SE.mean(axis=1).std(ddof=1)) / math.sqrt(seeds) if seeds > 1 else 0.0
-    of_examples = float(np.mean(d_SE.var(axis=1, ddof=1))) if examples > 1 else 0.0
-    return max(of_seeds, math.sqrt(of_examples / (seeds * examples)))
+
+    seeds: int
+    examples: int
+    of_seeds: np.ndarray
+    of_examples: np.ndarray
+    noise: np.ndarray | float
+
+    @classmethod
+    def of(cls, d_SE: np.ndarray) -> Scatter | None:
+        """Measure it; None for fewer than two seeds or examples."""
+        seeds, examples = d_SE.shape
+        if seeds < 2 or examples < 2:
+            return None
+        means_S, means_E = d_SE.mean(axis=1), d_SE.mean(axis=0)
+        rest_SE = d_SE - means_S[:, None] - means_E + d_SE.mean()
+        noise = float((rest_SE**2).sum()) / ((seeds - 1) * (examples - 1) * seeds * examples)
+        return cls(seeds, examples, means_S.var(ddof=1) / seeds, means_E.var(ddof=1) / examples, noise)
+
+    @property
+    def variance(self) -> np.ndarray:
+        """The variance of the mean: of seeds and examples, the noise once; at least that of either."""
+        both = self.of_seeds + self.of_examples - self.noise
+        return np.maximum(both, np.maximum(self.of_seeds, self.of_examples))
+
+    @property
+    def freedom(self) -> np.ndarray:
+        """The degrees of freedom of `variance` (Satterthwaite, 1946)."""
+        parts = self.of_seeds**2 / (self.seeds - 1) + self.of_examples**2 / (self.examples - 1)
+        return self.variance**2 / np.maximum(parts, 1e-300)
+
+    def reach(self, alpha: float) -> np.ndarray:
+        """Return half the width of the interval of level 1 - alpha.
+
+        It is the wider of two: Student's t over the seeds alone, and over seeds and examples. The second has too many
+        degrees of freedom if the seeds agree by chance.
+        """
+        from scipy.special import stdtrit
+
+        of_seeds = stdtrit(self.seeds - 1, 1 - alpha / 2) * np.sqrt(self.of_seeds)
+        return np.maximum(of_seeds, stdtrit(self.freedom, 1 - alpha / 2) * np.sqrt(self.variance))
+
+    def p(self, mean: float) -> float:
+        """Return the two-sided p: the alpha at which `reach` is |mean|."""
+        from scipy.special import stdtr
+
+        if self.variance < 1e-24:  # all examples of all seeds differ by the same
+            return 1.0 if abs(mean) < 1e-12 else 0.0
+        both = stdtr(self.freedom, -abs(mean) / np.sqrt(self.variance))
+        of_seeds = stdtr(self.seeds - 1, -abs(mean) / np.sqrt(max(self.of_seeds, 1e-300)))
+        return float(2 * max(both, of_seeds))
+
+    def found_with(self, power: float, alpha: float) -> float:
+        """Return the effect that a study with this scatter finds with `power`, by simulated studies, always the same.
+
+        Such a study finds an effect x if x + its error exceeds its reach; both variances scatter as chi-square does.
+        """
+        stream = rng.stream(0, "study", "power")
+        error = math.sqrt(self.variance) * stream.standard_normal(DRAWS)
+        of_seeds = self.of_seeds * stream.chisquare(self.seeds - 1, DRAWS) / (self.seeds - 1)
+        of_examples = self.of_examples * stream.chisquare(self.examples - 1, DRAWS) / (self.examples - 1)
+        drawn = Scatter(self.seeds, self.examples, of_seeds, of_examples, self.noise)
+        return float(np.quantile(drawn.reach(alpha) - error, power))
 
 
-def paired_test(d_SE: np.ndarray) -> float | None:
-    """Return p of Student's paired t test over seeds; None for one seed."""
-    seeds, error, mean = len(d_SE), standard_error(d_SE), abs(float(d_SE.mean()))
-    if seeds < 2:
+def p_value(d_SE: np.ndarray) -> float | None:
+    """Return p of the mean difference, two-sided, seeds and examples random; None for one seed or one example."""
+    scatter = Scatter.of(d_SE)
+    return None if scatter is None else scatter.p(float(d_SE.mean()))
+
+
+def interval_of(d_SE: np.ndarray) -> Interval | None:
+    """Return the 95 % interval of the mean difference: it leaves out 0 exactly if `p_value` is below 0.05."""
+    scatter, mean = Scatter.of(d_SE), float(d_SE.mean())
+    if scatter is None:
         return None
-    from scipy.special import stdtr
-
-    if error < 1e-12:  # all examples of all seeds differ by the same
-        return 1.0 if mean < 1e-12 else 0.0
-    return float(2 * stdtr(seeds - 1, -mean / error))
+    half = float(scatter.reach(ALPHA))
+    return Interval(mean - half, mean + half)
 
 
 def detectable(d_SE: np.ndarray, comparisons: int = 1) -> float | None:
-    """Return the effect that the test finds with `POWER`, as the strictest of so many comparisons; None for one seed.
-
-    By the noncentral t distribution, at the scatter that was measured.
-    """
-    if len(d_SE) < 2:
-        return None
-    from scipy.special import nctdtrinc, stdtrit
-
-    freedom = len(d_SE) - 1
-    return float(nctdtrinc(freedom, 1 - POWER, stdtrit(freedom, 1 - ALPHA / (2 * comparisons)))) * standard_error(d_SE)
+    """Return the effect that such a study finds with `POWER`, at `ALPHA` / `comparisons` (Bonferroni)."""
+    scatter = Scatter.of(d_SE)
+    return None if scatter is None else scatter.found_with(POWER, ALPHA / comparisons)
 
 
 def holm(p: Sequence[float]) -> list[float]:
@@ -109,28 +168,6 @@ def holm(p: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, (len(p) - rank) * p[index]))
         corrected[index] = worst
     return corrected
-
-
-def bootstrap(d_SE: np.ndarray, draws: int = DRAWS) -> Interval | None:
-    """Return the 95 % interval of the mean: each draw takes seeds, and then examples, with replacement.
-
-    Few seeds drawn from few scatter too little, so their deviations are first widened to Student's interval. The same
-    draws every time. None for fewer than two seeds or examples.
-    """
-    seeds, examples = d_SE.shape
-    if seeds < 2 or examples < 2:
-        return None
-    from scipy.special import stdtrit
-
-    wider = math.sqrt(seeds / (seeds - 1)) * float(stdtrit(seeds - 1, 0.975)) / Z95
-    means_S1 = d_SE.mean(axis=1, keepdims=True)
-    widened_SE = d_SE + (wider - 1) * (means_S1 - means_S1.mean())
-    stream, means = rng.stream(0, "study", "bootstrap"), np.empty(draws)
-    for i in range(draws):
-        chosen = stream.integers(examples, size=examples)
-        means[i] = widened_SE[stream.integers(seeds, size=seeds)][:, chosen].mean()
-    low, high = np.quantile(means, (0.025, 0.975))
-    return Interval(float(low), float(high))
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
@@ -18,8 +18,8 @@ from hone.errors import UserError
 from hone.evaluation.intervals import Interval
 from hone.pages import environment
 from hone.runs.files import write_file
-from hone.studies.analysis import FARTHEST
-from hone.studies.results import COSTS, NOT_RUN, Results, Row, to_csv
+from hone.studies.analysis import FARTHEST, POWER
+from hone.studies.results import COSTS, NOT_RUN, Results, Row, SeedResult, to_csv
 
 PAGE, TEXT, TABLE = "study.html", "study.md", "results.csv"
 COLOURS = {"helps": "#2a7f3f", "hurts": "#b3261e"}
@@ -58,13 +58,14 @@ def sentences(results: Results) -> list[str]:
         if (effect := row.effect) is None:
             continue
         if effect.p is None:
-            found.append(f"{row.cell.name}: {effect.mean:+.3f} {metric} compared with {results.baseline}, of one seed.")
+            few = "one seed" if effect.seeds == 1 else "one example"
+            found.append(f"{row.cell.name}: {effect.mean:+.3f} {metric} compared with {results.baseline}, of {few}.")
             continue
         interval = "" if effect.interval is None else f", 95 % interval {_span(effect.interval, '+.3f')}"
         text = f"{row.cell.name}: {effect.verdict} compared with {results.baseline} "
-        text += f"({effect.mean:+.3f} {metric}{interval}, {effect.seeds} seeds)."
+        text += f"({effect.mean:+.3f} {metric}{interval}, {effect.seeds} seeds x {effect.examples} examples)."
         if effect.verdict == "no difference seen" and effect.detectable:
-            text += f" An effect below {effect.detectable:.3f} would probably not have been found."
+            text += f" Such a study finds an effect of {effect.detectable:.3f} with {100 * POWER:.0f} % power."
         found.append(text)
     for fit in results.fits:
         where = f" with {fit.others}" if fit.others else ""
@@ -87,47 +88,70 @@ def tables_of(results: Results) -> Iterator[Table]:
     """Yield the table of cells, the one at equal cost where there are SFT alone and RL, and that of costs."""
     metric = results.study.eval.metric
     about = (
-        f"Held-out {metric}, mean over seeds and examples. Differences are from the baseline, {results.baseline}: "
-        "their 95 % interval by a bootstrap of seeds and examples; p by Student's paired t test over seeds, corrected "
-        "for the number of cells (Holm); detectable: the effect that four of five such studies would find."
+        f"Held-out {metric}, mean over n = seeds x examples; min and max of the seeds. Differences are from the "
+        f"baseline, {results.baseline}, paired by seed and example. Their 95 % interval and p take both as random; the "
+        "verdict goes by p corrected for the number of cells (Holm). detectable: the effect that such a study finds "
+        f"with {100 * POWER:.0f} % power after the correction."
     )
-    heads = ["cell", "seeds", metric, "min", "max", "difference", "95 % interval", "p", "detectable", "verdict"]
+    heads = ["cell", "n", metric, "min", "max", "difference", "95 % interval", "p", "corrected p", "detectable"]
+    heads += ["verdict"]
     yield Table("Cells", about, heads, [_cells(row, results.baseline) for row in results.rows])
     if results.study.eval.lenient:
         about = (
-            "Shares of right answers: strict as the task has it, lenient wherever a right answer stands. The part of "
-            f"the strict difference from {results.baseline} that the lenient one does not show is format."
+            "Shares of right answers of n = seeds x examples: strict as the task has it, lenient wherever a right "
+            f"answer stands. The part of the strict difference from {results.baseline} that the lenient one does not "
+            "show is format."
         )
-        heads = ["cell", "strict", "lenient", "strict difference", "lenient difference", "format's share"]
+        heads = ["cell", "n", "strict", "lenient", "strict difference", "lenient difference", "format's share"]
         yield Table("Skill and format", about, heads, list(_format_rows(results)))
     if results.equal:
         about = (
             "SFT alone with as many examples, tokens or seconds of the processor, interpolated between its own cells; "
-            "a dash where SFT was not tried at that cost."
+            "a dash where SFT was not tried at that cost. n = seeds x examples."
         )
+        counts = {row.cell.name: _n(row.seeds) for row in results.rows}
         rows = [
-            [one.cell, one.cost, f"{one.value:.3f}", _num(one.sft_alone), _num(_less(one.value, one.sft_alone), "+.3f")]
+            [
+                one.cell,
+                counts[one.cell],
+                one.cost,
+                f"{one.value:.3f}",
+                _num(one.sft_alone),
+                _num(_less(one.value, one.sft_alone), "+.3f"),
+            ]
             for one in results.equal
         ]
-        yield Table("RL and SFT alone at equal cost", about, ["cell", "equal", metric, "SFT alone", "difference"], rows)
+        yield Table(
+            "RL and SFT alone at equal cost", about, ["cell", "n", "equal", metric, "SFT alone", "difference"], rows
+        )
     spent = [
-        [row.cell.name, *(f"{mean(one.costs[cost] for one in row.seeds):,.0f}" for cost in COSTS)]
+        [row.cell.name, str(len(row.seeds)), *(f"{mean(one.costs[cost] for one in row.seeds):,.0f}" for cost in COSTS)]
         for row in results.rows
         if row.seeds
     ]
-    yield Table("Costs", "Mean over seeds, of all stages; seconds of the processor.", ["cell", *COSTS], spent)
+    yield Table("Costs", "Mean over n seeds, of all stages; seconds of the processor.", ["cell", "n", *COSTS], spent)
 
 
 def _cells(row: Row, baseline: str) -> list[str]:
     means = [one.mean for one in row.seeds]
     lowest, highest = (_num(end(means, default=None)) for end in (min, max))
-    cells = [row.cell.name, str(len(means)), _num(row.mean), lowest, highest]
+    n = _n(row.seeds)
     if (effect := row.effect) is None:
         why = "no seed shared with the baseline" if row.seeds else NOT_RUN
-        return [*cells, "", "", "", "", "baseline" if row.cell.name == baseline else why]
-    p = "–" if (p := effect.p_corrected) is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        why = "baseline" if row.cell.name == baseline else why
+        return [row.cell.name, n, _num(row.mean), lowest, highest, "", "", "", "", "", why]
+    if (compared := f"{effect.seeds} x {effect.examples}") != n:
+        n += f", compared {compared}"
     interval = "–" if effect.interval is None else _span(effect.interval)
-    return [*cells, f"{effect.mean:+.3f}", interval, p, _num(effect.detectable), effect.verdict]
+    p = ["–" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}" for p in (effect.p, effect.p_corrected)]
+    figures = [_num(row.mean), lowest, highest, f"{effect.mean:+.3f}", interval, *p, _num(effect.detectable)]
+    return [row.cell.name, n, *figures, effect.verdict]
+
+
+def _n(seeds: Sequence[SeedResult]) -> str:
+    """Return seeds x examples, as they were used: those of which a completion was graded."""
+    counts = sorted({len(one.values) for one in seeds})
+    return f"{len(seeds)} x {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''}" if seeds else "0"
 
 
 def _format_rows(results: Results) -> Iterator[list[str]]:
@@ -136,7 +160,7 @@ def _format_rows(results: Results) -> Iterator[list[str]]:
     base = read[results.baseline]
     for name, seeds in read.items():
         if not (shared := seeds.keys() & base.keys()):
-            yield [name, *["–"] * 5]
+            yield [name, _n([]), *["–"] * 5]
             continue
         pairs = [(seeds[s].correct, seeds[s].lenient, base[s].correct, base[s].lenient) for s in shared]
         strict, lenient, strict_before, lenient_before = np.array(pairs, dtype=np.float64).mean(axis=0)
@@ -144,7 +168,7 @@ def _format_rows(results: Results) -> Iterator[list[str]]:
         is_share = abs(gains[0]) >= 5e-4 and 0 <= gains[1] / gains[0] <= 1
         share = f"{100 * (1 - gains[1] / gains[0]):.0f} %" if is_share else ""
         changes = ["", ""] if name == results.baseline else [_num(gain, "+.3f") for gain in gains]
-        yield [name, _num(strict), _num(lenient), *changes, share]
+        yield [name, _n([seeds[s] for s in shared]), _num(strict), _num(lenient), *changes, share]
 
 
 def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]) -> str:

@@ -40,6 +40,8 @@ class Study:
         lock = Lock(self.folder)
         try:
             write_file(self.folder / CONFIG, to_toml(self.config))
+            for words in self._shortages():
+                say(words)
             runner, all_ran = Runner(self.config, self.tasks, say, status), False
             self.outcome = runner.outcome
             try:
@@ -53,6 +55,18 @@ class Study:
         finally:
             lock.release()
         return self
+
+    def _shortages(self) -> list[str]:
+        """Say which tasks hold out fewer examples than are asked for. Raises UserError if one can't be loaded."""
+        from hone.environments.loading import configured
+        from hone.evaluation.loop import shortage
+
+        configs = {to_toml(task.config): task.config for task in self.tasks.values() if task.kind == "eval"}
+        found = []
+        for config in configs.values():
+            env = configured(config.env, config.env_args, config.template, "eval.env.template")
+            found.append(shortage(env, "eval", config.num_examples))
+        return [words for words in dict.fromkeys(found) if words]
 
     results: Results
     """What is done, compared; once it has run."""

@@ -12,18 +12,18 @@ if TYPE_CHECKING:
 def lr_at(step: int, peak: float, scheduler: SchedulerConfig, max_steps: int) -> float:
     """Return the learning rate of update `step` (0-based) out of `max_steps`.
 
-    Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay that reaches min_ratio x peak at the last
-    update: right after the warm-up (linear, cosine), or over the last decay_ratio x max_steps updates, linearly (wsd,
-    arXiv:2404.06395).
+    Warm-up: peak x (step + 1) / warmup_steps. Then constant, or a decay: right after the warm-up (linear, cosine), or
+    over the last decay_ratio x max_steps updates, linearly (wsd, arXiv:2404.06395). The decay reaches min_ratio x peak
+    at the last update. With min_ratio = 0 it reaches 0 one update later, as the schedules of transformers do: an update
+    at learning rate 0 would train nothing. A warm-up of max_steps - 1 or more leaves no decay.
     """
     if step < scheduler.warmup_steps:
         return peak * (step + 1) / scheduler.warmup_steps
     if scheduler.type == "constant":
         return peak
-    last_stable = scheduler.warmup_steps
+    begin, end = scheduler.warmup_steps, max_steps - 1 if scheduler.min_ratio else max_steps
     if scheduler.type == "wsd":
-        last_stable = max(last_stable, max_steps - 1 - max(1, round(scheduler.decay_ratio * max_steps)))
-    length = max(1, max_steps - 1 - last_stable)
-    progress = min(1.0, max(0, step - last_stable) / length)
+        begin = max(begin, end - max(1, round(scheduler.decay_ratio * max_steps)))
+    progress = min(1.0, max(0, step - begin) / max(1, end - begin))
     shape = 0.5 * (1 + math.cos(math.pi * progress)) if scheduler.type == "cosine" else 1 - progress
     return peak * (scheduler.min_ratio + (1 - scheduler.min_ratio) * shape)

@@ -26,7 +26,7 @@ _SOMEWHERE = 10**9
 """A step that no run has: scripts put the one that was clicked in its place."""
 INTERVAL = (
     "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and "
-    "of a reward of 0 or 1 (Student's t, too, of several completions of an example)."
+    "of a reward of 0 or 1, with the effective number of completions where an example has several."
 )
 """What the intervals of the overview are."""
 _CHANGES = {

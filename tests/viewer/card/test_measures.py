@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from samples_made import LOST, RIGHT, WRONG, evaluation
 
-from hone.evaluation.intervals import mean_interval, wilson
+from hone.evaluation.intervals import clustered_share, mean_interval, share_interval, wilson
 from hone.viewer.card.measures import Evaluated, Level, changes, compare, mcnemar
 
 
@@ -24,27 +24,39 @@ def test_the_interval_of_a_difference_is_students_over_examples() -> None:
     generator = np.random.default_rng(3)
     before = dict(enumerate(generator.random(200)))
     after = {i: value + 0.05 + generator.normal(0, 0.01) for i, value in before.items()}
-    change = changes({"reward": before}, {"reward": after | {999: 1.0}})["reward"]
+    once = dict.fromkeys(after | {999: 1.0}, 1)
+    change = changes({"reward": before}, {"reward": after | {999: 1.0}}, once, once)["reward"]
     assert change.sure and (change.examples, change.moved) == (200, 200)
     assert change.difference.mean == pytest.approx(0.05, abs=0.003)
     interval = mean_interval([np.array([after[i] - before[i]]) for i in before])
     assert interval and (change.difference.low, change.difference.high) == (interval.low, interval.high)
-    assert set(changes({"reward": before, "none": {}}, {"reward": before, "none": {}})) == {"reward"}
+    assert set(changes({"reward": before, "none": {}}, {"reward": before, "none": {}}, once, once)) == {"reward"}
 
 
 def test_where_examples_agree_a_share_has_wilsons_interval_and_a_difference_none() -> None:
-    zeros, ones = dict.fromkeys(range(20), 0.0), dict.fromkeys(range(20), 1.0)
-    found = changes({"correct": zeros, "reward": ones}, {"correct": ones, "reward": ones})
+    zeros, ones, twice = (dict.fromkeys(range(20), value) for value in (0.0, 1.0, 2))
+    found = changes({"correct": zeros, "reward": ones}, {"correct": ones, "reward": ones}, twice, twice)
     assert found["correct"].after == Level(1.0, wilson(20, 20).low, 1.0) and found["correct"].moved == 20
     assert found["correct"].difference == Level(1.0) and found["correct"].sure
     assert found["reward"].after == Level(1.0) and not found["reward"].sure
 
 
+def test_a_share_has_the_interval_that_the_evaluation_gives_it() -> None:
+    """Also where examples have several completions, of which some are right; pass@2 of four counts as two draws."""
+    rows = evaluation([RIGHT, WRONG, WRONG, WRONG] * 3 + [WRONG] * 20, rollouts=4)
+    found = compare(Evaluated(0, rows), Evaluated(4, rows))
+    assert found is not None
+    hits = [np.array([1.0, 0, 0, 0])] * 3 + [np.zeros(4)] * 5
+    expected, pairs = share_interval(hits), clustered_share(np.array([1.0] * 3 + [0.0] * 5), np.full(8, 2.0))
+    assert found.measures["correct"].after == Level(3 / 32, expected.low, expected.high)
+    assert found.measures["pass@2"].after == Level(3 / 16, pairs.low, pairs.high)
+
+
 def test_few_examples_that_change_show_nothing() -> None:
     """Of 256 examples five turned right: the interval leaves out 0, McNemar's test has p = 0.06."""
-    before = dict.fromkeys(range(256), 0.0)
+    before, once = dict.fromkeys(range(256), 0.0), dict.fromkeys(range(256), 1)
     for right, sure in ((5, False), (6, True)):
-        found = changes({"correct": before}, {"correct": {e: float(e < right) for e in before}})["correct"]
+        found = changes({"correct": before}, {"correct": {e: float(e < right) for e in before}}, once, once)["correct"]
         assert found.difference.low is not None and found.moved == right
         assert found.sure is sure is (mcnemar(right, 0) < 0.05)
 

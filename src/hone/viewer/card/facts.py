@@ -123,7 +123,8 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     card.leniency = read(card.run, card.evaluated) if read else NOT_READ
     if not card.leniency.why_not:
         found = [card.leniency.measures(one) for one in card.evaluated]
-        card.lenient = changes(found[0], found[-1])
+        counts = card.evaluated[0].counts, last.counts
+        card.lenient = changes(found[0], found[-1], *counts)
         right = {one[:2]: one.kind for one in card.leniency.found[last.key] if one.correct}
         rows = {(row["example"], row["rollout"]): row for row in last.rows}
         card.samples = [Sample(f"right by its {kind}", rows[place]) for place, kind in right.items()][:SHOWN]

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hone.errors import UserError
-from hone.evaluation.intervals import bounded_interval, mean_interval, pass_at_k, wilson
+from hone.evaluation.intervals import clustered_share, mean_interval, pass_at_k
 from hone.types import Outcome
 
 FAILED = frozenset({Outcome.GRADER_ERROR, Outcome.GRADER_TIMEOUT, "rollout_failed"})
@@ -53,10 +53,15 @@ class Evaluated:
                 found.setdefault(row["example"], []).append(row)
         return found
 
+    @property
+    def counts(self) -> dict[int, int]:
+        """The number of graded completions of each example."""
+        return {example: len(rows) for example, rows in self.by_example.items()}
+
     @cached_property
     def rollouts(self) -> int:
         """Most completions of an example."""
-        return max(map(len, self.by_example.values()), default=0)
+        return max(self.counts.values(), default=0)
 
     @property
     def measures(self) -> dict[str, Values]:
@@ -176,30 +181,50 @@ def compare(first: Evaluated, last: Evaluated) -> Comparison | None:
         return None
     hits = [(is_correct(before.by_example[e][0]), is_correct(after.by_example[e][0])) for e in both]
     apart = len(ids[0].keys() | ids[1].keys()) - len(both)
-    found = changes(before.measures, after.measures)
+    found = changes(before.measures, after.measures, before.counts, after.counts)
     return Comparison(found, hits.count((False, True)), hits.count((True, False)), apart)
 
 
-def changes(before: Mapping[str, Values], after: Mapping[str, Values]) -> dict[str, Change]:
-    """Return the change of each measure, over the examples that are in both; one without such an example is absent."""
+def changes(
+    before: Mapping[str, Values],
+    after: Mapping[str, Values],
+    counts_before: Mapping[int, int],
+    counts_after: Mapping[int, int],
+) -> dict[str, Change]:
+    """Return the change of each measure, over the examples that are in both; one without such an example is absent.
+
+    The counts are those of each example's completions.
+    """
     found: dict[str, Change] = {}
     for name in before:
         if both := sorted(before[name].keys() & after.get(name, {}).keys()):
             was_E, is_E = (np.array([values[name][e] for e in both], dtype=np.float64) for values in (before, after))
+            was, now = (
+                _level(name, values_E, np.array([counts[e] for e in both], dtype=np.float64))
+                for values_E, counts in ((was_E, counts_before), (is_E, counts_after))
+            )
             moved = int(np.count_nonzero(np.abs(is_E - was_E) > 1e-12))
-            share = "reward" not in name
-            found[name] = Change(_level(was_E, share), _level(is_E, share), _level(is_E - was_E), len(both), moved)
+            found[name] = Change(was, now, _mean_level(is_E - was_E), len(both), moved)
     return found
 
 
-def _level(values_E: np.ndarray, share: bool = False) -> Level:
-    """Return the mean with Student's t interval; of a share it is cut at 0 and 1, or Wilson's if all are 0 or 1."""
-    columns = list(values_E[:, None])
-    interval = bounded_interval(columns, 0.0, 1.0) if share else mean_interval(columns)
-    if interval is None or interval.high - interval.low < 1e-9:  # one example, or all agree
-        interval = wilson(float(values_E.sum()), len(values_E)) if share else None
-    mean = float(values_E.mean())
-    return Level(mean, interval.low, interval.high) if interval else Level(mean)
+def _level(name: str, values_E: np.ndarray, counts_E: np.ndarray) -> Level:
+    """Return the mean of a measure with its interval. pass@k of n completions counts as a share of n / k draws."""
+    if "reward" in name:
+        return _mean_level(values_E)
+    k = int(name.removeprefix("pass@")) if name.startswith("pass@") else 1
+    # Every example weighs the same in the mean, however many completions it has.
+    sizes_E = np.full(len(values_E), max(1.0, float(counts_E.mean()) / k))
+    interval = clustered_share(values_E * sizes_E, sizes_E)
+    return Level(float(values_E.mean()), interval.low, interval.high)
+
+
+def _mean_level(values_E: np.ndarray) -> Level:
+    """Return the mean with Student's t interval over examples; without one if all agree, or there is one example."""
+    interval, mean = mean_interval(list(values_E[:, None])), float(values_E.mean())
+    if interval is None or interval.high - interval.low < 1e-9:
+        return Level(mean)
+    return Level(mean, interval.low, interval.high)
 
 
 def is_correct(row: Row) -> bool:
