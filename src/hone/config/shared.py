@@ -47,6 +47,14 @@ class OneRun(BaseConfig):
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
 
 
+class ExecutedRun(OneRun):
+    """A command that may execute code which one run names."""
+
+    trust_local_task: bool = False
+    """Execute code that the run names: functions, an agent, a taskset of verifiers, a task file that is not the one the
+    run was made with. Read it first."""
+
+
 class InitConfig(BaseConfig):
     """Size of a model made from nothing (`hone/tiny` and `hone init-model`); ignored for a model that is loaded."""
 

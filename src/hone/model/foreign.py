@@ -343,7 +343,12 @@ def load(
 
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, use_safetensors=True
+                folder,
+                dtype=dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
             )
             net, found = loaded
         except Exception as error:
