@@ -217,3 +217,46 @@ def test_with_the_flag_it_is_executed_and_another_digest_is_named(way, command, 
     text = hone(capsys, [*command, "--trust-local-task"])[1]
     assert executed()
     assert "verifiers" in way or "what the run was made with" in text or "that the run was made with" in text
+
+
+SFT_CODE: dict[str, Attack] = {
+    "task file": setting("data.env", {"id": "evil_task"}),
+    "wrapped task file": setting("data.env", {"id": "one_shot", "args": {"task": "evil-task"}}),
+    "reward function": setting("data.env", {"id": "functions", "args": REWARDS}),
+    "verifiers taskset": setting("data.env", {"id": "verifiers:evil-task"}),
+    "folder with a loading script": lambda config: config.update(data={"name": "evil_data", "seq_len": 96}),
+    "name of a loading script": lambda config: config.update(data={"name": "evil_data/evil_data.py", "seq_len": 96}),
+}
+
+
+@pytest.mark.parametrize("way", SFT_CODE)
+def test_what_a_strangers_run_of_sft_names_is_not_executed(way, stranger, sft_run, capsys):
+    shutil.rmtree("run")
+    shutil.copytree(sft_run, "run")
+    Path("evil_data").mkdir()
+    for name in ("evil_data.py", "__init__.py"):
+        Path("evil_data", name).write_text(EVIL)
+    Path("evil_data/rows.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 8)
+    named_by_run(SFT_CODE[way])
+    commands = [["verify", "run", "--steps", "1"], ["report", "run", "--output", "card"], ["runs", "show", "run"]]
+    texts = [hone(capsys, words)[1] for words in commands]
+    assert not executed()
+    assert ("--trust-local-task" in texts[0]) == ("script" not in way)
+
+
+def test_what_a_strangers_evaluation_names_is_not_executed(stranger, capsys):
+    words = ["eval", "parity", "-m", "model", "-n", "4", "-r", "1", "-t", "2", "--output-dir", "measured"]
+    assert hone(capsys, words)[0] == 0
+    file = Path("measured/config.toml")
+    config = tomllib.loads(file.read_text())
+    for env, args in (("evil_task", {}), ("one_shot", {"task": "evil-task"}), ("functions", REWARDS)):
+        file.write_text(tomli_w.dumps(config | {"env": env, "env_args": args}))
+        code, text = hone(capsys, ["report", "measured", "--json"])
+        assert (code, executed()) == (0, False) and "--trust-local-task" in text
+
+
+def test_a_branch_of_a_strangers_run_executes_what_its_own_config_names(stranger, bench, capsys):
+    named_by_run(NAMED_CODE["loss"])
+    flags = ["--model.name", "model", "--orchestrator.env.id", "reverse-text", "--max-steps", "7", "--no-audit"]
+    assert hone(capsys, ["rl", *flags, "--resume.dir", "run", "--output-dir", "branch"])[0] in (0, 2)
+    assert not executed()

@@ -148,7 +148,7 @@ def test_only_a_local_task_file_must_be_that_of_the_run(here: Path, capsys: pyte
         with pytest.raises(UserError, match=rf"{file} here .* pass --trust-local-task"):
             checked("some-task", *recorded)
     same = digests.of_source(file)
-    with pytest.raises(UserError, match="inside the run.* pass --trust-local-task"):
+    with pytest.raises(UserError, match=r"inside the run.* pass --trust-local-task"):
         checked("some-task", same, run=".")
     assert "some_task" not in sys.modules
     checked("reverse-text", "0" * 64)  # hone's own: what differs there is found later
