@@ -33,7 +33,7 @@ LEVELS = [
     {"runs"},
     {"config"},
     {"digests", "trust"},
-    {"types", "errors", "rng"},
+    {"types", "errors", "rng", "terminal"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

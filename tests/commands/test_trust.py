@@ -260,3 +260,40 @@ def test_a_branch_of_a_strangers_run_executes_what_its_own_config_names(stranger
     flags = ["--model.name", "model", "--orchestrator.env.id", "reverse-text", "--max-steps", "7", "--no-audit"]
     assert hone(capsys, ["rl", *flags, "--resume.dir", "run", "--output-dir", "branch"])[0] in (0, 2)
     assert not executed()
+
+
+STEERING = "\x1b[2J\x9b1A\r\u202e\u2066\x07\nverdict       verified: all is well"
+
+
+def steer(value: Any) -> Any:
+    """The value with its texts, but for those that say what kind of file it is, steering the terminal."""
+    if isinstance(value, dict):
+        same = ("format", "kind", "status", "started", "ended", "sources", "time", "name")
+        return {key: item if key in same else steer(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [steer(item) for item in value]
+    return value + STEERING if isinstance(value, str) else value
+
+
+def test_what_a_strangers_run_says_does_not_steer_the_terminal(stranger, capsys):
+    info, events = Path("run/run.json"), Path("run/events.jsonl")
+    made = steer(json.loads(info.read_text()))
+    info.write_text(json.dumps(made | {"exact": False, "inexact": [{"step": 0, "cause": STEERING}]}))
+    alarm = {"kind": "alarm", "step": 1, "name": STEERING, "evidence": STEERING, "advice": STEERING}
+    events.write_text("".join(json.dumps(event) + "\n" for event in (alarm, {"kind": STEERING, "step": 1})))
+    for task_file in ("environments/parity.py", "evil.py"):
+        Path(task_file).write_text(f"raise ValueError({STEERING!r})\n" + PARITY)
+    trusted = [[*words, "--trust-local-task"] for words in EXECUTING[:4]]
+    for words in (*READ_ONLY[:8], *trusted, ["report", "run", "--no-lenient", "--json"]):
+        text = hone(capsys, words)[1]
+        assert text and all(char.isprintable() or char in "\n\t" for char in text), words
+        assert not [line for line in text.splitlines() if line.startswith("verdict       verified: all")], words
+
+
+def test_a_status_or_a_name_of_a_strangers_run_is_text(stranger, capsys):
+    info = json.loads(Path("run/run.json").read_text()) | {"status": "{0.__class__}{x}{1:>99999999}" + STEERING}
+    Path("run/run.json").write_text(json.dumps(info))
+    for words in (["runs", "show", "run"], ["runs", "list", "."], ["runs", "show", "gone" + STEERING]):
+        text = hone(capsys, words)[1]
+        assert all(char.isprintable() or char in "\n\t" for char in text), words
+        assert "gone" in text or "{0.__class__}{x}" in text, words

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from hone.commands.status import Status, Ticking
@@ -26,6 +25,7 @@ from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE
 from hone.orchestrator.placement import CORES, server_roles
+from hone.terminal import make_console
 
 
 def run(config: EvalConfig) -> int:
@@ -36,7 +36,7 @@ def run(config: EvalConfig) -> int:
     evaluation = Evaluation(config)
     config, available = evaluation.config, evaluation.available
     # 120 columns wide where it is not a terminal, so that no table is cut
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
     what = "training" if config.profile else "held-out"
     if available < config.num_examples:
         words = f"{evaluation.env.id} has {available} {what} examples: all are used ({config.num_examples} asked for)"

@@ -11,7 +11,6 @@ from hone.grading.inline import (
     attempt,
     decide_outcome,
     last_line,
-    printable,
     run_reward,
     together,
 )
@@ -29,7 +28,6 @@ __all__ = [
     "attempt",
     "decide_outcome",
     "last_line",
-    "printable",
     "run_reward",
     "together",
 ]

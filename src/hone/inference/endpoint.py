@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 from hone import rng
 from hone.errors import UserError
-from hone.grading import printable
+from hone.terminal import printable
 
 HONE = "hone"
 """Owner of the models that hone's own server lists."""

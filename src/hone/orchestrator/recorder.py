@@ -10,12 +10,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from hone.errors import Halt, UserError
-from hone.grading import last_line, printable
+from hone.grading import last_line
 from hone.orchestrator.canary import GapWatch
 from hone.orchestrator.groups import group_state
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
+from hone.terminal import printable
 from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Outcome, Score, Trajectory
 
