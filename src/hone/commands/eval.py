@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 from rich.text import Text
 
@@ -25,6 +23,7 @@ from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE
 from hone.orchestrator.placement import CORES, server_roles
+from hone.orchestrator.shared_memory import scratch_folder
 from hone.terminal import make_console
 
 
@@ -66,8 +65,8 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
     own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
     model = ModelConfig(name=config.model, chat_template=config.chat_template)
     status = Status(sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="hone-eval-") as scratch:
-        served = Path(scratch) / "inference.toml"
+    with scratch_folder("eval") as scratch:
+        served = scratch / "inference.toml"
         served.write_text(to_toml(ServeConfig(model=model, **own)))
         command = [sys.executable, "-P", "-m", "hone.cli", INFERENCE, "@", str(served)]
         commands = dict.fromkeys(server_roles(cluster.replicas), command)

@@ -102,8 +102,11 @@ class LoraConfig(BaseConfig):
         """Take rank and alpha, where they are not set, from the adapter that is named."""
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
-        try:  # what is wrong with the folder is said when it is loaded
-            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_text())
+        file = Path(data["path"]).expanduser() / "adapter_config.json"
+        if not file.is_file():  # what is wrong with the folder is said when it is loaded
+            return data
+        try:
+            found = json.loads(file.read_text())
             return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
         except (OSError, ValueError, KeyError, TypeError):
             return data

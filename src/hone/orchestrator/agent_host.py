@@ -26,6 +26,7 @@ from typing import IO, Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -33,7 +34,7 @@ from starlette.routing import Route
 from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.errors import Halt, UserError
 from hone.grading import last_line
-from hone.inference.server.app import MAX_BODY, while_connected
+from hone.inference.server.app import MAX_BODY, on_leaving, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
 from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Rollout
 from hone.orchestrator.child import dying_with_parent
@@ -68,7 +69,7 @@ class Host:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
-        self.app = Starlette(routes=routes)
+        self.app = Starlette(routes=routes, exception_handlers={ClientDisconnect: on_leaving})
 
     def __enter__(self) -> Host:
         self._thread.start()
