@@ -84,7 +84,7 @@ def safe(stream: TextIO) -> TextIO:
 def safe_output() -> Iterator[None]:
     """Escape, in this block, what is written to the standard output and the standard error."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(safe, before)
+    sys.stdout, sys.stderr = (stream and safe(stream) for stream in before)  # None where there is none
     try:
         yield
     finally:
