@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hone import trust
 from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.environments.data import Row
 from hone.environments.parsers import message_text
@@ -193,6 +194,8 @@ def load_environment(
         )
     if sandbox not in ("bubblewrap", "none"):
         raise UserError(f'math-python: sandbox is {sandbox!r}; it must be "bubblewrap" or "none"')
+    if sandbox == "none":
+        trust.check_named("a tool that runs what the model writes without a sandbox (sandbox none)")
     either = Range(right=(0.0, 1.0), wrong=(0.0, 1.0))
     ranges = {"correctness": Range(right=(1.0, 1.0), wrong=(0.0, 0.0)), "tool_syntax": either, "tool_use": either}
     return MathPython(

@@ -32,8 +32,8 @@ LEVELS = [
     {"grading", "algorithms", "model", "pages", "transport"},
     {"runs"},
     {"config"},
-    {"digests"},
-    {"types", "errors", "rng", "redaction", "web"},
+    {"digests", "trust"},
+    {"types", "errors", "rng", "redaction", "terminal", "web"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -96,7 +96,7 @@ def test_rooms_import_downwards_only(module: Path) -> None:
 
 
 def test_tasks_see_the_environment_layer_only() -> None:
-    allowed = {"environments", "grading", "types", "errors", "rng"}
+    allowed = {"environments", "grading", "trust", "types", "errors", "rng"}
     for module in modules(ROOT / "environments"):
         for name in imported(nodes_of(module)):
             if name.startswith("hone."):

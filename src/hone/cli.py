@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from hone import __version__
 from hone.errors import RankLost, UserError
 from hone.redaction import redact
+from hone.terminal import hanging, safe_output
 
 
 class Command(NamedTuple):
@@ -168,6 +169,7 @@ def _is_among_ranks() -> bool:
     return parallel is not None and parallel.has_joined
 
 
+@safe_output()
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
     """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 prints what was wrong."""
     try:
@@ -195,7 +197,7 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
 
 
 def _fail(sentence: str) -> int:
-    print(f"error: {redact(sentence)}", file=sys.stderr)
+    print(f"error: {hanging(redact(sentence))}", file=sys.stderr)
     return 2
 
 

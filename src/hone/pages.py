@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hone.terminal import printable
+
 if TYPE_CHECKING:
     from jinja2 import BaseLoader, Environment
 
@@ -29,4 +31,4 @@ def visible(text: str, limit: int | None = None) -> str:
     if limit is not None and len(text) > limit:
         head = (limit + 1) // 2
         text = f"{text[:head]} […{len(text) - limit:,} characters…] {text[len(text) - (limit - head) :]}"
-    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+    return printable(text)

@@ -145,6 +145,11 @@ class FileTransport:
         self._hello: Hello | None = None
         self._put: dict[int, int] = {}
         """Tokens of the batches that may still wait, by step."""
+        if self.weights_root.is_symlink():
+            raise UserError(
+                f"{self.weights_root} is a link, and hone removes old weights there: give a folder of its own with "
+                "--transport.path"
+            )
         with self._explaining():
             self.weights_root.mkdir(parents=True, exist_ok=True)
 

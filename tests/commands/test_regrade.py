@@ -15,6 +15,7 @@ from refusals import fails
 from run_folders import make_run
 
 from hone.cli import main
+from hone.environments.task_files import source_digest
 from hone.runs.rollouts import write_rollouts
 
 TASK = '''
@@ -71,7 +72,8 @@ def row(step: int, index: int, text: str, right: bool, **more: Any) -> dict[str,
 
 def record(folder: Path, steps: list[list[dict[str, Any]]]) -> Path:
     """A run of the task `early` with these rollouts."""
-    run = make_run(folder, steps=len(steps), max_steps=len(steps))
+    digest = source_digest(folder.parent / "environments" / "early.py")
+    run = make_run(folder, steps=len(steps), max_steps=len(steps), sources={"environment": digest})
     config = (run / "config.toml").read_text().replace('id = "reverse-text"', 'id = "early"')
     (run / "config.toml").write_text(config)
     (run / "rollouts").mkdir()

@@ -151,7 +151,7 @@ def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
     settings = SETTINGS | evaluated | {"max_steps": 1, "model": str(tiny_model_dir), "output_dir": "out"}
     hone.rl(**settings)
     capsys.readouterr()
-    assert main(["verify", "out"]) == 2 and "or its agent" in capsys.readouterr().err
+    assert main(["verify", "out"]) == 2 and "my_agent:agent" in capsys.readouterr().err
     assert main(["verify", "out", "--trust-local-task"]) == 0
     text = capsys.readouterr().out
     assert "a program makes the evaluations of this run" in text and "1 step came out equal, bit for bit" in text

@@ -81,8 +81,9 @@ def test_by_name_and_handed_over_they_train_alike_and_the_run_keeps_them(setting
     kept = (given / "algorithm.py").read_text()
     assert "POWER = 2.0" in kept and kept.count("def ") == 2
     assert {"loss", "advantages"} <= set(Run(given).info["sources"])
-    assert main(["replay", str(given)]) == 0, "the run brings the functions"
-    assert main(["verify", str(named), "--steps", "1"]) == 0
+    assert main(["replay", str(given), "--trust-local-task"]) == 0, "the run brings the functions"
+    assert main(["verify", str(named), "--steps", "1", "--trust-local-task"]) == 0
+    assert main(["replay", str(given)]) == main(["verify", str(named), "--steps", "1"]) == 2
 
 
 def test_a_run_does_not_go_on_with_a_changed_function(settings, tmp_path, monkeypatch, capsys):

@@ -17,13 +17,13 @@ import numpy as np
 import pandas
 import pytest
 
+from hone import trust
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.environments.functions import given_task, place_of
 from hone.environments.kept_source import kept_source
-from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 from hone.evaluation.remote import evaluate_url
 from hone.inference.endpoint import Endpoint
@@ -346,13 +346,13 @@ def test_the_flags_stand_for_the_task(here):
             load_environment("functions", **given)
 
 
-@pytest.mark.parametrize(
-    "env_id, args", [("functions", {"rewards": ["os:system"]}), ("one-shot", {"task": "functions"})]
-)
-def test_what_a_run_names_is_not_called_unless_it_is_trusted(env_id, args):
-    with pytest.raises(UserError, match="pass --trust-local-task"):
-        refuse_other_task(env_id, args, "0" * 64, trusted=False)
-    refuse_other_task(env_id, args, "0" * 64, trusted=True)
+@pytest.mark.parametrize("env_id", ["functions", "one-shot", "one_shot"])
+@pytest.mark.parametrize("named", [{"rewards": ["os:system"]}, {"agent": "os:system"}, {"agent_command": "true"}])
+def test_what_a_run_names_is_not_called_unless_it_is_trusted(env_id, named):
+    args = named | {"data": "p.jsonl"}
+    args = args if env_id == "functions" else {"task": "functions", "args": args}
+    with trust.opened_run(Path("run"), {}, False), pytest.raises(UserError, match="pass --trust-local-task"):
+        load_environment(env_id, **args)
 
 
 SCALE = {"b": 2, "a": math.inf}

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from hone import digests
+from hone import digests, trust
 from hone.environments import load_environment
-from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 
 TASK = """
@@ -137,27 +136,37 @@ def test_a_mistake_in_a_task_file_is_named_with_its_line(tmp_path, monkeypatch, 
         load_environment(f"mistaken-{what.lower()}")
 
 
+def checked(env_id: str, *recorded: str, trusted: bool = False, run: str = "run"):
+    """The task, as a command loads it that works with a run of these digests."""
+    with trust.opened_run(Path(run), {"sources": {f"environment/{i}": one for i, one in enumerate(recorded)}}, trusted):
+        return load_environment(env_id)
+
+
 def test_only_a_local_task_file_must_be_that_of_the_run(here: Path, capsys: pytest.CaptureFixture[str]):
     file = write(here / "some_task.py")
-    refuse_other_task("some-task", {}, None, trusted=False)
-    refuse_other_task("some-task", {}, digests.of_source(file), trusted=False)
-    note = f"note: the task some-task is {file}; the run does not say which file it was made with"
-    assert capsys.readouterr().err.splitlines() == [note]
-    refuse_other_task("some-task", {}, "0" * 64, trusted=True)
-    refuse_other_task("reverse-text", {}, "0" * 64, trusted=False)  # hone's own: what differs there is found later
-    with pytest.raises(UserError, match=rf"{file} here .* pass --trust-local-task"):
-        refuse_other_task("some-task", {}, "0" * 64, trusted=False)
+    for recorded in ([], ["0" * 64]):
+        with pytest.raises(UserError, match=rf"{file} here .* pass --trust-local-task"):
+            checked("some-task", *recorded)
+    same = digests.of_source(file)
+    with pytest.raises(UserError, match=r"inside the run.* pass --trust-local-task"):
+        checked("some-task", same, run=".")
     assert "some_task" not in sys.modules
+    checked("reverse-text", "0" * 64)  # hone's own: what differs there is found later
+    for _ in range(2):
+        checked("some-task", "0" * 64, same)
+    assert capsys.readouterr().err.splitlines() == [f"note: the task some-task is {file}"]
+    checked("some_task", "0" * 64, trusted=True)
+    assert "which is not the file that the run was made with" in capsys.readouterr().err
 
 
 def test_the_digest_of_a_package_covers_the_file_that_its_loader_comes_from(here: Path):
     write(here / "some_task" / "__init__.py", "from some_task.inner import load_environment")
     inner = write(here / "some_task" / "inner.py")
     recorded = load_environment("some-task").digests([])["environment"]
-    refuse_other_task("some-task", {}, recorded, trusted=False)
+    checked("some-task", recorded)
     write(inner, inner.read_text() + "# edited")
     with pytest.raises(UserError, match="is not the file that the run was made"):
-        refuse_other_task("some-task", {}, recorded, trusted=False)
+        checked("some-task", recorded)
 
 
 def test_tasks_of_one_process_do_not_share_a_file_by_its_name(here: Path, monkeypatch: pytest.MonkeyPatch):
@@ -188,9 +197,9 @@ def test_a_task_may_import_what_lies_beside_it_and_is_another_one_when_that_chan
     env.close_workers()
     digest = env.digests([])["environment"]
     assert digest != digests.of_source(here / "environments" / "using.py")
-    refuse_other_task("using", {}, digest, trusted=False)
+    checked("using", digest)
     write(further, "VALUE = 0.5\n")
     with pytest.raises(UserError, match="is not the file that the run was made with"):
-        refuse_other_task("using", {}, digest, trusted=False)
+        checked("using", digest)
     with pytest.raises(UserError, match=r"further\.py was changed while it is in use"):
         env.grade(example, "text")

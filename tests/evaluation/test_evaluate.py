@@ -14,10 +14,11 @@ from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
 from hone.evaluation.intervals import bounded_interval, mean_interval
 from hone.evaluation.loop import evaluate
-from hone.evaluation.report import printable, show_sample
+from hone.evaluation.report import show_sample
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import results_folder, save_results
 from hone.inference.types import SamplingParams
+from hone.terminal import printable
 from hone.types import Trajectory
 
 TAGS = TagParser("t")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.cli import main
@@ -202,6 +203,19 @@ def test_weights_that_are_missing_are_named(tmp_path: Path) -> None:
     write(other, "mistral", num_hidden_layers=1)
     (tmp_path / "model.safetensors").write_bytes((other / "model.safetensors").read_bytes())
     with pytest.raises(UserError, match=r"do not fit its config.json: missing keys model\.layers\.1"):
+        load_model(tmp_path)
+
+
+def test_weights_that_are_not_finite_or_far_too_few_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "mistral")
+    weights = load_file(tmp_path / "model.safetensors")
+    weights["model.norm.weight"][0] = math.nan
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(UserError, match=r"values of model\.norm\.weight in .* are not finite"):
+        load_model(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"num_hidden_layers": 10**9}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UserError, match="has 1,000,000,000 layers, more than the weights beside it"):
         load_model(tmp_path)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
@@ -182,3 +183,24 @@ def test_the_preset_is_a_function_of_its_seed() -> None:
     drawn = rng.stream(0, "init", "embed").standard_normal((260, 128), dtype=np.float32) * np.float32(0.02)
     assert torch.equal(a.embed, torch.from_numpy(drawn))
     assert load_model("hone/tiny", init=InitConfig(layers=3)).config.num_layers == 3
+
+
+def test_a_config_of_more_than_the_weights_takes_no_memory_to_refuse(folder: Path) -> None:
+    pristine = (folder / "config.json").read_text()
+    for name, value in (("num_hidden_layers", 100_000), ("hidden_size", 2**30), ("vocab_size", 2**30)):
+        (folder / "config.json").write_text(json.dumps(json.loads(pristine) | {name: value}))
+        refuses(folder, "are more than the 13 tensors of .* weights that are there")
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(math.nan, "float32"), (-math.inf, "float32"), (3.4e38, "bfloat16")])
+def test_weights_that_are_not_finite_are_refused(folder: Path, value: float, dtype: str) -> None:
+    weights = load_file(folder / "model.safetensors")["model.layers.0.mlp.up_proj.weight"]
+    weights[3, :2] = value
+    edit_weights(folder, **{"model.layers.0.mlp.up_proj.weight": weights})
+    with pytest.raises(UserError, match=f"2 values of model.layers.0.mlp.up_proj.weight are not finite, as {dtype}"):
+        load_model(folder, dtype=getattr(torch, dtype))
+
+
+def test_names_of_tensors_are_printed_safely(folder: Path) -> None:
+    edit_weights(folder, **{"\x1b[2J": torch.ones(1)})
+    refuses(folder, r"has unknown \\x1b\[2J;")

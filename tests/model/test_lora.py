@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
+import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from test_decoder_parity import CASES, packed_logits, sequences, transformers_model
 
 from hone.config.shared import LoraConfig
@@ -158,6 +162,23 @@ def test_other_adapters_are_refused(case, change: dict, words: str, tmp_path: Pa
     (folder / "adapter_config.json").write_text(json.dumps(config | change))
     with pytest.raises(UserError, match=words):
         adapted(case[1], lora=LoraConfig(rank=3, alpha=7, path=str(folder)))
+
+
+def test_weights_of_an_adapter_are_a_file_of_finite_values(case, tmp_path: Path) -> None:
+    folder = tmp_path / "adapter"
+    save_adapter(adapted(case[1]), folder)
+    file = folder / "adapter_model.safetensors"
+    weights = load_file(file)
+    first = next(iter(weights))
+    weights[first][0, 0] = math.nan
+    save_file(weights, file, {"format": "pt"})
+    with pytest.raises(UserError, match=rf"values of {re.escape(first)} are not finite"):
+        load_adapter(folder, load_model(case[1]).config)
+    for name in (file.name, "adapter_config.json"):
+        (folder / name).unlink()
+        os.mkfifo(folder / name)  # which nobody writes into
+        with pytest.raises(UserError, match=rf"has no (file )?{re.escape(name)}"):
+            load_adapter(folder, load_model(case[1]).config)
 
 
 def test_an_adapter_of_some_layers_only_is_refused(case, tmp_path: Path) -> None:

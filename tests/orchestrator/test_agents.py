@@ -656,6 +656,30 @@ def test_a_command_gets_the_example_and_ends_with_a_line_of_rewards(tmp_path: Pa
             assert sample.state["rewards"] == {"reward": len(text), "b": 0.5}
 
 
+HANGS_UP = """
+import socket, time
+from urllib.parse import urlsplit
+url = urlsplit(os.environ["OPENAI_BASE_URL"])
+head = f"POST {url.path}/chat/completions HTTP/1.1\\r\\nHost: {url.netloc}\\r\\nContent-Length: 1000\\r\\n"
+head += f"Authorization: Bearer {os.environ['OPENAI_API_KEY']}\\r\\n\\r\\n"
+for body in ("", '{"messages": ['):
+    with socket.create_connection((url.hostname, url.port)) as connection:
+        connection.sendall((head + body).encode())
+OpenAI().chat.completions.create(model="m", messages=example["prompt"])
+print(1.0)
+"""
+
+
+def test_a_client_that_hangs_up_within_its_request_prints_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "agent.py"
+    script.write_text(COMMAND % HANGS_UP)
+    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+    assert sample.failure is None and sample.state is not None and sample.state["rewards"] == {"reward": 1.0}
+    assert capfd.readouterr().err == ""
+
+
 def test_what_a_command_started_does_not_outlive_it(tmp_path: Path) -> None:
     script, note = tmp_path / "agent.py", tmp_path / "pid"
     start = f"child = subprocess.Popen(['sleep', '1000']); open({str(note)!r}, 'w').write(str(child.pid)); print(1.0)"

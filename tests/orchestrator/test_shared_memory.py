@@ -7,13 +7,14 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from hone.orchestrator import shared_memory
-from hone.orchestrator.shared_memory import shared_folder, shortage
+from hone.orchestrator.shared_memory import KEPT, scratch_folder, shared_folder, shortage
 
 HOLDER = """
 import sys, time
@@ -57,6 +58,27 @@ def test_what_a_killed_process_left_is_removed_and_not_that_of_a_living_one(tmp_
     finally:
         lives.kill()
         lives.wait()
+
+
+def test_scratch_folders_of_killed_processes_are_removed_but_not_one_that_a_message_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    holder = HOLDER.replace("shared_folder(print, Path(sys.argv[1]))", "scratch_folder('rl')")
+    holder = holder.replace("shared_folder", "scratch_folder")
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    killed = subprocess.Popen([sys.executable, "-c", holder], stdout=subprocess.PIPE, text=True, env=environment)
+    assert killed.stdout is not None
+    left = Path(killed.stdout.readline().strip())
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert left.parent == tmp_path and left.name.startswith("hone-rl-") and (left / "weights").exists()
+    with pytest.raises(KeyError), scratch_folder("rl") as named:
+        (named / KEPT).touch()
+        raise KeyError
+    with scratch_folder("rl") as lives, scratch_folder("rl") as other:
+        assert {*tmp_path.iterdir()} == {named, lives, other}
+    assert [*tmp_path.iterdir()] == [named]
 
 
 def test_what_others_have_put_at_such_names_is_neither_taken_nor_removed(

@@ -159,6 +159,15 @@ def test_a_new_session_takes_the_trainer_back_and_the_old_one_away(ends, tmp_pat
     assert second.result(0).version == 0
 
 
+def test_weights_behind_a_link_are_left_alone(tmp_path):
+    (tmp_path / "mine" / "session-keep").mkdir(parents=True)
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "weights").symlink_to(tmp_path / "mine")
+    with pytest.raises(UserError, match="weights is a link"):
+        FileTransport(tmp_path / "t").open(session())
+    assert (tmp_path / "mine" / "session-keep").is_dir()
+
+
 def test_only_what_is_ours_is_removed(tmp_path):
     for mine in ("t/weights/step_100/model.safetensors", "t/other/session.npz"):
         (tmp_path / mine).parent.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ def test_text_keeps_its_characters_and_is_shown_without_those_that_command(tmp_p
         parts = events(
             client(tmp_path, **{server.url: None}).post("/chat/", json=question(server.url, "a", model="toy"))
         )
-    assert parts == [{"text": text, "shown": "a\\u2028b\\x85c \\x1b[2J </pre>"}]
+    assert parts == [{"text": text, "shown": "a\\u2028b\\u0085c \\x1b[2J </pre>"}]
 
 
 def test_the_server_of_a_split_run_at_work_is_there_and_no_other_that_its_config_names(tmp_path):

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hone.grading import printable
+from hone.terminal import printable
 from hone.types import Message
 
 

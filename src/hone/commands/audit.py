@@ -13,7 +13,6 @@ import sys
 from contextlib import redirect_stdout
 from dataclasses import replace
 
-from rich.console import Console
 from rich.text import Text
 
 from hone.audit.environment import allowing, audit_environment
@@ -24,6 +23,7 @@ from hone.config.eval import MAX_TOKENS
 from hone.environments.loading import configured
 from hone.runs.files import write_file
 from hone.runs.outputs import check_target
+from hone.terminal import make_console
 
 
 def run(config: AuditConfig) -> int:
@@ -49,7 +49,7 @@ def run(config: AuditConfig) -> int:
     if config.as_json:
         print(json.dumps(report.record(), ensure_ascii=False, indent=2))
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+        console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
         show_report(console, report)
         following = ""
         if report.failures:

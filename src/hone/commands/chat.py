@@ -23,13 +23,13 @@ from hone.composition.evaluating import load_weights
 from hone.config.chat import ChatConfig
 from hone.config.shared import PolicyConfig
 from hone.errors import UserError
-from hone.grading import printable
 from hone.inference.text import Detokenizer
 from hone.inference.types import Failure, Job, SamplingParams
 from hone.model.fetch import is_fetched
 from hone.orchestrator.colocated import EnginePolicy
 from hone.runs import Run
 from hone.runs.listing import find_run
+from hone.terminal import make_console, printable
 from hone.types import Message
 
 KV_GIB = 1.0
@@ -81,7 +81,7 @@ class Speaker:
 
 def run(config: ChatConfig) -> int:
     """Answer each line of the standard input. Return 0 at its end."""
-    asks, console = sys.stdin.isatty(), Console(highlight=False, soft_wrap=True)
+    asks, console = sys.stdin.isatty(), make_console(highlight=False, soft_wrap=True)
     system: list[Message] = [{"role": "system", "content": config.system}] if config.system else []
     speakers = [Speaker(name, policy, system) for name, policy in load_models(config)]
     turn = 0

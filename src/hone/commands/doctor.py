@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hone.planning.doctor import Subject, diagnose, lines, verdict
+from hone.terminal import printable, raw
 
 if TYPE_CHECKING:
     from hone.config.plan import DoctorConfig
@@ -45,5 +46,5 @@ def report(subject: Subject, as_json: bool) -> int:
     width = min(shutil.get_terminal_size((120, 24)).columns, 140)
     for status, line in (*lines(findings, width), ("ok", ""), ("", last)):
         colour = COLOURS.get(status) if sys.stdout.isatty() else None
-        print(f"\033[{colour}m{line}\033[0m" if colour else line)
+        print(f"\033[{colour}m{printable(line)}\033[0m" if colour else line, file=raw(sys.stdout) if colour else None)
     return code

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
-from rich.console import Console
 from rich.text import Text
 
 from hone.commands.status import Status, Ticking
@@ -26,6 +23,8 @@ from hone.evaluation.result import EvalResult
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE
 from hone.orchestrator.placement import CORES, server_roles
+from hone.orchestrator.shared_memory import scratch_folder
+from hone.terminal import make_console
 
 
 def run(config: EvalConfig) -> int:
@@ -36,7 +35,7 @@ def run(config: EvalConfig) -> int:
     evaluation = Evaluation(config)
     config = evaluation.config
     # 120 columns wide where it is not a terminal, so that no table is cut
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
     what = "training" if config.profile else "held-out"
     if evaluation.shortage:
         console.print(Text(evaluation.shortage))
@@ -65,8 +64,8 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
     own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
     model = ModelConfig(name=config.model, chat_template=config.chat_template, special_tokens=config.special_tokens)
     status = Status(sys.stderr)
-    with tempfile.TemporaryDirectory(prefix="hone-eval-") as scratch:
-        served = Path(scratch) / "inference.toml"
+    with scratch_folder("eval") as scratch:
+        served = scratch / "inference.toml"
         served.write_text(to_toml(ServeConfig(model=model, **own)))
         command = [sys.executable, "-P", "-m", "hone.cli", INFERENCE, "@", str(served)]
         commands = dict.fromkeys(server_roles(cluster.replicas), command)

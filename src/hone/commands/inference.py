@@ -10,7 +10,6 @@ import shlex
 import signal
 import socket
 import sys
-import tempfile
 from pathlib import Path
 
 from hone.commands.serving import is_local, listen, serve
@@ -24,10 +23,10 @@ from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
 from hone.model.chat import load_renderer
 from hone.model.files import TINY, resolve_model
-from hone.model.hf import load_model, non_finite, save_model
+from hone.model.hf import load_model, save_model
 from hone.model.rendering import read_override
 from hone.model.tokenizer import save_tokenizer
-from hone.orchestrator.shared_memory import given_folder
+from hone.orchestrator.shared_memory import given_folder, scratch_folder
 
 GRACE = 5
 """Seconds that requests in flight have to end when the server is stopped."""
@@ -49,8 +48,8 @@ def run(config: ServeConfig) -> int:
         if config.backend == "hone":
             _serve_hone(config, listener)
     if config.backend == "vllm":  # what is wrong with the address was to be told here, not in vLLM's log
-        with contextlib.suppress(KeyboardInterrupt), tempfile.TemporaryDirectory(prefix="hone-vllm-") as scratch:
-            _serve_vllm(config, Path(scratch))
+        with contextlib.suppress(KeyboardInterrupt), scratch_folder("vllm") as scratch:
+            _serve_vllm(config, scratch)
     print("Stopped.")
     return 0
 
@@ -67,8 +66,6 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
         init=config.model.init,
         implementation=config.model.implementation,
     )
-    if (found := non_finite(model)) is not None:
-        raise UserError(f"{found[1]} values of {found[0]} are not finite: serve other weights than {name}")
     on_cpu = model.device.type == "cpu"
     threads = configure(
         config.threads, model.num_parameters, deterministic=on_cpu, compiled=config.model.compile, device=model.device

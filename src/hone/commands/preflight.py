@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from hone.commands.status import Status, command
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.grading import printable
 from hone.runs.files import write_json
 from hone.runs.observer import Observer
 from hone.runs.outputs import AUDIT, run_info
 from hone.runs.settings import changes, settings_of
 from hone.runs.writer import RunWriter
+from hone.terminal import printable
 
 if TYPE_CHECKING:
     from hone.audit.report import Report

@@ -11,14 +11,15 @@ import shlex
 import sys
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
+from hone import trust
 from hone.commands.status import Status, command, print_labelled, print_table
 from hone.config.reproduce import RegradeConfig
 from hone.config.tasks import TaskConfig
 from hone.environments import services
 from hone.environments.loading import configured, load_environment
-from hone.environments.task_files import refuse_other_task
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.pages import visible
@@ -192,26 +193,24 @@ def regrade_run(config: RegradeConfig) -> Regrading:
 
 def load_graders(run: Run, config: RegradeConfig) -> Graders:
     """Load the run's own task, and what is to grade. Raises UserError if that can't be loaded."""
-    orch, asked, name, source = run.config.get("orchestrator", {}), config.env, "", "environment"
+    orch, asked, name = run.config.get("orchestrator", {}), config.env, ""
     recorded, several = orch.get("env", {}), {env["name"]: env for env in orch.get("envs", [])}
     if len(several) > 1:
         if asked.id is None or asked.id not in several:
             raise UserError(f"{run.path} has several tasks: say which one, by --env {' or --env '.join(several)}")
-        name, source, asked = asked.id, f"environment/{asked.id}", asked.model_copy(update={"id": None})
+        name, asked = asked.id, asked.model_copy(update={"id": None})
         recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
     task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
-    digest = run.info.get("sources", {}).get(source)
+    its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task)
     try:
-        refuse_other_task(task.id, task.args, digest, config.trust_local_task)
-        own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
+        with its_code():
+            own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))
     except UserError as error:
         own_missing = str(error)
     if asked.id is None and not asked.args and asked.template is None:
         if own is None:
             raise UserError(f"the run's own task can't be loaded ({own_missing}); or name one that grades: --env ID")
         return Graders(task, own, own_missing, own, describe(task.id, task.args), name)
-    if asked.id is None:
-        refuse_other_task(task.id, task.args, digest, config.trust_local_task)
     if unknown := (asked.template or {}).keys() - {"answer", "info"}:
         raise UserError(
             f"env.template makes {sorted(unknown)[0]!r}, but what is graded again has its prompt: it may make "
@@ -219,7 +218,8 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         )
     env_id, args = (task.id, task.args | asked.args) if asked.id is None else (asked.id, asked.args)
     template = None if asked.template is None else Template(asked.template, "env.template")
-    new = Grader(load_environment(env_id, **args), template)
+    with its_code() if asked.id is None else nullcontext():  # the user trusts the grader that they name
+        new = Grader(load_environment(env_id, **args), template)
     return Graders(task, own, own_missing, new, describe(env_id, args), name)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 import time
 
+from hone import trust
 from hone.commands.status import Status, print_labelled
 from hone.composition.parts import card
 from hone.config.reproduce import ReplayConfig
@@ -27,7 +28,14 @@ from hone.trainer.export import export_weights
 
 def run(config: ReplayConfig) -> int:
     """Replay; return 0 if everything came out equal, 1 if not, 3 if it need not on this machine."""
-    recorded, folder = open_run(config.run), config.output_dir
+    recorded = open_run(config.run)
+    with trust.opened_run(recorded.path, recorded.info, config.trust_local_task):
+        return replay_run(recorded, config)
+
+
+def replay_run(recorded: Run, config: ReplayConfig) -> int:
+    """Replay an opened run, as `run` does."""
+    folder = config.output_dir
     path, kind, quoted = recorded.path, recorded.info["kind"], shlex.quote(str(recorded.path))
     if kind != "rl":
         raise UserError(

@@ -6,9 +6,7 @@ import contextlib
 import json
 import os
 import shlex
-import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,7 +23,7 @@ from hone.model.files import TINY
 from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, server_roles, share_of_cores, visible_gpus
-from hone.orchestrator.shared_memory import VARIABLE, shared_folder
+from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs import hub
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.outputs import LAUNCHER as LOCK
@@ -61,7 +59,6 @@ def run_split(config: RLConfig) -> int:
             )
     gpus = visible_gpus() if config.model.device in ("auto", "cuda") and not config.cluster else []
     placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.tensor_parallel)
-    error = ""
 
     def opened() -> None:
         lock = Lock(folder, LOCK)
@@ -76,7 +73,7 @@ def run_split(config: RLConfig) -> int:
     with ExitStack() as stack:
         memory = stack.enter_context(shared_folder(_say)) if serves else None
         cluster = stack.enter_context(_cluster(config)) if config.cluster else None
-        scratch = Path(tempfile.mkdtemp(prefix="hone-rl-"))
+        scratch = stack.enter_context(scratch_folder("rl"))
         if cluster is not None:
             _say(cluster.introduction())
         launch = Launch(
@@ -96,11 +93,9 @@ def run_split(config: RLConfig) -> int:
         try:
             return launch.run()
         except UserError as problem:
-            error = str(problem)
+            if str(scratch) in str(problem):  # it names a log in there
+                (scratch / KEPT).touch()
             raise
-        finally:
-            if str(scratch) not in error:  # else it names a log in there
-                shutil.rmtree(scratch, ignore_errors=True)
 
 
 def _cluster(config: RLConfig) -> Cluster:

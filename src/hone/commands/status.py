@@ -11,18 +11,18 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from hone.terminal import hanging, printable, raw
+
 
 class Status:
     """Call it with what is being done; `clear` before printing anything else. `stream`: by default standard output."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = stream or sys.stdout
+        self._stream = raw(stream or sys.stdout)
         self._terminal = self._stream.isatty()
         self._last_line = time.monotonic()
 
     def __call__(self, text: str) -> None:
-        from hone.grading import printable  # loads numpy, which a list of runs does without
-
         text = printable(" ".join(text.splitlines()))
         if self._terminal:
             columns = shutil.get_terminal_size().columns
@@ -63,7 +63,11 @@ class Ticking:
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     """Print rows with the same keys, which head the columns; nothing of none."""
-    columns = [[name, *(row[name] for row in rows)] for name in rows[0]] if rows else []
+    columns = (
+        [[str(cell).replace("\n", "\\n") for cell in (name, *(row[name] for row in rows))] for name in rows[0]]
+        if rows
+        else []
+    )
     padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
     for cells in zip(*padded, strict=True):
         print("  ".join(cells).rstrip())
@@ -74,7 +78,7 @@ def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
     if most is not None and len(texts) > most:
         texts = (*texts[:most], f"and {len(texts) - most} more")
     for number, text in enumerate(texts):
-        print(f"{'' if number else label:<14}{text}")
+        print(f"{'' if number else label:<14}{hanging(str(text))}")
 
 
 def command(*words: str, **flags: Any) -> str:

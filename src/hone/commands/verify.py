@@ -8,6 +8,7 @@ from __future__ import annotations
 import secrets
 import shlex
 
+from hone import trust
 from hone.commands.status import Status, print_labelled
 from hone.config.reproduce import VerifyConfig
 from hone.environments import services
@@ -36,6 +37,12 @@ SHOWN = 12
 def run(config: VerifyConfig) -> int:
     """Verify and write the certificate; return the exit code of the verdict."""
     recorded = open_run(config.run)
+    with trust.opened_run(recorded.path, recorded.info, config.trust_local_task):
+        return verify(recorded, config)
+
+
+def verify(recorded: Run, config: VerifyConfig) -> int:
+    """Verify an opened run, as `run` does."""
     info, here, precision = recorded.info, machine.this_machine, read_precision(recorded)
     print_labelled("run", f"{recorded.path}: hone {info['kind']}, {status_of(info, None)}, {info['id']}")
     status = Status()
@@ -53,7 +60,7 @@ def run(config: VerifyConfig) -> int:
     elif config.steps and (other_numerics := provenance.other_numerics(info)):
         verification.verdict, verification.reasons = "not comparable", [other_numerics]
     elif config.steps:
-        rebuilt = rebuild(recorded, config.model, files_checked=True, trust_local_task=config.trust_local_task)
+        rebuilt = rebuild(recorded, config.model, files_checked=True)
         services.record_in(recorded.path, "only")
         execute(recorded, rebuilt, config, verification)
         here = lambda: rebuilt.machine  # noqa: E731

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hone import trust
 from hone.config.rl import RLConfig
 from hone.environments.functions import checked_function, place_of
 from hone.environments.kept_source import kept_source
@@ -41,7 +42,9 @@ class OwnFunctions:
             place = getattr(getattr(config, section), key).function
             if place is not None and name not in without:
                 own.functions[name], file = find_function(place)
-                own.digests |= {} if file is None else {name: source_digest(file)}
+                if file is not None:
+                    own.digests[name] = source_digest(file)
+                    trust.note_digest(f"the function {place}", lambda digest=own.digests[name]: digest)
         return own
 
     @classmethod

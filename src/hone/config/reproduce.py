@@ -8,11 +8,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, AliasChoices, Field, model_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import GradingConfig, OneRun
+from hone.config.shared import ExecutedRun, GradingConfig
 from hone.errors import UserError
 
 
-class ReplayConfig(OneRun):
+class ReplayConfig(ExecutedRun):
     """Retrain an RL run from its recorded rollouts, and check that the same weights come out. Writes nothing into it.
 
     No environment and no sampling: this checks the training half of a run, in a fraction of its time.
@@ -26,7 +26,7 @@ class ReplayConfig(OneRun):
     """Where the initial model is now, if not where the run found it: a folder, or a hub id."""
 
 
-class VerifyConfig(OneRun):
+class VerifyConfig(ExecutedRun):
     """Check a run's files against their hashes, and execute random steps of it again.
 
     The result is written beside the run, as `<run>.verify.json`; nothing is written into it.
@@ -38,8 +38,6 @@ class VerifyConfig(OneRun):
     """Seed of the choice, to repeat a verification; by default one that nobody could foresee."""
     model: str | None = None
     """Where the initial model is now, if not where the run found it: a folder, or a hub id."""
-    trust_local_task: bool = False
-    """Execute a task file of the current folder although it is not the one that the run was made with."""
 
 
 class DiffConfig(BaseConfig):
@@ -93,7 +91,7 @@ class JsonConfig(BaseConfig):
     """Written into this file; without it printed, in place of the report."""
 
 
-class RegradeConfig(OneRun):
+class RegradeConfig(ExecutedRun):
     """Grade what a run recorded with another grader, and see whether the model changed or what was made of its answers.
 
     Needs neither model nor GPU. Nothing is written into the run, and it may still be at work.
@@ -113,8 +111,6 @@ class RegradeConfig(OneRun):
     """So many completions are also graded by the run's own task, which should give what was recorded; 0 checks none."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
-    trust_local_task: bool = False
-    """Execute a task file of the current folder although it is not the one that the run was made with."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))
     """The result as JSON, printed or written."""
     output: Path | None = None

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import AliasChoices, Field, field_validator
 
 from hone.config.base import BaseConfig
-from hone.config.shared import GradingConfig, KeyVariable, OneRun, server_url
+from hone.config.shared import ExecutedRun, GradingConfig, KeyVariable, OneRun, server_url
 
 
 class RunsListConfig(BaseConfig):
@@ -94,7 +94,7 @@ class ViewConfig(BaseConfig):
         return [server_url(url, "--api-key-var") for url in chat]
 
 
-class ReportConfig(OneRun):
+class ReportConfig(ExecutedRun):
     """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
 
     Two files in its directory: report.html and report.json. A run at work or killed has one, too.
@@ -110,5 +110,3 @@ class ReportConfig(OneRun):
     """Print the facts as JSON, and write no file."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
-    trust_local_task: bool = False
-    """Read leniently with a task file of the current folder although it is not the one that the run was made with."""

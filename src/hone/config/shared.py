@@ -56,6 +56,14 @@ class OneRun(BaseConfig):
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
 
 
+class ExecutedRun(OneRun):
+    """A command that may execute code which one run names."""
+
+    trust_local_task: bool = False
+    """Execute code that the run names: functions, an agent, a taskset of verifiers, a task file that is not the one the
+    run was made with. Read it first."""
+
+
 class InitConfig(BaseConfig):
     """Size of a model made from nothing (`hone/tiny` and `hone init-model`); ignored for a model that is loaded."""
 
@@ -103,8 +111,11 @@ class LoraConfig(BaseConfig):
         """Take rank and alpha, where they are not set, from the adapter that is named."""
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
-        try:  # what is wrong with the folder is said when it is loaded
-            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_text())
+        file = Path(data["path"]).expanduser() / "adapter_config.json"
+        if not file.is_file():  # what is wrong with the folder is said when it is loaded
+            return data
+        try:
+            found = json.loads(file.read_text())
             return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
         except (OSError, ValueError, KeyError, TypeError):
             return data

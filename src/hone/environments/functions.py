@@ -28,6 +28,7 @@ from pathlib import Path
 from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
+from hone import trust
 from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
@@ -117,6 +118,8 @@ def _agent_task(
 ) -> Environment:
     from hone.environments.agents import AgentLimits, AgentTask, check_agent
 
+    if command is not None:
+        trust.check_named(f"the agent's command {command!r}")
     check_agent(source, command, rewards)
     if where[0] is None and where[1] is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")

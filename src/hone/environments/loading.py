@@ -19,9 +19,11 @@ from typing import Any
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 
 import hone
+from hone import trust
 from hone.config.hoist import FUNCTIONS
 from hone.environments.environment import Environment, Origin
 from hone.environments.task_files import (
+    check_task_file,
     find_file,
     folders,
     import_file,
@@ -33,6 +35,8 @@ from hone.errors import UserError
 
 ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers", "verifiers-v0": "verifiers_v0"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
+SAFE_ADAPTERS = {"reasoning_gym"}
+"""Those whose tasks come with the library: names in their arguments import nothing."""
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
@@ -43,10 +47,12 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     `reasoning-gym:TASK`, `verifiers:TASKSET` and `verifiers-v0:ENVIRONMENT` are tasks of these libraries.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
-    `load_environment`, and arguments that do not fit its signature and type hints.
+    `load_environment`, arguments that do not fit its signature and type hints, and code that `hone.trust` refuses.
     """
     given = copy.deepcopy(kwargs)
     env = _adapted(env_id, kwargs) if ":" in env_id else _built(env_id, kwargs)
+    if env_id == FUNCTIONS:
+        trust.note_digest("the task of functions", lambda: env.digests([])["environment"])
     env.loaded_by(Origin(env_id, given, os.getcwd(), list(sys.path), sources()))
     return env
 
@@ -95,6 +101,8 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
         raise UserError(
             f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(ADAPTERS)}"
         )
+    if name not in SAFE_ADAPTERS:
+        trust.check_named(f"the task {env_id}")
     module = importlib.import_module(f"hone.environments.adapters.{name}")
     build = functools.partial(module.load, task)
     _check_arguments(env_id, build, kwargs)
@@ -115,8 +123,13 @@ def _find_module(env_id: str) -> ModuleType:
         if env_id == FUNCTIONS:
             return importlib.import_module("hone.environments.functions")
         if (path := find_file(name)) is not None:
+            check_task_file(env_id, path)
             return import_file(name, path)
         if name in sys.modules or importlib.util.find_spec(name) is not None:
+            loaded = sys.modules.get(name)
+            spec = getattr(loaded, "__spec__", None) if loaded else importlib.util.find_spec(name)
+            if spec is not None and spec.origin is not None and Path(spec.origin).is_file():
+                check_task_file(env_id, Path(spec.origin))
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise UserError(f"environment {env_id!r} could not be imported: {error}; install what it needs") from error

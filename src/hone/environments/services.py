@@ -289,7 +289,7 @@ class Replies:
 
     def find(self, key: str) -> dict[str, Any] | None:
         """Return the reply to what has this key."""
-        if key not in self._replies and self.path is not None and self.path.exists():
+        if key not in self._replies and self.path is not None and self.path.is_file():
             with self._lock, open(self.path, "rb") as file:
                 self._read_on(file)
         return self._replies.get(key)
@@ -340,7 +340,7 @@ def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "re
 def usage(folder: Path) -> str | None:
     """Return what the services of a run were asked, in words: replies, tokens, cost; None if nothing."""
     path = folder / JUDGEMENTS
-    if not path.exists():
+    if not path.is_file():
         return None
     lines = [found for line in path.read_bytes().splitlines() if (found := _parsed(line)) is not None]
     words = f"{len(lines):,} repl{'y' if len(lines) == 1 else 'ies'} of {', '.join(sorted({x['name'] for x in lines}))}"

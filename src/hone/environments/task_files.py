@@ -8,49 +8,30 @@ import hashlib
 import importlib
 import importlib.util
 import json
+import site
 import sys
+import sysconfig
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import hone
-from hone import digests
+from hone import digests, trust
 from hone.config.hoist import FUNCTIONS
 from hone.errors import UserError
 
 _sources: dict[str, str] = {}
-_noted: set[Path] = set()
 _beside: set[Path] = set()
 """Folders that are on the path because a task file lies there."""
 
 
-def refuse_other_task(env_id: str, args: Mapping[str, Any], recorded: str | None, trusted: bool) -> None:
-    """Raise UserError if a run's task would execute a local file that is not the one it was made with.
-
-    `recorded` is the digest in run.json, None if it has none; `trusted` lets any file pass. A task of reward functions
-    must be trusted, for the run itself names the functions. Prints on stderr, once, which local file will be executed.
-    """
-    if FUNCTIONS in (env_id, args.get("task") if env_id == "one-shot" else None) and not trusted:
-        raise UserError(
-            "the run names its own reward functions or its agent, so they are not executed: look at them "
-            "(orchestrator.env.args in its config.toml, a rewards.py in it), and pass --trust-local-task"
-        )
-    name = env_id.replace("-", "_")
-    path = find_file(name) if name.isidentifier() and name != FUNCTIONS else None
-    if path is None or path.resolve().parent in _own_folders():
-        return
-    digest = source_digest(path.resolve())
-    if not trusted and recorded is not None and digest != recorded:
-        raise UserError(
-            f"the task {env_id} is {path} here (digest {digest[:8]}), which is not the file that the run was made "
-            f"with ({recorded[:8]}), so it is not executed: put the run's file there, or pass --trust-local-task"
-        )
-    if path not in _noted:
-        _noted.add(path)
-        unknown = "" if recorded else "; the run does not say which file it was made with"
-        print(f"note: the task {env_id} is {path}{unknown}", file=sys.stderr)
+def check_task_file(env_id: str, path: Path) -> None:
+    """Raise UserError if the task with this id is a local file, not an installed one, that `hone.trust` refuses."""
+    resolved = path.resolve()
+    if resolved.parent not in _own_folders() and not any(map(resolved.is_relative_to, _installed_folders())):
+        trust.check_file(f"the task {env_id}", path, source_digest(resolved))
 
 
 def is_taken(name: str) -> str | None:
@@ -82,6 +63,12 @@ def _own_folders() -> list[Path]:
     """Return the folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
     return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
+
+
+def _installed_folders() -> list[Path]:
+    """Return the folders that installers write packages into."""
+    paths = [*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
+    return [Path(path).resolve() for path in paths]
 
 
 def sources() -> dict[str, str]:
@@ -208,8 +195,9 @@ def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
     """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; return it and its file, if that is known.
 
     A module is looked for in the current folder, then where Python finds it. Raises UserError if it is missing,
-    can't be imported, or has no such function.
+    can't be imported, has no such function, or if `hone.trust` refuses it.
     """
+    trust.check_named(f"the function {place}")
     module_name, _, name = place.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UserError(f"{place!r} names no function: write MODULE:FUNCTION or FILE.py:FUNCTION, as in rewards:exact")

@@ -14,7 +14,7 @@ from rich.text import Text
 from hone.environments.parsers import message_text
 from hone.evaluation.intervals import Interval
 from hone.evaluation.result import EvalResult, EvalSample
-from hone.grading import printable
+from hone.terminal import printable
 from hone.types import Message, Outcome
 
 OUTCOME_STYLES = {

@@ -12,7 +12,6 @@ from hone.grading.inline import (
     attempt,
     decide_outcome,
     last_line,
-    printable,
     run_reward,
     together,
 )
@@ -31,7 +30,6 @@ __all__ = [
     "attempt",
     "decide_outcome",
     "last_line",
-    "printable",
     "run_reward",
     "together",
 ]

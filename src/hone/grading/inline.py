@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from hone.redaction import redact
+from hone.terminal import printable
 from hone.types import Outcome
 
 T = TypeVar("T")
@@ -214,11 +215,6 @@ async def _settle(awaitable: Awaitable[Any], timeout: float | None, held_up: Cal
             name = getattr(awaitable, "__name__", type(awaitable).__name__)
             return GraderFailure(Outcome.GRADER_TIMEOUT, f"{name} took {timeout:g} seconds")
         return GraderFailure(Outcome.GRADER_ERROR, describe_exception(error))
-
-
-def printable(text: str) -> str:
-    """Spell out the control characters of `text`: what a model wrote must not steer the terminal."""
-    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in text)
 
 
 def last_line(text: str) -> str:

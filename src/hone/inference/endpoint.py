@@ -13,8 +13,8 @@ from pathlib import Path
 
 from hone import rng
 from hone.errors import UserError
-from hone.grading import printable
 from hone.redaction import add_key_variable, redact
+from hone.terminal import printable
 
 HONE = "hone"
 """Owner of the models that hone's own server lists."""

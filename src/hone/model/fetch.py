@@ -16,15 +16,14 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError, first_line
 from hone.model.config import DecoderConfig
 from hone.runs.files import save_tensors
+from hone.terminal import printable
 
-_say = partial(print, file=sys.stderr, flush=True)  # the standard output may be a command's result
 LICENCE_NOTE = "The licence is that of the source."
 
 
@@ -50,6 +49,11 @@ KNOWN = {
     )
 }
 """By the names that `model.name` and `hone fetch-model` take."""
+
+
+def _say(text: str) -> None:
+    """Print on the standard error: the standard output may be a command's result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def is_fetched(name: str) -> bool:
@@ -97,7 +101,8 @@ def fetch(name: str, out: Path) -> None:
 def write_gguf(file: Path, folder: Path, origin: str) -> None:
     """Write the model in a GGUF file into `folder`: bf16 weights, config, tokenizer and a card that names `origin`.
 
-    Raises UserError if the extra `gguf` is missing, or the file is no GGUF of a family that hone's decoder computes.
+    Raises UserError if the extra `gguf` is missing, the file is no GGUF of a family that hone's decoder computes, or it
+    lacks tensors, or has others than the model uses, or values that are not finite.
     """
     _check_extra()
     with file.open("rb") as opened:
@@ -106,19 +111,29 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     import torch
 
     from hone.model.foreign import quiet
+    from hone.model.gguf_file import HEAD, gguf_name, read_shapes
+    from hone.model.hf import check_finite, check_tensors
 
-    _say(f"Writing {file.name} as bf16 safetensors")
+    shapes = read_shapes(file)
+    _say(f"Writing {printable(file.name)} as bf16 safetensors")
+    if HEAD not in shapes:
+        _say(f"It has no {HEAD}, so its head is its embedding")
     try:
         with quiet():
             from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
-            DecoderConfig.from_hf(config.to_dict() | {"quantization_config": None})
+            decoder = DecoderConfig.from_hf(config.to_dict() | {"quantization_config": None})
+            check_tensors(decoder, shapes, f"the tensors of {file}", "its header", gguf_name)
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-            net: Any = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+            net: Any = AutoModelForCausalLM.from_pretrained(
+                file.parent, gguf_file=file.name, dtype=torch.float32, trust_remote_code=False
+            )
             net.config.dtype = torch.bfloat16
             del net.config.quantization_config
             weights = {name: p.detach().to(torch.bfloat16).contiguous() for name, p in net.named_parameters()}
+            for name, weight in weights.items():
+                check_finite(weight, gguf_name(name), file)
             save_tensors(weights, folder / "model.safetensors", {"format": "pt"})
             for part in (net.config, net.generation_config, tokenizer):
                 part.save_pretrained(folder)
@@ -128,9 +143,10 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
         raise UserError(
             f"{file} cannot be read as a model ({first_line(error)}): give a GGUF of a Llama or Qwen"
         ) from None
+    title, source = (" ".join(printable(text).split()) for text in (file.stem, origin))
     (folder / "README.md").write_text(
-        f"# {file.stem}\n\nFrom {origin}, written back as bf16 by `hone fetch-model`. What rounding to few bits took "
-        f"is gone: it answers a little worse than the model that it was made from. {LICENCE_NOTE}\n",
+        f"# {title}\n\nFrom {source}, written back as bf16 by `hone fetch-model`. What rounding to few bits took is "
+        f"gone: it answers a little worse than the model that it was made from. {LICENCE_NOTE}\n",
         encoding="utf-8",
     )
 

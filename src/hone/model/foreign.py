@@ -141,7 +141,9 @@ def without_weights(config_json: str) -> tuple[Any, Any]:
         hf = json.loads(config_json)
         config = CONFIG_MAPPING[hf["model_type"]].from_dict(hf)
         with torch.device("meta"):
-            return config, AutoModelForCausalLM.from_config(config, attn_implementation=ATTENTION_NAME)
+            return config, AutoModelForCausalLM.from_config(
+                config, attn_implementation=ATTENTION_NAME, trust_remote_code=False
+            )
 
 
 SUPPORTED = "of other families hone takes decoders of transformers with causal softmax attention and a plain head"
@@ -343,7 +345,12 @@ def load(
 
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
-                folder, dtype=dtype, attn_implementation="eager", output_loading_info=True, use_safetensors=True
+                folder,
+                dtype=dtype,
+                attn_implementation="eager",
+                output_loading_info=True,
+                use_safetensors=True,
+                trust_remote_code=False,
             )
             net, found = loaded
         except Exception as error:
@@ -352,6 +359,9 @@ def load(
         if names:
             some = ", ".join(sorted(map(str, names))[:3])
             raise UserError(f"the weights in {folder} do not fit its config.json: {problem.replace('_', ' ')} {some}")
+    for name, parameter in net.named_parameters():
+        if not parameter.sum().float().isfinite() and not parameter.isfinite().all():
+            raise UserError(f"values of {name} in {folder} are not finite: restore its weights")
     net = net.to(device)
     ids = torch.arange(sum(CHECKED), device=device) * 7 % config.vocab_size
     expected = _plain_logprobs(net, ids)

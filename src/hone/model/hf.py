@@ -13,7 +13,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -33,6 +33,7 @@ from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_js
 from hone.model.foreign import TransformersConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.files import save_tensors
+from hone.terminal import printable
 
 if TYPE_CHECKING:
     from hone.config.shared import InitConfig, LoraConfig
@@ -63,7 +64,7 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
         if generation.get(key) is not None:
             config[key] = generation[key]
     if implementation == "transformers":
-        return TransformersConfig.read(folder, config)
+        return _read_foreign(folder, config)
     try:
         return DecoderConfig.from_hf(config)
     except UserError as error:
@@ -72,9 +73,17 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
         if config.get("model_type") is None:
             raise
         try:
-            return TransformersConfig.read(folder, config)
+            return _read_foreign(folder, config)
         except UserError as other:
             raise UserError(f"{error}. By transformers' code: {other}") from None
+
+
+def _read_foreign(folder: Path, config: dict[str, Any]) -> TransformersConfig:
+    """Read a config that transformers makes a model of, unless it has more layers than there are tensors."""
+    layers = config.get("num_hidden_layers")
+    if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
+        raise UserError(f"{folder / 'config.json'} has {layers:,} layers, more than the weights beside it: restore it")
+    return TransformersConfig.read(folder, config)
 
 
 def model_config(
@@ -101,7 +110,8 @@ def load_model(
 
     Weights are cast to `dtype` (float32, or bfloat16, which implies precision "bf16"). `seed` and `init` make the
     preset's random weights and size, and are ignored for a model that is loaded. With `lora` the weights are frozen,
-    and the adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it.
+    and the adapter is yet to be made (`hone.model.lora`). Raises UserError for bf16 on a GPU that lacks it, and for
+    weights that are missing, unknown, misshapen or (but where they are `mapped`) not finite.
 
     `mapped`, on a CPU: parameters are views of the files, without a copy, where their rows lie there in the decoder's
     order and dtype (see `reserve_files`); others are copied. Nobody may write into these files while the model is used.
@@ -128,9 +138,10 @@ def load_model(
     if isinstance(config, TransformersConfig):
         model = foreign.load(folder, config, place, precision, lora)
     else:
+        check_tensors(config, file_shapes(files), f"the weights in {folder}", "its config.json")
         with torch.device(device):
             model = Decoder(config, precision, lora=lora)
-        _load_weights(model, folder, files, mapped and place.type == "cpu")
+        _load_weights(model, files, mapped and place.type == "cpu")
     if lora is not None:
         name = str(path_or_preset)
         model.base_id, model.base_digest = name if is_hub_id(name) else None, rows_digest(files)
@@ -361,38 +372,80 @@ def _is_inside(name: str) -> bool:
     return "\0" not in name and len(name) < 256 and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
-@torch.no_grad()
-def _load_weights(model: Decoder, folder: Path, files: list[Path], mapped: bool = False) -> None:
-    """Copy every weight of `files` into its rows, cast to the parameter's dtype. Raises UserError on a misfit."""
-    in_place: set[str] = set()
-    slices = hf_slices(model.config)
-    parameters = model.weights
-    waiting, unknown, misshapen = dict.fromkeys(slices), [], []
+def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:
+    """Return the shape of each tensor in safetensors files. Raises UserError if one can't be read."""
+    shapes: dict[str, list[int]] = {}
     for file in files:
         try:
             with safe_open(file, framework="pt") as tensors:
-                in_place = _map_weights(model, file, tensors) if mapped else in_place
-                for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                    if name in slices:
-                        parameter, start, end = slices[name]
-                        target, shape = parameters[parameter][start:end], tensors.get_slice(name).get_shape()
-                        waiting.pop(name, None)
-                        if list(target.shape) != shape:
-                            misshapen.append(f"{name} is {shape}, not {list(target.shape)}")
-                        elif name not in in_place:
-                            target.copy_(tensors.get_tensor(name))
-                    elif not _DERIVED.search(name) and not (name == "lm_head.weight" and model.lm_head is None):
-                        unknown.append(name)
+                shapes |= {name: tensors.get_slice(name).get_shape() for name in tensors.keys()}  # noqa: SIM118
         except (SafetensorError, OSError) as error:
             raise UserError(f"{file} cannot be read ({error}): complete the download") from error
-    for problem, names in (("lacks", list(waiting)), ("has unknown", unknown), ("has misshapen", misshapen)):
-        if names:
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return shapes
+
+
+def check_tensors(
+    config: DecoderConfig,
+    found: Mapping[str, Sequence[int]],
+    source: str,
+    config_source: str,
+    names: Callable[[str], str] = str,
+) -> None:
+    """Raise UserError unless tensors of these names and shapes are those of a model with this config, which takes no
+    memory to find out. `names` gives a tensor's name in `source` for its Hugging Face name.
+    """
+    size = sum(math.prod(shape) for shape in found.values())
+    if config.num_layers > len(found) or config.parameters > 64 * (size + 1):
+        raise UserError(
+            f"{source} do not fit {config_source}: {config.num_layers:,} layers of {config.parameters:,} weights are "
+            f"more than the {len(found):,} tensors of {size:,} weights that are there; check that both come from the "
+            "same model"
+        )
+    with torch.device("meta"):
+        parameters = Decoder(config).weights
+    slices = hf_slices(config)
+    wanted = {names(name): list(parameters[p][start:end].shape) for name, (p, start, end) in slices.items()}
+    tied = {names("lm_head.weight")} if config.tie_word_embeddings else set()
+    unknown = [name for name in found if name not in wanted and name not in tied and not _DERIVED.search(name)]
+    shapes = {name: list(found[name]) for name in wanted if name in found}
+    misshapen = [f"{name} is {shape}, not {wanted[name]}" for name, shape in shapes.items() if shape != wanted[name]]
+    lacking = [name for name in wanted if name not in found]
+    for problem, some in (("lacks", lacking), ("has unknown", unknown), ("has misshapen", misshapen)):
+        if some:
+            more = f" and {len(some) - 3} more" if len(some) > 3 else ""
+            listed = ", ".join(printable(name[:200]) for name in some[:3])
             raise UserError(
-                f"the weights in {folder} do not fit its config.json: it {problem} {', '.join(names[:3])}{more}; "
-                "check that both come from the same model"
+                f"{source} do not fit {config_source}: it {problem} {listed}{more}; check that both come from the same "
+                "model"
             )
+
+
+@torch.no_grad()
+def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> None:
+    """Copy every weight of `files`, which fit the model, into its rows, cast to the parameter's dtype.
+
+    Raises UserError for one that is then not finite, but for those of `mapped` files.
+    """
+    in_place: set[str] = set()
+    slices = hf_slices(model.config)
+    parameters = model.weights
+    for file in files:
+        with safe_open(file, framework="pt") as tensors:
+            in_place = _map_weights(model, file, tensors) if mapped else in_place
+            for name in tensors.keys():  # noqa: SIM118 (not a dict)
+                if name in slices and name not in in_place:
+                    parameter, start, end = slices[name]
+                    given, target = tensors.get_tensor(name), parameters[parameter][start:end]
+                    target.copy_(given)
+                    check_finite(target if isinstance(target, Tensor) else given, name, file)
     model.refresh()
+
+
+def check_finite(tensor: Tensor, name: str, file: Path) -> None:
+    """Raise UserError if values of a tensor are NaN, infinite, or became so in this dtype."""
+    if not tensor.sum().float().isfinite() and (count := int((~tensor.isfinite()).sum())):
+        kind = str(tensor.dtype).removeprefix("torch.")
+        raise UserError(f"{count:,} values of {printable(name)} are not finite, as {kind}: restore {file}")
 
 
 def _map_weights(model: Decoder, file: Path, tensors: Any) -> set[str]:

@@ -119,7 +119,7 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
     Raises UserError unless it is plain LoRA on all linear layers, and whole; with `lora` also unless it has that rank
     and alpha.
     """
-    if not (folder / CONFIG).exists():
+    if not (folder / CONFIG).is_file():
         beside = f" {folder / ADAPTER}" if (folder / ADAPTER / CONFIG).exists() else " in PEFT's layout"
         raise UserError(f"{folder} has no {CONFIG}: give the folder of an adapter,{beside}")
     found = read_json(folder, CONFIG, needed=True)
@@ -141,6 +141,8 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
             f"the adapter in {folder} has rank {rank} and alpha {alpha}, model.lora has {lora.rank} and {lora.alpha}: "
             f"set --model.lora.rank {rank} --model.lora.alpha {alpha}"
         )
+    if not (folder / WEIGHTS).is_file():  # opening a pipe would wait for who writes into it
+        raise UserError(f"{folder} has no file {WEIGHTS}: complete the folder")
     try:
         tensors = load_file(folder / WEIGHTS)
     except (SafetensorError, OSError) as error:
@@ -152,5 +154,7 @@ def load_adapter(folder: Path, config: DecoderConfig, lora: LoraConfig | None = 
             "give one of all linear layers and no others (PEFT's target_modules = all-linear)"
         )
     groups = groupby(sorted(slices, key=lambda name: slices[name][:2]), key=lambda name: slices[name][0])
+    if odd := [name for name, tensor in tensors.items() if not tensor.isfinite().all()]:
+        raise UserError(f"values of {odd[0]} are not finite: restore {folder / WEIGHTS}")
     joined = {parameter: [tensors[name].float() for name in names] for parameter, names in groups}
     return {parameter: torch.cat(parts) for parameter, parts in joined.items()}

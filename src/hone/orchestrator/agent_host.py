@@ -34,7 +34,7 @@ from starlette.routing import Route
 from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.errors import Halt, UserError
 from hone.grading import last_line
-from hone.inference.server.app import LEFT, MAX_BODY, while_connected
+from hone.inference.server.app import MAX_BODY, on_leaving, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
 from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Calls, Rollout, apart
 from hone.orchestrator.child import dying_with_parent
@@ -70,7 +70,7 @@ class Host:
             Route("/v1/chat/completions", self._chat, methods=["POST"]),
             Route("/v1/models", self._models, methods=["GET"]),
         ]
-        self.app = Starlette(routes=routes)
+        self.app = Starlette(routes=routes, exception_handlers={ClientDisconnect: on_leaving})
 
     def __enter__(self) -> Host:
         self._thread.start()
@@ -294,8 +294,6 @@ class Host:
                 body = await apart(len(raw), lambda: parse(AgentRequest, raw))
                 answer = await self._begin(request, rollout, body)
             return await while_connected(request, answer)
-        except ClientDisconnect:
-            return Response(status_code=LEFT)
         except (ApiError, UserError) as error:
             rollout.refused += 1
             return as_error(error)

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from hone.errors import Halt, UserError
-from hone.grading import last_line, printable
+from hone.grading import last_line
 from hone.model.texts import SpecialTexts
 from hone.orchestrator.canary import GapWatch
 from hone.orchestrator.groups import call_rewards, group_state, has_call_rewards, rewards
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
+from hone.terminal import printable
 from hone.trainer.token_stats import TokenStats
 from hone.types import Group, Outcome, Score, Trajectory
 

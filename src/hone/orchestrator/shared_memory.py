@@ -1,4 +1,5 @@
 """A folder in memory, for weights on their way to a server of the same machine: this user's alone, gone with its run.
+So are the scratch folders of a run's launcher.
 
 Standard library only, as the launcher that makes it.
 """
@@ -20,6 +21,8 @@ from hone.orchestrator.placement import ram
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
 """Names the folder to the roles of a run; the trainer is told by the orchestrator."""
+KEPT = ".kept"
+"""A file in a scratch folder that stays, for a message names a log in there."""
 NO_ROOM = "there is no room left in memory"
 
 
@@ -30,11 +33,7 @@ def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Pat
     Whoever makes one holds a lock on it for as long as the process lives. Those of killed processes are removed first.
     """
     prefix = f"hone-{os.geteuid()}-"
-    for left in root.glob(f"{prefix}*"):
-        with suppress(OSError):  # its process lives, or it is not ours
-            lock = _locked(left)
-            shutil.rmtree(left, ignore_errors=True)
-            os.close(lock)
+    _sweep(root, prefix)
     folder = lock = None
     try:
         folder, lock = _make_locked(root, prefix)
@@ -45,6 +44,34 @@ def shared_folder(say: Callable[[str], None], root: Path = ROOT) -> Iterator[Pat
     finally:
         if folder is not None and lock is not None:
             shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+
+
+@contextmanager
+def scratch_folder(kind: str) -> Iterator[Path]:
+    """Yield a fresh folder among the temporary files that only this user can enter, and remove it afterwards, unless it
+    holds a file `KEPT`.
+
+    Those that killed processes left are removed first, as `shared_folder` does.
+    """
+    root, prefix = Path(tempfile.gettempdir()), f"hone-{kind}-{os.geteuid()}-"
+    _sweep(root, prefix)
+    folder, lock = _make_locked(root, prefix)
+    try:
+        yield folder
+    finally:
+        if not (folder / KEPT).exists():
+            shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _sweep(root: Path, prefix: str) -> None:
+    """Remove the folders of this prefix whose processes were killed."""
+    for left in root.glob(f"{prefix}*"):
+        with suppress(OSError):  # its process lives, or it is not ours
+            lock = _locked(left)
+            if not (left / KEPT).exists():
+                shutil.rmtree(left, ignore_errors=True)
             os.close(lock)
 
 

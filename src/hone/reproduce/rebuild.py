@@ -16,7 +16,6 @@ from hone.composition.parts import load_policy
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
@@ -75,25 +74,14 @@ def rebuild(
     model_name: str | None,
     replay_only: bool = False,
     files_checked: bool = False,
-    trust_local_task: bool = False,
 ) -> Rebuilt:
     """Build what it takes to execute the run's steps again; with `replay_only` without its task.
 
     `model_name` is where the initial model is now, if not where the run found it. `files_checked`: the caller has
-    checked every byte of the checkpoints; else they are checked here. Raises UserError if the task is a file in the
-    current folder that is not the run's, unless `trust_local_task`.
+    checked every byte of the checkpoints; else they are checked here. Raises UserError if its code is not trusted: call
+    this within `trust.opened_run`.
     """
     config = read_config(run)
-    tasks = {"": config.data.env} if isinstance(config, SFTConfig) else {}
-    if isinstance(config, RLConfig) and not replay_only:
-        tasks = {name: one.orchestrator.env for name, one in config.tasks().items()}
-        tasks |= {
-            f"eval/{env.name}": env for env in (config.orchestrator.eval.envs if config.orchestrator.eval else [])
-        }
-    for name, task in tasks.items():
-        if task is not None:
-            digest = run.info.get("sources", {}).get(f"environment/{name}" if name else "environment")
-            refuse_other_task(task.id, task.args, digest, trust_local_task)
     records, device = Records(run), _device(config.model.device)
     model_config = config.model.model_copy(update={"device": device, "name": model_name or config.model.name})
     config = config.model_copy(update={"model": model_config, "display": "auto"})

@@ -13,6 +13,7 @@ from hone.errors import for_reader
 from hone.redaction import redact
 from hone.runs.observer import Observer
 from hone.runs.progress import Progress, duration
+from hone.terminal import make_console, printable, safe
 
 if TYPE_CHECKING:
     from rich.panel import Panel
@@ -56,7 +57,7 @@ class Display(Observer):
 
 def make_display(mode: str, progress: Progress, out: TextIO | None = None) -> Display:
     """Return the display for `mode` (auto, plain, none), writing to `out` (standard output)."""
-    stream: TextIO = sys.stdout if out is None else out
+    stream = safe(sys.stdout if out is None else out)
     if mode == "none":
         return Display(progress)
     encoding = (getattr(stream, "encoding", None) or "").lower()
@@ -107,7 +108,7 @@ class PlainDisplay(Display):
     def notice(self, text: str) -> None:
         # No lock and no buffer: the handler may have interrupted this thread inside `message`.
         try:
-            os.write(self._out.fileno(), f"{text}\n".encode())
+            os.write(self._out.fileno(), f"{printable(text)}\n".encode())
         except ValueError:  # no file behind it
             self._out.write(f"{text}\n")
         except OSError:
@@ -145,11 +146,10 @@ class LiveDisplay(Display):
     """A panel of a few lines that is redrawn four times a second; messages scroll above it."""
 
     def __init__(self, progress: Progress, out: TextIO):
-        from rich.console import Console
         from rich.live import Live
 
         super().__init__(progress)
-        self._console = Console(file=out)
+        self._console = make_console(out)
         self._notice = ""
         self._live = Live(
             get_renderable=lambda: panel(self.progress, self._console.width, self._notice),

@@ -17,6 +17,7 @@ from hone.runs.files import (
     dumps,
     move_lines,
     new_dir,
+    read_file,
     read_json,
     read_lines,
     sweep,
@@ -82,7 +83,7 @@ def copy_history(source: Path, target: Path, step: int) -> None:
     copied += [path for name in _OF_STEPS for at, path in steps_in(source / name).items() if at < step]
     for path in copied:
         (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
-        write_file(target / path.relative_to(source), path.read_bytes())
+        write_file(target / path.relative_to(source), read_file(path))
     for name in ("weights", "checkpoints"):
         saved = source / name / f"step_{step}"
         if not verify(saved):

@@ -135,7 +135,7 @@ def status_text(run: Summary) -> str:
         return f"{path}: {run.status}"
     by = f"the alarm {alarm}" if (alarm := run.info.get("stopped_by")) else "a signal"
     target = f", for {target_in_words(run.info)}" if run.status == "done" and "target" in run.info else ""
-    return f"{path}: " + _ENDED.get(run.status, run.status + ", {}").format(steps, by=by) + target
+    return f"{path}: " + _ENDED.get(run.status, "{status}, {}").format(steps, by=by, status=run.status) + target
 
 
 def next_commands(run: Summary) -> list[tuple[str, str]]:

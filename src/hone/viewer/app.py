@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import ClientDisconnect
 
 from hone.errors import UserError
 from hone.viewer import chat, curves, evals, overview, runs, samples, search
@@ -46,6 +47,7 @@ def create_app(site: Site) -> FastAPI:
     app.middleware("http")(_secure)
     for kind in (UserError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: _error(site, request, error))
+    app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=499))
 
     def add(path: str, make: Callable[..., str]) -> None:
         def respond(request: Request) -> Response:

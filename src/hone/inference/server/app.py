@@ -87,7 +87,7 @@ def create_app(
     for kind in (ApiError, UserError, Exception):  # the last is logged with its traceback
         app.add_exception_handler(kind, _on_error)
     app.add_exception_handler(HTTPException, _on_http_error)
-    app.add_exception_handler(ClientDisconnect, _on_leaving)
+    app.add_exception_handler(ClientDisconnect, on_leaving)
 
     key = [Depends(authorised), Depends(_only_json)]
     app.get("/health")(api.health)
@@ -370,7 +370,8 @@ async def _on_http_error(_: Request, error: Exception) -> Response:
     return JSONResponse(ApiError(error.status_code, str(error.detail)).body(), error.status_code)
 
 
-async def _on_leaving(_: Request, __: Exception) -> Response:
+async def on_leaving(_: Request, __: Exception) -> Response:
+    """Answer nobody: the client hung up within its request."""
     return Response(status_code=LEFT)
 
 

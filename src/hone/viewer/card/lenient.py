@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hone import rng
+from hone import rng, trust
 from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
 from hone.audit.probes import Subject, subject_of
 from hone.config.shared import EnvConfig, GradingConfig
@@ -27,7 +27,6 @@ from hone.config.tasks import TaskConfig
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.loading import configured
 from hone.environments.parsers import AnswerParser, completion_text, visible_text
-from hone.environments.task_files import refuse_other_task
 from hone.errors import UserError
 from hone.runs.reader import Run
 from hone.runs.summary import Summary
@@ -53,8 +52,15 @@ def read_recorded(
 ) -> Leniency:
     """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded.
 
-    A local file that is not the run's task is not executed.
+    Code that is not trusted is not executed.
     """
+    with trust.opened_run(run.path, run.info, trust_local_task):
+        return _read_recorded(run, evaluated, grading, seconds, trust_local_task)
+
+
+def _read_recorded(
+    run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool
+) -> Leniency:
     config = Run(run.path).config
     recorded = run.info.get("sources", {}).get("environment")
     try:
@@ -64,7 +70,6 @@ def read_recorded(
             return Leniency("the run has several tasks")
         else:
             task = TaskConfig.model_validate(config["orchestrator"]["env"])
-        refuse_other_task(task.id, task.args, recorded, trust_local_task)
         env = configured(task.id, task.args, task.template, "template")
     except UserError as error:
         return Leniency(f"the task can't be loaded ({error})")

@@ -1,0 +1,69 @@
+"""Reads what a GGUF file says that it holds, and compares it with what it does, before a model is made of it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+from hone.terminal import printable
+
+_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Modules by their Hugging Face names, and what GGUF calls them."""
+HEAD = "output.weight"
+"""A model whose file has none uses its embedding, as llama.cpp does."""
+
+
+def gguf_name(name: str) -> str:
+    """Return the name in a GGUF file of the tensor with this Hugging Face name."""
+    layer, module = re.fullmatch(r"(?:model\.layers\.(\d+)\.)?(.+)", name).groups()  # type: ignore[union-attr]
+    module, _, kind = module.rpartition(".")
+    return f"{f'blk.{layer}.' if layer else ''}{_NAMES[module]}.{kind}"
+
+
+def read_shapes(file: Path) -> dict[str, list[int]]:
+    """Return the shape of each tensor in a GGUF file, as PyTorch has it.
+
+    Raises UserError if the file ends before what its header promises, or if its tensors are not of as many layers as it
+    says that it has.
+    """
+    from gguf import GGUFReader
+
+    class Reader(GGUFReader):
+        def _get(self, offset: int, dtype: Any, count: int = 1, **more: Any) -> Any:
+            found = super()._get(offset, dtype, count, **more)
+            if len(found) < count:
+                raise ValueError("it ends too early")
+            return found
+
+    try:
+        reader = Reader(file)
+        family = reader.fields["general.architecture"].contents()
+        layers = int(reader.fields[f"{family}.block_count"].contents())
+        shapes = {tensor.name: [int(size) for size in reversed(tensor.shape)] for tensor in reader.tensors}
+    except KeyError as error:
+        raise UserError(f"{file} says no {printable(str(error.args[0])[:80])}: give a whole GGUF file") from None
+    except Exception as error:  # whatever a file that someone else wrote may make of the reader
+        what = printable(str(error)[:200])
+        raise UserError(f"{file} cannot be read as a model ({what}): give a GGUF of a Llama or Qwen") from None
+    numbers = {int(found[1]) for name in shapes if (found := re.match(r"blk\.(\d{1,9})\.", name))}
+    if numbers != set(range(min(layers, len(shapes) + 1))):
+        there = f"{len(numbers)}" + (f", up to blk.{max(numbers)}" if numbers else "")
+        raise UserError(f"{file} says that it has {layers} layers, and has tensors of {there}: give a whole GGUF file")
+    return shapes

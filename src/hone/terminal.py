@@ -1,0 +1,109 @@
+"""Text on a terminal: what came from a file, a model or a server must not steer it.
+
+Within `safe_output`, which every command runs in, all that is printed goes through `printable`. What hone draws itself
+(a status line, colours, tables of rich) is written to the stream below it: `raw`, `make_console`.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+DRAWING = {"tqdm", "click", "wandb", "trackio", "ray"}
+"""Libraries that draw progress bars and colours about a run of the user's own."""
+
+
+class _Escapes(dict[int, int | str]):
+    def __missing__(self, code: int) -> int | str:
+        char = chr(code)
+        kept = char.isprintable() or char in "\n\t"
+        return self.setdefault(code, code if kept else _escaped(char))
+
+
+def _escaped(char: str) -> str:
+    """Return the escape of a character; above ASCII's controls as JSON has it, so that JSON stays the same value."""
+    if char < " ":
+        return char.encode("unicode_escape").decode()
+    units = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{units[i : i + 2].hex()}" for i in range(0, len(units), 2))
+
+
+_ESCAPES = _Escapes()
+
+
+def printable(text: str) -> str:
+    """Return `text` with escapes for all that can steer a terminal or hide in a line: control characters, but for line
+    ends and tabs, marks of direction, characters without a shape.
+    """
+    return text if text.isprintable() else text.translate(_ESCAPES)
+
+
+def hanging(text: str) -> str:
+    """Return `text` with its further lines indented, so that none looks like a line of hone's own."""
+    return re.sub(r"\n(?! )", "\n  ", text)
+
+
+class SafeStream:
+    """A text stream that escapes what could steer a terminal; all else is that of the stream below it, `raw`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.raw = stream
+
+    def write(self, text: str) -> int:
+        caller = sys._getframe().f_back
+        library = caller and str(caller.f_globals.get("__name__")).partition(".")[0]
+        self.raw.write(text if library in DRAWING else printable(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.raw, name)
+
+
+def raw(stream: TextIO) -> TextIO:
+    """Return the stream that hone's own escape sequences are written to."""
+    return stream.raw if isinstance(stream, SafeStream) else stream
+
+
+def safe(stream: TextIO) -> TextIO:
+    """Return the stream that text from anywhere is written to."""
+    return stream if isinstance(stream, SafeStream) else SafeStream(stream)  # type: ignore[return-value]
+
+
+@contextmanager
+def safe_output() -> Iterator[None]:
+    """Escape, in this block, what is written to the standard output and the standard error."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and safe(stream) for stream in before)  # None where there is none
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def make_console(file: TextIO | None = None, **options: Any) -> Console:
+    """Make a console of rich, by default on the standard output, that escapes the text it is given."""
+    return _console_class()(file=raw(file or sys.stdout), **options)
+
+
+@functools.cache
+def _console_class() -> type[Console]:
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.segment import Segment
+
+    class SafeConsole(Console):
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+            for segment in super().render(renderable, options):
+                yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+    return SafeConsole

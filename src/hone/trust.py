@@ -1,0 +1,83 @@
+"""Decides whose code is executed: what somebody's run names is executed only if it is trusted.
+
+A command that opens a run does its work inside `opened_run`. Whatever is about to load code asks here, however deep in
+other tasks it is called: task files and functions (`environments.task_files`), tasksets of other libraries, command
+lines of agents, sandboxes that are switched off. Outside such a block the user's own config names the code.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.errors import UserError
+
+FLAG = "--trust-local-task"
+
+
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run that a command works with; `digests` are those that its run.json has of task files and functions."""
+
+    folder: Path
+    digests: frozenset[str]
+    trusted: bool
+
+
+_opened: OpenedRun | None = None
+_noted: set[tuple[Path, str]] = set()
+"""Runs, and what was said of code that is executed for them."""
+
+
+@contextmanager
+def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool) -> Iterator[None]:
+    """Load, in this block, only code that may be executed for the run in `folder`; `info` is its run.json."""
+    global _opened
+    sources = info.get("sources") or {}
+    before, _opened = _opened, OpenedRun(folder.resolve(), frozenset(map(str, sources.values())), trusted)
+    try:
+        yield
+    finally:
+        _opened = before
+
+
+def check_named(what: str) -> None:
+    """Raise UserError for code that the opened run chooses by a name of its own, unless it is trusted."""
+    if _opened is not None and not _opened.trusted:
+        raise UserError(f"the run names {what}, which is not executed: read its code first, and pass {FLAG}")
+
+
+def check_file(what: str, path: Path, digest: str) -> None:
+    """Raise UserError for a local task file that is not trusted: another one than the opened run was made with, or one
+    that came with the run. Says on standard error, once for the run, which file is executed.
+    """
+    if _opened is None:
+        return
+    same = digest in _opened.digests
+    if not _opened.trusted:
+        refused = f"so it is not executed: read it first, and pass {FLAG}"
+        if path.resolve().is_relative_to(_opened.folder):
+            raise UserError(f"{what} is {path} inside the run, {refused}")
+        if not same:
+            raise UserError(
+                f"{what} is {path} here (digest {digest[:8]}), which is not the file that the run was made with, "
+                f"{refused}; or put the run's file there"
+            )
+    _note(f"{what} is {path}" + ("" if same else ", which is not the file that the run was made with"))
+
+
+def note_digest(what: str, digest: Callable[[], str]) -> None:
+    """Say on standard error, once for the run, that code which is trusted is not what the opened run was made with."""
+    if _opened is not None and (found := digest()) not in _opened.digests:
+        _note(f"{what} is not what the run was made with (its digest {found[:8]} is not in run.json)")
+
+
+def _note(text: str) -> None:
+    assert _opened is not None
+    if (_opened.folder, text) not in _noted:
+        _noted.add((_opened.folder, text))
+        print(f"note: {text}", file=sys.stderr)
