@@ -107,6 +107,12 @@ def test_an_unknown_command_names_the_nearest(words: str, hint: str, capsys: pyt
     assert hint in capsys.readouterr().err
 
 
+def test_a_word_that_the_locale_cannot_read_is_refused_before_anything_runs(rl_command, capsys) -> None:
+    assert cli.main(["rl", "--output-dir", "l\udcc3\udca4uf"]) == 2
+    assert "'l\\udcc3\\udca4uf' is no text in utf-8: set PYTHONUTF8=1" in capsys.readouterr().err
+    assert rl_command.configs == []
+
+
 @pytest.mark.parametrize("name", list(cli.COMMANDS))
 def test_every_command_has_its_config_and_its_function(name: str) -> None:
     module, _, function = cli.COMMANDS[name].function.partition(".")

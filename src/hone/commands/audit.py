@@ -18,7 +18,7 @@ from rich.text import Text
 
 from hone.audit.environment import allowing, audit_environment
 from hone.audit.report import Check, Report, Verdict, report_page, show_report
-from hone.commands.status import Status
+from hone.commands.status import Status, print_json
 from hone.config.audit import AuditConfig
 from hone.config.eval import MAX_TOKENS
 from hone.environments.loading import configured
@@ -47,7 +47,7 @@ def run(config: AuditConfig) -> int:
     if config.html is not None:
         write_file(config.html, report_page(report))
     if config.as_json:
-        print(json.dumps(report.record(), ensure_ascii=False, indent=2))
+        print_json(json.dumps(report.record(), ensure_ascii=False, indent=2))
     else:
         console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
         show_report(console, report)

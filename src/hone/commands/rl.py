@@ -8,6 +8,7 @@ from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
 from hone.orchestrator.placement import visible_gpus
+from hone.runs.display import say
 from hone.runs.outputs import SPOOL
 
 SECONDS = 10.0
@@ -20,7 +21,7 @@ def run(config: RLConfig) -> int:
     alone = chosen is None and config.mode == "colocated"
     if alone and config.display != "none" and (count := _gpus(config)) > 1:
         others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
-        print(f"One of {count} GPUs is used: {others}", flush=True)
+        say(f"One of {count} GPUs is used: {others}")
     if config.orchestrator.client.base_url is not None:
         check_server(config)
     if config.mode == "split":

@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hone.commands.status import print_table
+from hone.commands.status import print_json, print_table
 from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
 from hone.errors import UserError
@@ -222,7 +222,8 @@ def ledger(config: configs.RunsLedgerConfig) -> int:
     limit = config.limit if config.limit is not None else len(wanted) if config.jsonl else ROWS
     shown = wanted[max(len(wanted) - limit, 0) :]
     if config.jsonl:
-        print("".join(dumps(draw) + "\n" for draw in shown), end="")
+        for draw in shown:
+            print_json(dumps(draw))
         return 0
     if shown and len(shown) < len(wanted):
         print(f"({len(wanted) - len(shown):,} earlier draws: --limit {len(wanted)} shows all)")
@@ -262,7 +263,7 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
         for path, info, one in rows:
             facts = {"run": str(path), "id": info["id"], "made": info[predictions.KEY]["made"]} | asdict(one.prediction)
             value = one.value if one.value is not None and math.isfinite(one.value) else None
-            print(dumps(facts | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}))
+            print_json(dumps(facts | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}))
         return 0
     if not rows and not left_out:
         print(f"No run under {config.root} has predictions: make some with `hone rl --predict`.")

@@ -40,6 +40,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Policy
+from hone.runs.display import say
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.packing import Batch
@@ -292,7 +293,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
         nonlocal last_shown
         if display != "none" and time.monotonic() - last_shown > 2:
             last_shown = time.monotonic()
-            print(f"{what}: {done:,} of {total:,}", flush=True)
+            say(f"{what}: {done:,} of {total:,}")
 
     return advance
 

@@ -95,7 +95,7 @@ class LoraConfig(BaseConfig):
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
         try:  # what is wrong with the folder is said when it is loaded
-            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_text())
+            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_bytes())
             return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
         except (OSError, ValueError, KeyError, TypeError):
             return data
