@@ -247,6 +247,7 @@ class Group:
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
     `left_out`: a refill did not need the group, or cut it off. `env` is the name of its task, of several.
     `call_advantages`, where a program rewards each call: of each turn of each trajectory of each sample.
+    `masks_truncated`: completions that were stopped by length are not trained on.
     """
 
     example: Example
@@ -257,6 +258,7 @@ class Group:
     left_out: Literal["surplus", "cut"] | None = None
     env: str = ""
     call_advantages: list[list[np.ndarray]] | None = None
+    masks_truncated: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
@@ -272,6 +274,11 @@ class Group:
         if self.call_advantages is None:
             return bool(np.any(self.advantages))
         return any(np.any(turns) for sample in self.call_advantages for turns in sample)
+
+    @property
+    def all_masked(self) -> bool:
+        """True if every completion was stopped by length and is therefore not trained on."""
+        return self.masks_truncated and all(one.truncated for t in self.trajectories for one in t.trajectories)
 
 
 @dataclass(frozen=True)

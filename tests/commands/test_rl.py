@@ -95,6 +95,18 @@ def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_pa
     assert {row["state"] for row in Run(out).rollouts(0).to_pylist()} == {"filtered"}
 
 
+def test_a_run_whose_completions_are_all_cut_off_and_masked_says_so(rl, tmp_path, capsys):
+    words = ("--orchestrator.truncated", "mask", "--orchestrator.sampling.max-tokens", "1", "--max-steps", "2")
+    assert rl("--no-audit", *words) == 0
+    printed, out = capsys.readouterr().out, tmp_path / "out"
+    assert printed.count("All completions of step 0 were cut off at the length limit") == 1
+    assert "not finite" not in printed
+    for line in metrics(out)[:2]:
+        assert (line["groups/trained"], line["groups/filtered"], line["optimizer/skipped"]) == (0, 2, 1.0)
+    assert {draw["state"] for draw in Run(out).ledger()} == {"filtered"}
+    assert [event["step"] for event in Run(out).events() if event["kind"] == "all_masked"] == [0]
+
+
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert rl("--no-audit", "--orchestrator.env.id", "broken") == 2
     captured = capsys.readouterr()

@@ -174,8 +174,9 @@ def grade_groups(
         early_scores = early.scores()
         scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
     members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
+    masks = config.orchestrator.truncated == "mask"
     groups = [
-        Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32))
+        Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32), masks_truncated=masks)
         for example, draw, m in zip(examples, draws, members, strict=True)
     ]
     return with_advantages_among(groups, config, own_advantages)
@@ -388,15 +389,18 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 
 def group_state(group: Group) -> State:
-    """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages.
+    """Return how the group's draw ends: `failed` with fewer than two graded samples, `filtered` without advantages or
+    if all its completions are masked.
 
-    All are 0 where all rewards are equal, unless the baseline is the batch's. With a teacher the advantages are per
-    token, so such a group is trained too. A group that a refill left out ends as `surplus` or `cut`.
+    All advantages are 0 where all rewards are equal, unless the baseline is the batch's. With a teacher the advantages
+    are per token, so such a group is trained too. A group that a refill left out ends as `surplus` or `cut`.
     """
     if group.left_out is not None:
         return group.left_out
     if valid(group.scores).sum() < 2:
         return "failed"
+    if group.all_masked:
+        return "filtered"
     has_teacher = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
     return "trained" if has_teacher or group.has_advantages else "filtered"
 

@@ -30,6 +30,7 @@ class RunRecorder:
 
     def __init__(self, run: RunWriter, saver: Saver, watch: GapWatch, failures: FailureWatch) -> None:
         self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
+        self._all_masked_shown = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -64,6 +65,7 @@ class RunRecorder:
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
         self._check_tools(step, trajectories)
+        self._check_masked(step, groups)
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:
@@ -76,6 +78,17 @@ class RunRecorder:
             self.run.evaluation(step, rows)
         self._check_tools(step, [sample.trajectory for sample in samples])
         self.failures.evaluated(step, [sample.score for sample in samples])
+
+    def _check_masked(self, step: int, groups: Sequence[Group]) -> None:
+        """Say at the first step that trained nothing because all of its completions are masked."""
+        if self._all_masked_shown or not groups or not all(group.all_masked for group in groups):
+            return
+        self._all_masked_shown = True
+        self.run.event("all_masked", step)
+        self.run.display.message(
+            f"All completions of step {step} were cut off at the length limit, and orchestrator.truncated = mask "
+            "trains on none of them: the weights stayed as they are. Raise orchestrator.sampling.max_tokens (and seq_len)."
+        )
 
     def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
         if any(trajectory.late for trajectory in trajectories):
