@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
@@ -86,6 +88,7 @@ def model_source(config: RunConfig) -> str:
     return str(weights[max(weights)]) if weights else name
 
 
+@torch.inference_mode(False)  # else nothing can be learned by it
 def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
     """Load the model to train on its device, in the configured precision; from `source`, if that is not its name."""
     model = load_model(

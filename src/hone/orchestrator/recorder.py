@@ -87,7 +87,8 @@ class RunRecorder:
         self.run.event("all_masked", step)
         self.run.display.message(
             f"All completions of step {step} were cut off at the length limit, and orchestrator.truncated = mask "
-            "trains on none of them: the weights stayed as they are. Raise orchestrator.sampling.max_tokens (and seq_len)."
+            "trains on none of them: the weights stayed as they are. Raise orchestrator.sampling.max_tokens (and "
+            "seq_len)."
         )
 
     def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
