@@ -67,6 +67,7 @@ COMMANDS = {
     "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig", "runs.go_on"),
     "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig", "runs.attach"),
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
+    "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
     "runs predictions": Command(
         "what you predicted, and how it came out", "runs.RunsPredictionsConfig", "runs.score_predictions"
     ),
@@ -145,7 +146,16 @@ def _run(name: str, argv: list[str], prog: str) -> int:
         return doctor.run_without_config(argv)
     detach.end_with_launcher()
     _check_text(argv)
-    config = parse(COMMANDS[name].config(), argv, prog)
+    config_class = COMMANDS[name].config()
+    config = parse(config_class, argv, prog)
+    if name == "rl" and "model" not in config.model_fields_set and not any(word.startswith("@") for word in argv):
+        from hone.config.help import render
+
+        print(render(config_class, prog))
+        raise UserError(
+            f"there is neither a model nor a config file: say `{prog} @ FILE.toml`, or `--model.name MODEL` (hone/tiny "
+            "is a small random one, to try things with)"
+        )
     if getattr(config, "detach", False):
         if not detach.in_background():
             return detach.start(name, argv)

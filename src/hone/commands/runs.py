@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | continue | attach | ledger | predictions`: look at runs, and end one."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm | predictions`: look at runs, end or delete one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import textwrap
 import time
 from collections import Counter
@@ -27,7 +28,7 @@ from hone.runs.budget import in_words
 from hone.runs.files import dumps
 from hone.runs.follow import Rewound, follow
 from hone.runs.listing import find_run, find_runs, is_previous
-from hone.runs.outputs import ELSEWHERE, PAUSED, existing_run, holder
+from hone.runs.outputs import ELSEWHERE, PAUSED, delete_run, existing_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
 
@@ -189,6 +190,27 @@ def go_on(config: configs.RunsContinueConfig) -> int:
         raise UserError(f"{summary.status_text(one)}: it is not paused")
     (path / PAUSED).unlink(missing_ok=True)
     print(f"{path} goes on with step {one.progress.current + 1} of {one.progress.max_steps}.")
+    return 0
+
+
+def remove(config: configs.RunsRmConfig) -> int:
+    """Delete the run, after asking. Returns 0, or 1 if the answer was no."""
+    path = find_run(config.run)
+    info = existing_run(path)
+    if info is None:
+        raise UserError(f"{path} is not a run of hone, and is left as it is")
+    if holder(path) is not None:
+        raise UserError(f"a process is writing {path}: end it first, by hone runs stop {shlex.quote(str(path))}")
+    if not config.yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"nobody can be asked here whether to delete {path}: add --yes")
+        gib = size_of_run(path) / 2**30
+        answer = input(f"Delete {path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("Nothing was deleted.")
+            return 1
+    delete_run(path)
+    print(f"Deleted {path}" + (", but for other files in it." if path.exists() else "."))
     return 0
 
 

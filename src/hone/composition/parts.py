@@ -179,6 +179,15 @@ def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) ->
     )
 
 
+def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
+    """Return the name of the config's task, or of the first function that a program gives in its place."""
+    given = [*([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs), agent]
+    first = next((one for one in given if one is not None), None)
+    if first is None:
+        return config.task_name
+    return first.rpartition(":")[2] if isinstance(first, str) else str(getattr(first, "__name__", "functions"))
+
+
 def with_given_task(
     config: RLConfig,
     dataset: Any,

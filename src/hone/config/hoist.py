@@ -8,6 +8,7 @@ flag at the top (`--max-steps 5`) overrides them all.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -22,6 +23,16 @@ FUNCTIONS = "functions"
 """Id of the task that is made of reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
 SECTIONS = ("trainer", "orchestrator", "inference")
+
+
+def task_label(env_id: str, args: Mapping[str, Any]) -> str:
+    """Return what people call a task: its id; without a task file, its first reward function, its agent or its file."""
+    if env_id != FUNCTIONS:
+        return env_id
+    rewards = args.get("rewards") or args.get("agent") or ""
+    first = rewards if isinstance(rewards, str) else str(rewards[0])
+    command = PurePath(next((word for word in str(args.get("agent_command") or "").split() if "." in word), "")).stem
+    return first.rpartition(":")[2] or command or PurePath(str(args.get("data") or "")).stem or env_id
 
 
 def compose(settings: Settings) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Looking at runs: `hone runs list | show | stop | continue | attach | ledger | predictions`, `hone view | report`."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm | predictions`, `hone view | report`."""
 
 from __future__ import annotations
 
@@ -40,6 +40,15 @@ class RunsStopConfig(OneRun):
 
 class RunsContinueConfig(OneRun):
     """Let a run that an alarm has paused go on."""
+
+
+class RunsRmConfig(OneRun):
+    """Delete a run or an evaluation with its checkpoints and weights. Other files in its folder stay."""
+
+    run: str
+    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+    yes: bool = False
+    """Do not ask."""
 
 
 class RunsAttachConfig(OneRun):

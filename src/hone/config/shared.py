@@ -440,7 +440,7 @@ class RunConfig(BaseConfig):
     seed: int = Field(default=0, ge=0)
     """The one seed: data order, sampling and initial weights derive from it."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
+    """The run directory; if it is not given, `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
     ckpt: CkptConfig | None = None
     """Checkpoints; off unless given."""
     resume: ResumeConfig | None = None
