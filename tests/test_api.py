@@ -324,7 +324,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "there is no data set": task(dataset=None),
         "dataset is a Table: give a path": task(dataset=Table()),
         "dataset is a dict: .* of one split": task(dataset={"train": ROWS}),
-        "dataset is a list: .* with at least one row": task(dataset=[]),
+        "dataset is empty: give at least one row": task(dataset=[]),
         "dataset, row 1: Object of type date is not JSON": task(
             dataset=[ROWS[0], {"prompt": __import__("datetime").date.today()}]
         ),
@@ -466,3 +466,22 @@ def test_an_evaluation_is_that_of_the_command(here, tiny_model_dir, capfd):
     with pytest.raises(UserError, match="has its own data and rewards"):
         hone.evaluate("reverse-text", correct="exact", **counts)
     assert repr(own).startswith("<EvalResult functions: reward ") and "12 completions" in repr(own)
+
+
+def test_a_script_may_come_from_standard_input(here, settings):
+    text = f"""
+import hone, rewards
+hone.rl(dataset="problems.jsonl", reward_funcs=[rewards.digits], output_dir="out", **{settings | {"max_steps": 1}!r})
+"""
+    done = subprocess.run([sys.executable], input=text, capture_output=True, text=True, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert Run(here / "out").config["orchestrator"]["env"]["args"]["rewards"] == ["rewards:digits"]
+
+
+@pytest.mark.parametrize("empty", [[], ()])
+def test_no_rows_are_said_to_be_none(empty, here, tiny_model_dir):
+    for train in (hone.rl, hone.evaluate):
+        with pytest.raises(UserError, match=r"^dataset is empty: give at least one row$"):
+            train(model=str(tiny_model_dir), dataset=empty, reward_funcs=["rewards:digits"])
+    with pytest.raises(UserError, match=r"^dataset is empty"):
+        hone.sft(model=str(tiny_model_dir), dataset=empty)

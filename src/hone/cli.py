@@ -119,6 +119,8 @@ def call(name: str, argv: list[str], prog: str) -> int:
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
         code = _guarded(lambda: _run(name, argv, prog), ranked and int(os.environ.get("RANK") or 0) > 0)
+        if (outputs := sys.modules.get("hone.runs.outputs")) is not None:
+            outputs.delete_unused()
     except BaseException:
         if not _is_among_ranks():
             raise

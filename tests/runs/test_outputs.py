@@ -171,4 +171,4 @@ def test_a_folder_that_no_run_has_used_is_gone_at_the_end_of_the_process(tmp_pat
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=True)
         assert done.stdout == "outputs/rl-a-1\n"
-    assert list((tmp_path / "outputs").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []

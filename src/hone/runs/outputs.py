@@ -177,8 +177,8 @@ def check_target(path: Path, flag: str) -> None:
 def with_own_folder(config: Config, name: str) -> Config:
     """Return the config with a folder of its own, `outputs/NAME-1` or the first number that is free, if it names none.
 
-    The folder is made, so that no other run takes it, and deleted at the end of the process if it is still empty. A
-    run that is to go on is the last one of that name.
+    The folder is made, so that no other run takes it; `delete_unused` deletes it if it stays empty. A run that is to go
+    on is the last one of that name.
     """
     if "output_dir" in config.model_fields_set:
         return config
@@ -189,6 +189,7 @@ def with_own_folder(config: Config, name: str) -> Config:
         }
         if begun := [path for path in numbered if run_info(path) is not None]:
             return config.model_copy(update={"output_dir": max(begun, key=lambda path: numbered[path])})
+    _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
     for number in itertools.count(1):
         folder = OUTPUTS / f"{stem}-{number}"
         with writable(folder):
@@ -196,7 +197,7 @@ def with_own_folder(config: Config, name: str) -> Config:
             with suppress(FileExistsError):
                 folder.mkdir()
                 break
-    atexit.register(_delete_if_empty, folder.absolute())
+    _made.append(folder.absolute())
     return config.model_copy(update={"output_dir": folder})
 
 
@@ -204,9 +205,16 @@ def _is_own(path: Path, stem: str) -> bool:
     return re.fullmatch(rf"{re.escape(stem)}-[1-9]\d*", path.name) is not None
 
 
-def _delete_if_empty(folder: Path) -> None:
-    with suppress(OSError):
-        folder.rmdir()
+_made: list[Path] = []
+"""Folders that `with_own_folder` made in this process, outer ones first."""
+
+
+@atexit.register
+def delete_unused() -> None:
+    """Delete the folders that `with_own_folder` has made and no run has used."""
+    while _made:
+        with suppress(OSError):  # it holds a run
+            _made.pop().rmdir()
 
 
 def check_output(folder: Path, protect: list[Path]) -> None:

@@ -47,6 +47,16 @@ class Run:
         table = read_toml(self.path / "config.toml")
         return moved(table, table.get("output_dir", ""), self.path)
 
+    def locate(self, name: str) -> str:
+        """Return where a folder or file of the config is, seen from here: a relative name is one of the folder where
+        the run began, which may be another one than the current.
+        """
+        here, written = self.path.resolve(), Path(self.config.get("output_dir", ""))
+        if written.is_absolute() or Path(name).exists() or here.parts[-len(written.parts) :] != written.parts:
+            return name
+        place = Path(*here.parts[: -len(written.parts)]) / name
+        return str(place) if place.exists() else name
+
     def metrics(self) -> pyarrow.Table:
         """Return one row per step: int64 `step`, a column per metric, null where a step lacks it."""
         return to_table(read_lines(self.path / "metrics.jsonl"))
