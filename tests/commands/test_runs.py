@@ -16,7 +16,7 @@ from run_folders import checkpoint, entry, held, make_run, rollouts, snapshot, w
 from hone.cli import main
 from hone.commands import runs
 from hone.config.rl import RLConfig
-from hone.runs import predictions
+from hone.runs import Run, predictions
 from hone.runs.files import sha256
 
 
@@ -320,3 +320,13 @@ def test_rm_refuses_what_is_no_run_what_is_being_written_and_to_delete_unasked(c
     fails(capsys, main(["runs", "rm", "outputs", "--yes"]), "has no run.json")
     fails(capsys, main(["runs", "rm"]), "RUN is missing")
     assert Path("outputs/a/run.json").exists() and Path("foreign/run.json").exists()
+
+
+def test_a_run_is_shown_as_a_table_in_python() -> None:
+    make_run(Path("outputs/a"), "running", steps=3)
+    heads, row = repr(Run("outputs/a")).splitlines()
+    assert heads.split()[:4] == ["run", "kind", "status", "task"]
+    assert row.split()[:5] == ["outputs/a", "rl", "running", "reverse-text", "3/4"]
+    assert "<td>outputs/a</td><td>rl</td>" in Run("outputs/a")._repr_html_()
+    (Path("outputs/a") / "metrics.jsonl").write_text("nonsense\n")
+    assert repr(Run("outputs/a")).splitlines()[1].split() == ["outputs/a", "rl", "running", "yes"]

@@ -69,7 +69,7 @@ def _task(config: AuditConfig, status: Status) -> Report:
     """Audit a task; with a model, also what that answers."""
     assert config.env is not None
     env = configured(config.env, config.env_args, config.env_template, "env_template")
-    env.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
+    env.progress = lambda words: status(f"auditing {env.label}: {words}") if words else None
     count, more = None, []
     if (model := config.model) is not None:
         from hone.audit.policy import policy_check
@@ -106,6 +106,6 @@ def _task(config: AuditConfig, status: Status) -> Report:
         count_tokens=count,
         allows=config.allow,
         more=more,
-        progress=lambda words: status(f"auditing {env.id}: {words}"),
+        progress=lambda words: status(f"auditing {env.label}: {words}"),
     )
-    return replace(report, subject=f"{env.id} {json.dumps(config.env_args)}") if config.env_args else report
+    return replace(report, subject=f"{env.label} {json.dumps(config.env_args)}") if config.env_args else report

@@ -39,7 +39,9 @@ def run(config: EvalConfig) -> int:
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     what = "training" if config.profile else "held-out"
     if available < config.num_examples:
-        words = f"{evaluation.env.id} has {available} {what} examples: all are used ({config.num_examples} asked for)"
+        words = (
+            f"{evaluation.env.label} has {available} {what} examples: all are used ({config.num_examples} asked for)"
+        )
         console.print(Text(words))
     if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
@@ -100,7 +102,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 def with_progress(evaluation: Evaluation) -> EvalResult:
     """Sample and grade, and show how far that is."""
     config, env = evaluation.config, evaluation.env
-    title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.id}"
+    title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     with Ticking(Status(sys.stderr), title) as tell:
         env.progress = lambda words: tell(words or title)
         return evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))

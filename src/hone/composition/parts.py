@@ -64,7 +64,7 @@ def use_graders(
 ) -> None:
     """Have a task's functions run in processes of this machine, or of the cluster where it has graders."""
     if cluster is not None and cluster.graders and env.all_inline:
-        print(f"{env.id} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
+        print(f"{env.label} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
     elif cluster is not None and cluster.graders:
         if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
             raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
@@ -234,7 +234,10 @@ def note_given(given: Given, run: RunWriter) -> None:
     if not given.graded_here:
         return
     if os.environ.get("PYTHONHASHSEED") != "0":
-        run.mark_inexact(run.start_step, "reward functions run in this process, whose PYTHONHASHSEED is not 0")
+        cause = (
+            "reward functions run in this process, where the order of sets is random: start it with PYTHONHASHSEED=0"
+        )
+        run.mark_inexact(run.start_step, cause)
     warn_not_kept("rewards.py", given.not_kept, run)
     names = ", ".join(given.graded_here)
     run.note(grading=f"in the process that trains, without limits: no other one can import {names}")

@@ -26,6 +26,18 @@ class EvalConfig(BaseConfig):
 
     positional = "env"
 
+    @classmethod
+    def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
+        """Return the task of a run that trains, set up as it is there."""
+        section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""))
+        if section is None:
+            return table
+        if len(section.get("envs", [])) > 1:
+            raise UserError("the run has several tasks: name one as `hone eval ENV`, with its arguments by -a")
+        env = section.get("env", {})
+        found = {"env": env.get("id"), "env_args": env.get("args"), "template": env.get("template")}
+        return {name: value for name, value in found.items() if value not in (None, {})}
+
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))

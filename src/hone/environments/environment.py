@@ -111,7 +111,7 @@ class Environment:
         system_prompt: str | None = None,
         id: str = "",
     ) -> None:
-        self.id = id
+        self.id = self.label = id  # `label` is what people call it
         self.module: Path | None = None
         self.rubric = rubric
         self.parser = parser or rubric.parser or Parser()

@@ -64,4 +64,6 @@ def evaluate(
         seconds["sample"] += sampled - began
         seconds["grade"] += time.perf_counter() - sampled
         progress(indices.stop, count)
-    return EvalResult(env.id, version, rollouts_per_example, samples, seconds, ranges=env.rubric.ranges)
+    return EvalResult(
+        env.id, version, rollouts_per_example, samples, seconds, ranges=env.rubric.ranges, label=env.label
+    )
