@@ -60,12 +60,12 @@ COMMANDS = {
     "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig", "regrade.run"),
     "view": Command("look at runs in a browser: curves, and their samples", "runs.ViewConfig", "view.run"),
     "report": Command("the run card: what came of a run, and how sure", "runs.ReportConfig", "report.run"),
-    "doctor": Command("what is wrong on this machine, and what mends it", "plan.DoctorConfig", "doctor.run"),
+    "doctor": Command("check this machine, and print fixes", "plan.DoctorConfig", "doctor.run"),
     "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
     "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
-    "runs stop": Command("end a run that is at work, saved", "runs.RunsStopConfig", "runs.stop"),
+    "runs stop": Command("end a running run, saved", "runs.RunsStopConfig", "runs.stop"),
     "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig", "runs.go_on"),
-    "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig", "runs.attach"),
+    "runs attach": Command("watch a running run", "runs.RunsAttachConfig", "runs.attach"),
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
     "runs predictions": Command(
@@ -111,7 +111,7 @@ vf_eval = partial(script, "eval", "vf-eval")
 
 
 def call(name: str, argv: list[str], prog: str) -> int:
-    """Run one command. Returns its exit code; 2 after one sentence on what a user can mend; 130 for Ctrl-C.
+    """Run one command. Returns its exit code; 2 after one sentence on what a user can fix; 130 for Ctrl-C.
 
     A process that joined other ranks ends here, without the interpreter's own end: after an error it would wait for the
     others, and they for that end; else it may abort over a thread of gloo or of a checkpoint.

@@ -73,7 +73,7 @@ def test_list_has_a_row_for_each_run_and_its_next_command(hone) -> None:
     assert out.split("\n\n")[1].splitlines() == [
         "outputs/killed: killed after 3 of 4 steps",
         "    to go on from step 2: hone rl @ outputs/killed/config.toml --resume",
-        f"outputs/working: at work on step 2 of 4, in process {process.pid}",
+        f"outputs/working: running step 2 of 4, in process {process.pid}",
         "    to watch it: hone runs attach outputs/working",
         "    to end it: hone runs stop outputs/working",
     ]

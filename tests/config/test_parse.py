@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from hone.config.audit import AuditConfig
 from hone.config.eval import EvalConfig
 from hone.config.hoist import task_label
 from hone.config.init import InitModelConfig
@@ -207,7 +208,7 @@ def test_sft_needs_exactly_one_source_of_data() -> None:
     assert "has data.path and data.env: set exactly one" in message
 
 
-def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):
+def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
     rl, sft = tmp_path / "rl.toml", tmp_path / "sft.toml"
     task = 'id = "functions"\n[{0}.env.args]\nrewards = ["rw:even"]\ndata = "p.jsonl"\n'
     rl.write_text(
@@ -218,6 +219,8 @@ def test_an_evaluation_takes_the_task_of_a_runs_config(tmp_path):
         config = parse(EvalConfig, ["@", str(file), "-m", "weights", "-n", "7"], "hone eval")
         assert (config.env, config.model, config.num_examples) == ("functions", "weights", 7)
         assert config.env_args == {"rewards": ["rw:even"], "data": "p.jsonl"} and config.precision == "bf16_linear"
+    audited = parse(AuditConfig, ["@", str(rl)], "hone audit")
+    assert (audited.env, audited.env_args) == ("functions", {"rewards": ["rw:even"], "data": "p.jsonl"})
     rl.write_text(f"{CONFIG_OF}rl\n[orchestrator]\nenvs = [{{id = 'a'}}, {{id = 'b'}}]\n")
     with pytest.raises(UserError, match="has several tasks: name one"):
         parse(EvalConfig, ["@", str(rl)], "hone eval")

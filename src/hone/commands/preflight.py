@@ -75,10 +75,12 @@ class Audit(Observer):
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
             raise UserError(
                 f"the reward of {env.label} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
-                f"{others}. To mend it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
+                f"{others}. To fix it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
             )
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
+        if (task.args or task.template) and not config.orchestrator.envs:
+            see = command("hone", "audit", "@", str(config.output_dir / "config.toml"), seed=config.seed or None)
         self._lines += [f"audit: all of it: {see}"] if bad else []
         return {key: value for key, value in report.record().items() if key != "seconds"}
 

@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, flag
+from hone.config.hoist import task_of_run
 from hone.config.servers import EvalClusterConfig
 from hone.config.shared import GradingConfig, Precision, server_url
 from hone.errors import UserError
@@ -29,14 +30,8 @@ class EvalConfig(BaseConfig):
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
         """Return the task of a run that trains, set up as it is there."""
-        section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""))
-        if section is None:
-            return table
-        if len(section.get("envs", [])) > 1:
-            raise UserError("the run has several tasks: name one as `hone eval ENV`, with its arguments by -a")
-        env = section.get("env", {})
-        found = {"env": env.get("id"), "env_args": env.get("args"), "template": env.get("template")}
-        return {name: value for name, value in found.items() if value not in (None, {})}
+        task = task_of_run(kind, table)
+        return table if task is None else {"env_args" if name == "args" else name: task[name] for name in task}
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""

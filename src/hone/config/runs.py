@@ -32,7 +32,7 @@ class RunsShowConfig(OneRun):
 
 
 class RunsStopConfig(OneRun):
-    """End a run that is at work: it finishes its step, saves a checkpoint, and can be resumed."""
+    """End a running run: it finishes its step, saves a checkpoint, and can be resumed."""
 
     now: bool = False
     """Kill it at once (SIGKILL): what came after its last checkpoint will have to be done again."""
@@ -52,7 +52,7 @@ class RunsRmConfig(OneRun):
 
 
 class RunsAttachConfig(OneRun):
-    """Show a run that is at work until it ends; Ctrl-C leaves it running."""
+    """Show a running run until it ends; Ctrl-C leaves it running."""
 
     display: Literal["auto", "plain"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
@@ -106,7 +106,7 @@ class ViewConfig(BaseConfig):
 class ReportConfig(OneRun):
     """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
 
-    Two files in its directory: report.html and report.json. A run at work or killed has one, too.
+    Two files in its directory: report.html and report.json. A running or killed run has one, too.
     """
 
     output: Path | None = None

@@ -145,7 +145,7 @@ class OptimConfig(BaseConfig):
     max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or 8 bits each in blocks (torchao, extra `lowbit`), a quarter of the memory."""
+    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory."""
     offload: bool = False
     """Keep moments and master weights in the host's memory, and update there; a GPU is left 8 to 12 bytes a weight."""
 
@@ -282,7 +282,7 @@ class TrackerConfig(BaseConfig):
 
 
 class WandbConfig(TrackerConfig):
-    """Weights & Biases (extra `wandb`). Any of these flags turns it on."""
+    """Weights & Biases (pip install wandb). Any of these flags turns it on."""
 
     project: str | None = None
     """W&B project; by default what WANDB_PROJECT says, else `hone`."""
@@ -295,7 +295,7 @@ class WandbConfig(TrackerConfig):
 
 
 class TrackioConfig(TrackerConfig):
-    """Trackio (extra `trackio`): W&B's functions, on this machine. Any of these flags turns it on."""
+    """Trackio (pip install 'trackio>=0.43'): W&B's functions, on this machine. Any of these flags turns it on."""
 
     project: str = "hone"
     """Trackio project."""

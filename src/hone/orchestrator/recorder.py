@@ -147,8 +147,8 @@ class FailureWatch:
         if len(failures) == len(scores):
             text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
             if step == 0:
-                raise UserError(f"{text}: mend the reward function or the agent. The first:\n{printable(first)}")
-            raise Halt(f"{text} ({last_line(first)}): mend the reward function or the agent")
+                raise UserError(f"{text}: fix the reward function or the agent. The first:\n{printable(first)}")
+            raise Halt(f"{text} ({last_line(first)}): fix the reward function or the agent")
         for outcome, detail in firsts.items():
             self._run.display.message(
                 f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
@@ -157,7 +157,7 @@ class FailureWatch:
         if failed > self._max_failed * max(self._window, seen):
             raise Halt(
                 f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
-                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); mend the "
+                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); fix the "
                 f"reward function, whose last error was: {last_line(first)}"
             )
 

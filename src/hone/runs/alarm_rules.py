@@ -310,7 +310,7 @@ RULES = {
     "unparsable": Rule(
         _unparsable,
         "read some in rollouts/ and try the parser on them (`hone regrade`): either the format is unlearned (reward "
-        "it) or the parser is too narrow (mend it)",
+        "it) or the parser is too narrow (widen it)",
     ),
     "wrong": Rule(
         _wrong,

@@ -139,7 +139,7 @@ def status_text(run: Summary) -> str:
     if run.status in ("running", "paused"):
         where = f"process {run.pid}" if run.pid else "a process of another machine, container or user"
         at = f"{run.progress.current + 1} of {run.progress.max_steps or '?'}"
-        doing = "at work on" if run.status == "running" else "paused by an alarm before"
+        doing = "running" if run.status == "running" else "paused by an alarm before"
         return f"{path}: {doing} step {at}, in {where}"
     if run.kind == "eval":
         return f"{path}: {run.status}"

@@ -355,7 +355,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         import ray
         from ray.exceptions import RayError
     except ImportError:
-        raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.59"') from None
+        raise UserError("a cluster needs Ray, which is not installed: pip install 'ray>=2.59'") from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
         if address and ":" in address:  # where nothing answers, Ray tries for minutes
