@@ -42,8 +42,10 @@ class RunsContinueConfig(OneRun):
     """Let a run that an alarm has paused go on."""
 
 
-class RunsRmConfig(OneRun):
+class RunsRmConfig(BaseConfig):
     """Delete a run or an evaluation with its checkpoints and weights. Other files in its folder stay."""
+
+    positional = "run"
 
     run: str
     """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""

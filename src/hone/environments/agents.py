@@ -170,7 +170,7 @@ class AgentTask(AgentEnv, FunctionTask):
         found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
         super().__init__(found, *args, **kwargs)
         self.run, self.command, self.agent_limits = run, command, limits
-        self.label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
+        self.own_label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
         self.max_turns = limits.max_calls
 
     def check_rollouts(self) -> None:

@@ -126,7 +126,7 @@ class FunctionTask(SingleTurnEnv):
             eval_dataset=sources["eval_dataset"],
             system_prompt=system_prompt,
         )
-        self.label = component_name(found[0].func) if found else FUNCTIONS
+        self.own_label = component_name(found[0].func) if found else FUNCTIONS
         self.module = next((source.file for source in found if source.file is not None), None)
         made_of = list(dict.fromkeys(source.digest for source in found))
         self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)

@@ -110,11 +110,11 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     _say(f"Writing {file.name} as bf16 safetensors")
     try:
         with quiet():
-            from tqdm.auto import tqdm
             from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
-            # Its bar is for terminals only, as the library's others are.
-            modeling_gguf_pytorch_utils.tqdm = lambda items, **more: tqdm(items, **more | {"disable": None})
+            converter: Any = modeling_gguf_pytorch_utils
+            bar = converter.tqdm
+            converter.tqdm = lambda items, **more: bar(items, **more | {"disable": None})  # on a terminal only
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             DecoderConfig.from_hf(config.to_dict() | {"quantization_config": None})
             tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)

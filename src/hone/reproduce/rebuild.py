@@ -95,9 +95,7 @@ def rebuild(
             digest = run.info.get("sources", {}).get(f"environment/{name}" if name else "environment")
             refuse_other_task(task.id, task.args, digest, trust_local_task)
     records, device = Records(run), _device(config.model.device)
-    model_config = config.model.model_copy(
-        update={"device": device, "name": model_name or run.locate(config.model.name)}
-    )
+    model_config = config.model.model_copy(update={"device": device, "name": model_name or config.model.name})
     config = config.model_copy(update={"model": model_config, "display": "auto"})
     config, model, renderer, missing_model = _load_model(run, records, config)
     threads = run.info.get("threads") or config.threads
