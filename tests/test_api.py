@@ -275,7 +275,7 @@ def test_ctrl_c_saves_the_run_and_ends_the_program(here, settings):
     assert run.info["status"] == "stopped" and run.checkpoints.steps()
     run = hone.rl(dataset=ROWS, reward_funcs=[digits], output_dir="out", resume=True, **settings)
     assert run.info["status"] == "done"
-    cause = "reward functions run in this process, whose PYTHONHASHSEED is not 0"
+    cause = "reward functions run in this process, where the order of sets is random: start it with PYTHONHASHSEED=0"
     assert [entry["cause"] for entry in run.info["inexact"]] == [cause]
 
 
@@ -324,7 +324,7 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "there is no data set": task(dataset=None),
         "dataset is a Table: give a path": task(dataset=Table()),
         "dataset is a dict: .* of one split": task(dataset={"train": ROWS}),
-        "dataset is a list: .* with at least one row": task(dataset=[]),
+        "dataset is empty: give at least one row": task(dataset=[]),
         "dataset, row 1: Object of type set is not JSON": task(dataset=[ROWS[0], {"prompt": {1}}]),
         "dataset, row 0: .*Out of range float": task(dataset=[{"prompt": "a", "x": float("inf")}]),
         "reward takes MODULE:FUNCTION.* give functions as reward_funcs": task(reward=fine),
@@ -517,3 +517,22 @@ def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regra
     # Another grader: of the run's own, whole groups are checked.
     assert main(["regrade", "out", "--trust-local-task", "--env.args.weights", "[0.0, 1.0]", "--check", "7"]) == 0
     assert "12 of 12 have the recorded reward and outcome" in capsys.readouterr().out
+
+
+def test_a_script_may_come_from_standard_input(here, settings):
+    text = f"""
+import hone, rewards
+hone.rl(dataset="problems.jsonl", reward_funcs=[rewards.digits], output_dir="out", **{settings | {"max_steps": 1}!r})
+"""
+    done = subprocess.run([sys.executable], input=text, capture_output=True, text=True, cwd=here)
+    assert done.returncode == 0, done.stderr
+    assert Run(here / "out").config["orchestrator"]["env"]["args"]["rewards"] == ["rewards:digits"]
+
+
+@pytest.mark.parametrize("empty", [[], ()])
+def test_no_rows_are_said_to_be_none(empty, here, tiny_model_dir):
+    for train in (hone.rl, hone.evaluate):
+        with pytest.raises(UserError, match=r"^dataset is empty: give at least one row$"):
+            train(model=str(tiny_model_dir), dataset=empty, reward_funcs=["rewards:digits"])
+    with pytest.raises(UserError, match=r"^dataset is empty"):
+        hone.sft(model=str(tiny_model_dir), dataset=empty)

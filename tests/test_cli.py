@@ -17,6 +17,7 @@ from hone.errors import RankLost, UserError
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
+RL = ["rl", "--model.name", "hone/tiny"]
 
 
 def run(*command: str | Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -41,8 +42,8 @@ def rl_command(monkeypatch: pytest.MonkeyPatch) -> types.SimpleNamespace:
 
 def test_a_command_gets_its_typed_config_and_gives_the_exit_code(rl_command, monkeypatch) -> None:
     rl_command.action = lambda config: 7
-    assert cli.main(["rl", "--max-steps", "3"]) == 7
-    monkeypatch.setattr(sys, "argv", ["rl", "--seed", "5"])
+    assert cli.main([*RL, "--max-steps", "3"]) == 7
+    monkeypatch.setattr(sys, "argv", [*RL, "--seed", "5"])
     assert cli.rl() == 7, "the bare script calls the same"
     first, second = rl_command.configs
     assert isinstance(first, RLConfig) and (first.max_steps, second.seed) == (3, 5)
@@ -50,20 +51,28 @@ def test_a_command_gets_its_typed_config_and_gives_the_exit_code(rl_command, mon
 
 def test_what_a_user_can_mend_is_one_sentence_and_exit_code_2(rl_command, capsys) -> None:
     rl_command.action = lambda config: UserError("the folder x has no weights: point model.name at another")
-    assert cli.main(["rl"]) == 2
+    assert cli.main(RL) == 2
     assert capsys.readouterr().err == "error: the folder x has no weights: point model.name at another\n"
-    assert cli.main(["rl", "--max-steps", "many"]) == 2
+    assert cli.main([*RL, "--max-steps", "many"]) == 2
     captured = capsys.readouterr()
     assert captured.err == "error: max_steps is 'many' (--max-steps), but should be a valid integer\n"
     assert captured.out == ""
 
 
+@pytest.mark.parametrize("words", ["", "--max-steps 3", "--orchestrator.env.id reverse-text"])
+def test_rl_without_a_model_or_a_config_prints_its_short_help_and_runs_nothing(rl_command, words, capsys) -> None:
+    assert cli.main(["rl", *words.split()]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.startswith("usage: hone rl ") and "--orchestrator.env.id" in captured.out
+    assert captured.err.startswith("error: there is neither a model nor a config file") and rl_command.configs == []
+
+
 def test_ctrl_c_is_130_and_a_bug_keeps_its_traceback(rl_command) -> None:
     rl_command.action = lambda config: KeyboardInterrupt()
-    assert cli.main(["rl"]) == 130
+    assert cli.main(RL) == 130
     rl_command.action = lambda config: AssertionError("a bug")
     with pytest.raises(AssertionError):
-        cli.main(["rl"])
+        cli.main(RL)
 
 
 def test_what_libraries_read_at_import_is_set_before_the_command_and_never_overridden(rl_command, monkeypatch) -> None:
@@ -72,7 +81,7 @@ def test_what_libraries_read_at_import_is_set_before_the_command_and_never_overr
     names = ("GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM")
     seen = []
     rl_command.action = lambda config: seen.append([os.environ.get(name) for name in names]) or 0
-    assert cli.main(["rl"]) == 0
+    assert cli.main(RL) == 0
     assert seen == [["3000", "true"]]
 
 
@@ -105,6 +114,12 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_an_unknown_command_names_the_nearest(words: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words.split()) == 2
     assert hint in capsys.readouterr().err
+
+
+def test_a_word_that_the_locale_cannot_read_is_refused_before_anything_runs(rl_command, capsys) -> None:
+    assert cli.main([*RL, "--output-dir", "l\udcc3\udca4uf"]) == 2
+    assert "'l\\udcc3\\udca4uf' is no text in utf-8: set PYTHONUTF8=1" in capsys.readouterr().err
+    assert rl_command.configs == []
 
 
 @pytest.mark.parametrize("name", list(cli.COMMANDS))

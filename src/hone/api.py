@@ -117,6 +117,7 @@ def evaluate(
     from hone.config.eval import EvalConfig
     from hone.config.hoist import FUNCTIONS
     from hone.config.parse import from_settings
+    from hone.environments.data import given_rows
     from hone.environments.functions import given_task
     from hone.evaluation.saving import results_folder
     from hone.runs.files import write_file, write_json
@@ -130,7 +131,8 @@ def evaluate(
     if gives:
         config = config.model_copy(update={"env": FUNCTIONS})
         folder = results_folder(config) if config.save else Path()
-        given = given_task(folder, config.env_args, None, dataset, reward_funcs, reward_weights, correct)
+        rows = given_rows(dataset, "dataset")
+        given = given_task(folder, config.env_args, None, rows, reward_funcs, reward_weights, correct)
         task, kept = given.load(), given.files
         if config.save:
             check_kept(folder, kept)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import errno
+import io
 import os
 import signal
 import sys
@@ -61,13 +62,14 @@ COMMANDS = {
     "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig", "regrade.run"),
     "view": Command("look at runs in a browser: curves, and their samples", "runs.ViewConfig", "view.run"),
     "report": Command("the run card: what came of a run, and how sure", "runs.ReportConfig", "report.run"),
-    "doctor": Command("what is wrong on this machine, and what mends it", "plan.DoctorConfig", "doctor.run"),
+    "doctor": Command("check this machine, and print fixes", "plan.DoctorConfig", "doctor.run"),
     "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
     "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
-    "runs stop": Command("end a run that is at work, saved", "runs.RunsStopConfig", "runs.stop"),
+    "runs stop": Command("end a running run, saved", "runs.RunsStopConfig", "runs.stop"),
     "runs continue": Command("let a run that is paused go on", "runs.RunsContinueConfig", "runs.go_on"),
-    "runs attach": Command("watch a run that is at work", "runs.RunsAttachConfig", "runs.attach"),
+    "runs attach": Command("watch a running run", "runs.RunsAttachConfig", "runs.attach"),
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
+    "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
     "runs predictions": Command(
         "what you predicted, and how it came out", "runs.RunsPredictionsConfig", "runs.score_predictions"
     ),
@@ -111,7 +113,7 @@ vf_eval = partial(script, "eval", "vf-eval")
 
 
 def call(name: str, argv: list[str], prog: str) -> int:
-    """Run one command. Returns its exit code; 2 after one sentence on what a user can mend; 130 for Ctrl-C.
+    """Run one command. Returns its exit code; 2 after one sentence on what a user can fix; 130 for Ctrl-C.
 
     A process that joined other ranks ends here, without the interpreter's own end: after an error it would wait for the
     others, and they for that end; else it may abort over a thread of gloo or of a checkpoint.
@@ -119,6 +121,8 @@ def call(name: str, argv: list[str], prog: str) -> int:
     ranked = name in ("sft", "trainer") and int(os.environ.get("WORLD_SIZE") or 1) > 1
     try:
         code = _guarded(lambda: _run(name, argv, prog), ranked and int(os.environ.get("RANK") or 0) > 0)
+        if (outputs := sys.modules.get("hone.runs.outputs")) is not None:
+            outputs.delete_unused()
     except BaseException:
         if not _is_among_ranks():
             sys.excepthook = _print_traceback
@@ -146,7 +150,17 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
         return doctor.run_without_config(argv)
     detach.end_with_launcher()
-    config = parse(COMMANDS[name].config(), argv, prog)
+    _check_text(argv)
+    config_class = COMMANDS[name].config()
+    config = parse(config_class, argv, prog)
+    if name == "rl" and "model" not in config.model_fields_set and not any(word.startswith("@") for word in argv):
+        from hone.config.help import render
+
+        print(render(config_class, prog))
+        raise UserError(
+            f"there is neither a model nor a config file: say `{prog} @ FILE.toml`, or `--model.name MODEL` (hone/tiny "
+            "is a small random one, to try things with)"
+        )
     if getattr(config, "detach", False):
         if not detach.in_background():
             return detach.start(name, argv)
@@ -156,11 +170,30 @@ def _run(name: str, argv: list[str], prog: str) -> int:
 
 
 def prepare_process() -> None:
-    """Set what libraries read when they are imported; what the user has set stays."""
+    """Set what libraries read when they are imported, and how this process prints; what the user has set stays."""
+    write_backslashes()
     # How long libgomp's threads spin while they wait for work. Sampling from 0.6B parameters on two cores (tokens/s,
     # alone / beside a busy process): 1000 80 / 50, 3000 92 / 42, 10000 95 / 32, 300000 (its default) 102 / 24.
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+
+def write_backslashes() -> None:
+    """Let standard output and standard error write a character that their encoding lacks as `\\xfc`, not raise."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _check_text(argv: list[str]) -> None:
+    """Raise UserError for a word that the locale cannot read: files of a run hold UTF-8."""
+    for word in argv:
+        try:
+            word.encode()
+        except UnicodeEncodeError:
+            raise UserError(
+                f"{word!a} is no text in {sys.getfilesystemencoding()}: set PYTHONUTF8=1, or use a name in UTF-8"
+            ) from None
 
 
 def _is_among_ranks() -> bool:
@@ -172,6 +205,7 @@ def _is_among_ranks() -> bool:
 @safe_output()
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
     """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 prints what was wrong."""
+    write_backslashes()
     try:
         code = action() or 0
         sys.stdout.flush()

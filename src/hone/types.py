@@ -249,8 +249,8 @@ class Group:
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
     `left_out`: a refill did not need the group, or cut it off. `env` is the name of its task, of several.
     `trains_all`: all samples with a score are trained, for the loss has a KL or entropy term. `least_graded`: samples
-    with a score that a group needs to be trained. `call_advantages`, where a program rewards each call: of each turn of
-    each trajectory of each sample.
+    with a score that a group needs to be trained. `masks_truncated`: completions that were stopped by length are not
+    trained on. `call_advantages`, where a program rewards each call: of each turn of each trajectory of each sample.
     """
 
     example: Example
@@ -263,6 +263,7 @@ class Group:
     call_advantages: list[list[np.ndarray]] | None = None
     trains_all: bool = False
     least_graded: int = 2
+    masks_truncated: bool = False
 
     def __post_init__(self) -> None:
         assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
@@ -278,6 +279,11 @@ class Group:
         if self.call_advantages is None:
             return bool(np.any(self.advantages))
         return any(np.any(turns) for sample in self.call_advantages for turns in sample)
+
+    @property
+    def all_masked(self) -> bool:
+        """True if every completion was stopped by length and is therefore not trained on."""
+        return self.masks_truncated and all(one.truncated for t in self.trajectories for one in t.trajectories)
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def tasks(tmp_path, monkeypatch) -> Path:
 
 def rl(model: Path, task: str, *flags: str) -> int:
     base = ["--model.name", str(model), "--max-steps", "1", "--seq-len", "256", "--display", "plain"]
-    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
+    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "outputs"]
     return main(["rl", *base, "--orchestrator.sampling.max-tokens", "8", "--orchestrator.env.id", task, *flags])
 
 

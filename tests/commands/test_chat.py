@@ -58,6 +58,19 @@ def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch,
     assert printed == "".join(f"{answer}\n" for answer in answers)
 
 
+def test_a_run_is_talked_to_from_another_folder_than_it_began_in(tiny_model_dir, tmp_path, monkeypatch, capsys):
+    shutil.copytree(tiny_model_dir, tmp_path / "models/first")
+    monkeypatch.chdir(tmp_path)
+    words = "sft --model.name models/first --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
+    assert main([*words.split(), "--max-steps", "1", "--output-dir", "outputs/a", "--display", "none"]) == 0
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    capsys.readouterr()
+    printed = converse(monkeypatch, capsys, ["abc"], "../outputs/a")
+    before, after = (greedy(model, "abc") for model in (tiny_model_dir, tmp_path / "outputs/a/weights/step_1"))
+    assert printed == f"before: {before[0]}\nafter: {after[0]}\n"
+
+
 def test_bytes_that_are_no_text_are_a_question_too(tiny_model_dir, monkeypatch, capsys):
     printed = converse(monkeypatch, capsys, ["a\udcffb"], str(tiny_model_dir))
     (answer,) = greedy(tiny_model_dir, "a\ufffdb")

@@ -45,6 +45,17 @@ def test_bad_input(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "cut.gguf", "full"]
 
 
+def test_the_conversion_of_a_gguf_draws_no_bar_into_a_pipe(tmp_path: Path, capsys) -> None:
+    file = tmp_path / "cut.gguf"
+    file.write_bytes(b"GGUF, but no more")
+    with pytest.raises(UserError):
+        fetch.write_gguf(file, tmp_path, "a file")
+    from transformers import modeling_gguf_pytorch_utils
+
+    assert list(modeling_gguf_pytorch_utils.tqdm([1, 2], desc="Converting")) == [1, 2]
+    assert "Converting" not in capsys.readouterr().err
+
+
 def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("HONE_CACHE", str(tmp_path))
     flags = ["--model.name", "smollm2-135m", "--orchestrator.env.id", "reverse-text"]
@@ -96,7 +107,7 @@ def test_what_can_not_be_written_or_fetched_is_told(tmp_path: Path, monkeypatch:
 
 
 def test_weights_that_are_not_there_are_said_with_those_that_are_or_the_run_that_makes_them(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="step_2: the run that writes to outputs/none makes it, start that first"):
+    with pytest.raises(UserError, match="step_2: the run that writes to outputs/none makes it: start that first"):
         files.resolve_model("outputs/none/weights/step_2")
     (tmp_path / "weights" / "step_1").mkdir(parents=True)
     with pytest.raises(UserError, match="step_2: there is step_1"):

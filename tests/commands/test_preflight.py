@@ -67,7 +67,7 @@ def task(tmp_path, monkeypatch) -> Path:
 
 def words(model: Path, *flags: str) -> list[str]:
     base = ["rl", "--model.name", str(model), "--max-steps", "1", "--seq-len", "256", "--display", "plain"]
-    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
+    base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2", "--output-dir", "outputs"]
     return [*base, "--orchestrator.sampling.max-tokens", "24", "--orchestrator.env.id", "says", *flags]
 
 

@@ -24,6 +24,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def train(model: Path, *flags: str) -> int:
     few = "--orchestrator.batch-size 8 --orchestrator.rollouts-per-example 4 --orchestrator.sampling.max-tokens 4"
     few += " --orchestrator.env.id by-chance --max-steps 6 --seq-len 64 --ckpt --display plain --no-audit"
+    few += " --output-dir outputs"
     return main(["rl", "--model.name", str(model), *few.split(), *flags])
 
 

@@ -119,7 +119,7 @@ def test_a_run_without_permission_is_refused_before_anything_is_spent(
         refused("the hub answers with status 503", "try again later, or leave out --push-to-hub")
     online("http://127.0.0.1:1")  # where nobody listens
     refused("the hub can't be reached", "check the network, and HF_ENDPOINT, or leave out --push-to-hub")
-    rl = ["rl", "--mode", "split", "--push-to-hub", "me/model", "--output-dir", str(out)]
+    rl = ["rl", "--model.name", "hone/tiny", "--mode", "split", "--push-to-hub", "me/model", "--output-dir", str(out)]
     fails(capsys, main(rl), "the hub can't be reached")
     assert not out.exists()
 

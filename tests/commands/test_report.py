@@ -160,7 +160,7 @@ def test_a_run_at_work_has_a_card_and_goes_on(tmp_path, monkeypatch, capsys):
     with held(Path("run")) as process:
         assert main(["report", "run"]) == 0
         assert process.poll() is None
-    assert "at work on step 3 of 4" in capsys.readouterr().out
+    assert "running step 3 of 4" in capsys.readouterr().out
 
 
 def test_a_run_whose_task_is_gone_or_changed_says_so(bench, finished):

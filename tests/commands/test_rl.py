@@ -154,6 +154,18 @@ def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl
     assert "has a reward of" not in capsys.readouterr().out
 
 
+def test_a_run_whose_completions_are_all_cut_off_and_masked_says_so(rl, tmp_path, capsys):
+    words = ("--orchestrator.truncated", "mask", "--orchestrator.sampling.max-tokens", "1", "--max-steps", "2")
+    assert rl("--no-audit", *words) == 0
+    printed, out = capsys.readouterr().out, tmp_path / "out"
+    assert printed.count("All completions of step 0 were cut off at the length limit") == 1
+    assert "not finite" not in printed
+    for line in metrics(out)[:2]:
+        assert (line["groups/trained"], line["groups/filtered"], line["optimizer/skipped"]) == (0, 2, 1.0)
+    assert {draw["state"] for draw in Run(out).ledger()} == {"filtered"}
+    assert [event["step"] for event in Run(out).events() if event["kind"] == "all_masked"] == [0]
+
+
 def test_a_step_without_a_graded_completion_ends_the_run(rl, tmp_path, capsys):
     assert rl("--no-audit", "--orchestrator.env.id", "broken") == 2
     captured = capsys.readouterr()

@@ -20,7 +20,7 @@ def rl(tiny_model_dir, tmp_path, monkeypatch):
     def call(*flags: str) -> int:
         base = ["rl", "--model.name", str(tiny_model_dir), "--max-steps", "4", "--display", "plain"]
         base += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
-        base += ["--orchestrator.sampling.max-tokens", "6", "--seq-len", "256"]
+        base += ["--orchestrator.sampling.max-tokens", "6", "--seq-len", "256", "--output-dir", "outputs"]
         return main([*base, *flags])
 
     return call

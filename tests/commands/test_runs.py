@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | attach | ledger | predictions`, on runs made by hand."""
+"""`hone runs list | show | stop | attach | ledger | rm | predictions`, on runs made by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from run_folders import checkpoint, entry, held, make_run, rollouts, snapshot, w
 from hone.cli import main
 from hone.commands import runs
 from hone.config.rl import RLConfig
-from hone.runs import predictions
+from hone.runs import Run, predictions
 from hone.runs.files import sha256
 
 
@@ -73,7 +73,7 @@ def test_list_has_a_row_for_each_run_and_its_next_command(hone) -> None:
     assert out.split("\n\n")[1].splitlines() == [
         "outputs/killed: killed after 3 of 4 steps",
         "    to go on from step 2: hone rl @ outputs/killed/config.toml --resume",
-        f"outputs/working: at work on step 2 of 4, in process {process.pid}",
+        f"outputs/working: running step 2 of 4, in process {process.pid}",
         "    to watch it: hone runs attach outputs/working",
         "    to end it: hone runs stop outputs/working",
     ]
@@ -286,3 +286,47 @@ def test_predictions_and_their_scores(hone) -> None:
     assert "3 decided: 0.2467" in overall and "came true (0.33):  0.2222" in overall
     assert overall.splitlines()[-1].startswith("1 undecided: ")
     assert len(hone("predictions", "--jsonl").splitlines()) == 4
+
+
+def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> None:
+    folder = make_run(Path("outputs/a"))
+    checkpoint(folder, 2)
+    other = make_run(folder / "inner")
+    (folder / "notes.txt").write_text("mine")
+    (folder / "weights").symlink_to(Path("elsewhere").absolute())
+    Path("elsewhere").mkdir()
+    Path("elsewhere/kept").write_text("mine")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda question: "no")
+    assert hone("rm", "outputs/a", code=1) == "Nothing was deleted.\n" and (folder / "run.json").exists()
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "y")
+    assert hone("rm", "outputs/a") == "Deleted outputs/a, but for other files in it.\n"
+    assert asked[0].startswith("Delete outputs/a (rl, done, ")
+    assert sorted(path.name for path in folder.iterdir()) == ["inner", "notes.txt"]
+    assert (other / "run.json").exists() and Path("elsewhere/kept").read_text() == "mine"
+    assert hone("rm", "outputs/a/inner", "--yes") == "Deleted outputs/a/inner.\n" and not other.exists()
+
+
+def test_rm_refuses_what_is_no_run_what_is_being_written_and_to_delete_unasked(capsys, monkeypatch) -> None:
+    make_run(Path("outputs/a"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: False)
+    fails(capsys, main(["runs", "rm", "outputs/a"]), "nobody can be asked", "--yes")
+    with held(Path("outputs/a")):
+        fails(capsys, main(["runs", "rm", "outputs/a", "--yes"]), "a process is writing outputs/a")
+    Path("foreign").mkdir()
+    Path("foreign/run.json").write_text("{}")
+    fails(capsys, main(["runs", "rm", "foreign", "--yes"]), "is not a run of hone")
+    fails(capsys, main(["runs", "rm", "outputs", "--yes"]), "has no run.json")
+    fails(capsys, main(["runs", "rm"]), "RUN is missing")
+    assert Path("outputs/a/run.json").exists() and Path("foreign/run.json").exists()
+
+
+def test_a_run_is_shown_as_a_table_in_python() -> None:
+    make_run(Path("outputs/a"), "running", steps=3)
+    heads, row = repr(Run("outputs/a")).splitlines()
+    assert heads.split()[:4] == ["run", "kind", "status", "task"]
+    assert row.split()[:5] == ["outputs/a", "rl", "running", "reverse-text", "3/4"]
+    assert "<td>outputs/a</td><td>rl</td>" in Run("outputs/a")._repr_html_()
+    (Path("outputs/a") / "metrics.jsonl").write_text("nonsense\n")
+    assert repr(Run("outputs/a")).splitlines()[1].split() == ["outputs/a", "rl", "running", "yes"]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
 
 from real_server import until
 
-from hone.commands.status import Status, Ticking
+from hone.commands.status import Status, Ticking, print_json
 
 
 class Screen(io.StringIO):
@@ -22,3 +24,12 @@ def test_what_is_being_done_is_shown_with_its_time_though_nothing_new_is_told():
         until(lambda: "3 of 4 done (" in screen.getvalue(), "the new words are shown")
     shown = screen.getvalue()
     assert shown.endswith("\r\033[K"), "the line is gone"
+
+
+def test_json_stays_json_where_the_terminal_lacks_a_character(monkeypatch):
+    value = {"text": "spät \U0001f600", "n": 1}
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1", errors="backslashreplace"))
+    print_json(json.dumps(value, ensure_ascii=False))
+    sys.stdout.flush()
+    assert json.loads(written.getvalue().decode("ascii")) == value

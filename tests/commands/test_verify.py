@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import tampering
+from readers import nobody_reads
 from recorded import PARITY, Bench
 from refusals import fails
 
@@ -55,6 +56,12 @@ def test_a_run_of_several_ranks_is_done_again_on_its_completions_within_a_tolera
     code, certificate = verify(copied)
     assert (code, certificate["verdict"]) == (1, "differs")
     assert "step 1, metrics: loss, beyond 1e-05 of its size" in capsys.readouterr().out
+
+
+def test_the_certificate_is_written_though_nobody_reads_what_is_printed(copied, verify):
+    with nobody_reads():
+        code, certificate = verify(copied)
+    assert code == 141 and certificate["verdict"] == "verified" and len(certificate["steps"]) == 6
 
 
 def test_a_run_is_verified_and_certified(rl_run, verify, capsys):

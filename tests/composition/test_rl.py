@@ -72,6 +72,30 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
     assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_a_program_that_has_switched_gradients_off_trains_all_the_same(mode, settings, by_command, tmp_path):
+    with mode():
+        with RL(**settings, output_dir=tmp_path / "out") as rl:
+            while not rl.done:
+                rl.step()
+        assert not torch.is_grad_enabled(), "the program's own mode is as it was"
+    assert contents(tmp_path / "out") == contents(by_command)
+
+
+def test_a_reward_function_that_switches_gradients_off_changes_nothing(settings, tmp_path):
+    def frozen(completion):
+        torch.set_grad_enabled(False)
+        return float(len(completion[-1]["content"]) % 2)
+
+    task = {"dataset": [{"prompt": f"{i}+1="} for i in range(8)], "reward_funcs": [frozen]}
+    try:
+        with RL(**{**settings, "max_steps": 2, "output_dir": tmp_path / "out"}, **task) as rl:
+            trained = [rl.step() for _ in range(2)]
+    finally:
+        torch.set_grad_enabled(True)
+    assert [step["optimizer/skipped"] for step in trained] == [0.0, 0.0]
+
+
 GRADED_APART = """
 import os
 import time

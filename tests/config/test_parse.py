@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hone.config.audit import AuditConfig
 from hone.config.eval import EvalConfig
+from hone.config.hoist import task_label
 from hone.config.init import InitModelConfig
-from hone.config.parse import parse
+from hone.config.parse import CONFIG_OF, parse
 from hone.config.reproduce import DiffConfig, RegradeConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -204,3 +206,36 @@ def test_sft_needs_exactly_one_source_of_data() -> None:
     assert "says nothing to imitate: set exactly one of data.name" in refused(SFTConfig)
     message = refused(SFTConfig, "--data.path", "a.jsonl", "--data.env.id", "reverse-text")
     assert "has data.path and data.env: set exactly one" in message
+
+
+def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
+    rl, sft = tmp_path / "rl.toml", tmp_path / "sft.toml"
+    task = 'id = "functions"\n[{0}.env.args]\nrewards = ["rw:even"]\ndata = "p.jsonl"\n'
+    rl.write_text(
+        f"{CONFIG_OF}rl\nmax_steps = 3\nprecision = 'fp32'\n[orchestrator.env]\n" + task.format("orchestrator")
+    )
+    sft.write_text(f"{CONFIG_OF}sft\nmax_steps = 3\n[data.env]\n" + task.format("data"))
+    for file in (rl, sft):
+        config = parse(EvalConfig, ["@", str(file), "-m", "weights", "-n", "7"], "hone eval")
+        assert (config.env, config.model, config.num_examples) == ("functions", "weights", 7)
+        assert config.env_args == {"rewards": ["rw:even"], "data": "p.jsonl"} and config.precision == "bf16_linear"
+    audited = parse(AuditConfig, ["@", str(rl)], "hone audit")
+    assert (audited.env, audited.env_args) == ("functions", {"rewards": ["rw:even"], "data": "p.jsonl"})
+    rl.write_text(f"{CONFIG_OF}rl\n[orchestrator]\nenvs = [{{id = 'a'}}, {{id = 'b'}}]\n")
+    with pytest.raises(UserError, match="has several tasks: name one"):
+        parse(EvalConfig, ["@", str(rl)], "hone eval")
+
+
+@pytest.mark.parametrize(
+    ("args", "label"),
+    [
+        ({"rewards": ["rw:even", "rw:short"], "data": "p.jsonl"}, "even"),
+        ({"rewards": "outputs/a/rewards.py:last_letter"}, "last_letter"),
+        ({"agent": "agents:play", "data": "p.jsonl"}, "play"),
+        ({"agent_command": "python my_agent.py --fast", "data": "p.jsonl"}, "my_agent"),
+        ({"agent_command": "runner", "data": "folder/p.jsonl"}, "p"),
+        ({}, "functions"),
+    ],
+)
+def test_a_task_without_a_file_is_called_by_its_function_or_file(args, label):
+    assert task_label("functions", args) == label and task_label("gsm8k", args) == "gsm8k"

@@ -105,6 +105,7 @@ def test_code_in_an_answer_is_not_run(tasks: list[str], tmp_path: Path):
 def test_rl_runs(tmp_path: Path, monkeypatch, tiny_model_dir: Path, capfd):
     monkeypatch.chdir(tmp_path)
     rl = ["rl", "--model.name", str(tiny_model_dir), "--max-steps", "1", "--display", "plain", "--seq-len", "512"]
+    rl += ["--output-dir", "outputs"]
     rl += ["--orchestrator.env.id", "reasoning-gym:leg_counting", "--orchestrator.env.args.min_animals", "2"]
     rl += ["--orchestrator.batch-size", "4", "--orchestrator.rollouts-per-example", "2"]
     assert main([*rl, "--orchestrator.sampling.max-tokens", "8"]) == 0, capfd.readouterr().err

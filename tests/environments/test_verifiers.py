@@ -140,6 +140,7 @@ def test_eval_and_rl_run(here: Path, tiny_model_dir: Path, capfd):
     assert main(["eval", "verifiers:capitals", "-m", str(tiny_model_dir), *few]) == 0, capfd.readouterr().err
     flags = ["--model.name", str(tiny_model_dir), "--max-steps", "1", "--orchestrator.batch-size", "4"]
     flags += ["--orchestrator.rollouts-per-example", "2", "--seq-len", "64", "--display", "plain"]
+    flags += ["--output-dir", "outputs"]
     assert main(["rl", "--orchestrator.env.id", "verifiers:capitals", *flags]) == 0, capfd.readouterr().err
     metrics = json.loads(Path("outputs/metrics.jsonl").read_text().splitlines()[0])
     assert "reward/exact/mean" in metrics and "reward/letters/mean" in metrics

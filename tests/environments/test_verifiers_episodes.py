@@ -204,7 +204,7 @@ def test_rl_trains_on_episodes_and_replays_them(tmp_path: Path, tiny_model_dir: 
     monkeypatch.chdir(tmp_path)
     flags = ["--model.name", str(tiny_model_dir), "--max-steps", "2", "--orchestrator.batch-size", "4"]
     flags += ["--orchestrator.rollouts-per-example", "2", "--seq-len", "1024"]
-    flags += ["--orchestrator.sampling.max-tokens", "8"]
+    flags += ["--orchestrator.sampling.max-tokens", "8", "--output-dir", "outputs"]
     flags += ["--display", "plain", "--orchestrator.grading.max-failed", "1.0"]
     assert main(["rl", "--orchestrator.env.id", "verifiers:duet", *flags]) == 0, capfd.readouterr().err
     run = Run("outputs")

@@ -251,7 +251,7 @@ def test_rl_trains_and_replays_and_eval_evaluates(tmp_path: Path, tiny_model_dir
     monkeypatch.chdir(tmp_path)
     flags = ["--model.name", str(tiny_model_dir), "--max-steps", "2", "--orchestrator.batch-size", "4"]
     flags += ["--orchestrator.rollouts-per-example", "2", "--seq-len", "512"]
-    flags += ["--orchestrator.sampling.max-tokens", "8", "--display", "plain"]
+    flags += ["--orchestrator.sampling.max-tokens", "8", "--display", "plain", "--output-dir", "outputs"]
     assert main(["rl", "--orchestrator.env.id", "verifiers-v0:guessing", *flags]) == 0, capfd.readouterr().err
     rows = [row for step in (0, 1) for row in Run("outputs").rollouts(step).to_pylist()]
     assert len(rows) == 8 and all(set(dict(row["components"])) == {"found", "narrowed", "num_turns"} for row in rows)

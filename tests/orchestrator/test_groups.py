@@ -143,6 +143,20 @@ def test_what_counts_as_a_token_of_the_step_is_what_is_trained():
     assert np.concatenate([line for (line,) in calls.call_advantages]).tolist() == pytest.approx(expected.tolist())
 
 
+def test_a_group_of_which_all_completions_are_masked_is_filtered_and_trains_nothing():
+    config = RLConfig(orchestrator={"truncated": "mask"})
+    examples = [Example([{"role": "user", "content": "q"}])] * 2
+    ended = [trajectory(text, stop_reason=why) for text, why in zip("1010", ["length"] * 3 + ["stop"], strict=True)]
+    masked, partly = grade_groups(ENV, examples, [0, 1], ended, config)
+    assert masked.has_advantages and [group_state(group) for group in (masked, partly)] == ["filtered", "trained"]
+    batch = trainable([masked, partly], config)
+    assert [(one.group, one.sample) for one in batch.sequences] == [(1, 1)] and batch.filtered == Counts()
+    metrics = step_metrics([masked, partly], version=4)
+    assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["frac_reward_zero_std"]) == (1, 1, 0.0)
+    kept = grade_groups(ENV, examples, [0, 1], ended, RLConfig())
+    assert [group_state(group) for group in kept] == ["trained", "trained"]
+
+
 def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws():
     groups = groups_of(["1", "0"], ["1", "1"], ["3", "0"], ["x", "1"], ["0", "2"])
     groups[0] = replace(groups[0], left_out="cut")

@@ -40,11 +40,11 @@ def test_verdict_and_lines() -> None:
     broken = Finding("python", "torch", "error", "word " * 30, "pip install 'torch>=2.11'")
     assert verdict([fine], "make quickstart") == "Ready. Next: make quickstart"
     assert verdict([fine, warned], "x") == "Ready, with 1 warning. Next: x"
-    assert verdict([broken, broken, warned], "x").startswith("2 errors and 1 warning: mend what is an error")
+    assert verdict([broken, broken, warned], "x").startswith("2 errors and 1 warning: fix what is an error")
     page = list(lines([fine, broken, warned], 60))
     assert [line for status, line in page if not status] == ["disk", "python"]
     assert max(len(line) for status, line in page if status != "fix") <= 60
-    assert ("fix", "                   mend it: pip install 'torch>=2.11'") in page
+    assert ("fix", "                   fix it: pip install 'torch>=2.11'") in page
 
 
 def test_a_check_that_fails_is_a_warning_and_an_old_python_is_all_that_is_reported(
@@ -125,7 +125,7 @@ def test_an_environment_without_packages(tmp_path: Path) -> None:
     assert "install --python" in found["required"]["fix"] and "torch" in found["required"]["fix"]
     assert "free of" in found["hub cache"]["text"]
     assert found["environment"]["text"] == str(tmp_path / "venv")
-    assert "mend what is an error" in report["verdict"]
+    assert "fix what is an error" in report["verdict"]
 
 
 def test_a_port_that_is_taken() -> None:

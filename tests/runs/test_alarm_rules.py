@@ -6,6 +6,7 @@ import pytest
 from hone.config.alarms import AlarmsConfig
 from hone.runs.alarm_rules import RULES
 from hone.runs.alarms import Alarms
+from hone.runs.history import History
 
 ONSET, END = 30, 60
 HEALTHY = {
@@ -78,6 +79,17 @@ def test_an_alarm_is_raised_soon_after_its_cause(name):
 
 def test_a_reward_that_falls_without_longer_completions_is_another_matter():
     assert "falling_reward" not in run_of(WORSE) and run_of({}) == {} and run_of({}, window=3) == {}
+
+
+def test_an_update_that_had_nothing_to_train_on_is_no_gradient_that_was_not_finite():
+    for kind in ({}, {"groups/trained": 0}):  # of SFT, and of RL
+        history = History(10)
+        history.append(0, {"loss": 1.0, "optimizer/skipped": 1.0} | kind)
+        assert RULES["grad_spike"](history, 10) is None
+        history.append(1, {"loss": 1.0, "optimizer/skipped": 1.0, "grad_norm": None} | kind)
+        assert RULES["grad_spike"](history, 10).evidence == "the gradient was not finite, and the update was left out"
+    step, evidence = run_of({"groups/trained": 0, "completion/truncated": 1.0})["no_signal"]
+    assert step == 34 and "100 % of the completions were cut off at the length limit" in evidence
 
 
 def test_there_is_a_case_for_every_rule_and_a_setting_with_a_default():

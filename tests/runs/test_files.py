@@ -194,7 +194,7 @@ def test_a_damaged_line_is_named(tmp_path, bad):
     path.write_bytes(b'{"step": 0}\n' + bad + b'{"step": 2}\n')
     before = path.read_bytes()
     for read in (lambda: read_lines(path), lambda: move_lines(path, lambda record: True, path.with_name("old"))):
-        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, is damaged \(.*\): mend or delete that line"):
+        with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, is damaged \(.*\): fix or delete that line"):
             read()
     assert path.read_bytes() == before
 

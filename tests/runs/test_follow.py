@@ -27,7 +27,7 @@ def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
     assert tail.new() == [{"step": 2}]
     with open(path, "a") as file:
         file.write("garbage\n")
-    with pytest.raises(UserError, match=r"log\.jsonl, line 4, is damaged \(.+\): mend or delete that line"):
+    with pytest.raises(UserError, match=r"log\.jsonl, line 4, is damaged \(.+\): fix or delete that line"):
         tail.new()
 
 

@@ -10,7 +10,7 @@ import pytest
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.runs import Run
-from hone.runs.outputs import clear, holder
+from hone.runs.outputs import clear, holder, with_own_folder
 from hone.runs.writer import RunWriter
 
 
@@ -143,3 +143,32 @@ def test_the_holder_of_a_run_is_named_while_it_lives_and_keeps_others_out(tmp_pa
     assert holder(tmp_path) is None
     with start(tmp_path), pytest.raises(UserError, match=r"this program is writing a run in .* already"):
         start(tmp_path)
+
+
+def test_a_run_that_names_no_folder_gets_one_of_its_own_and_a_resume_the_last(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def folder(name="rl-my task/x", **settings):
+        return str(with_own_folder(RLConfig(**settings), name).output_dir)
+
+    assert [folder(), folder(), folder("sft-rows")] == [
+        "outputs/rl-my-task-x-1",
+        "outputs/rl-my-task-x-2",
+        "outputs/sft-rows-1",
+    ]
+    assert folder(output_dir="outputs") == "outputs" and folder(output_dir="mine", resume={}) == "mine"
+    assert folder(resume={}) == "outputs/rl-my-task-x-3", "none of them is a run yet"
+    finished_run(tmp_path / "outputs/rl-my-task-x-2")
+    finished_run(tmp_path / "outputs/rl-my-task-x-10")
+    finished_run(tmp_path / "outputs/rl-my-task-x-other-20")
+    assert folder(resume={}) == "outputs/rl-my-task-x-10"
+    assert folder(resume={"dir": "outputs/rl-my-task-x-2"}) == "outputs/rl-my-task-x-4", "a branch is a new run"
+
+
+def test_a_folder_that_no_run_has_used_is_gone_at_the_end_of_the_process(tmp_path):
+    make = "from hone.runs.outputs import with_own_folder as own; from hone.config.rl import RLConfig; "
+    make += "print(own(RLConfig(), 'rl-a').output_dir)"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", make], cwd=tmp_path, capture_output=True, text=True, check=True)
+        assert done.stdout == "outputs/rl-a-1\n"
+    assert list(tmp_path.iterdir()) == []

@@ -238,9 +238,9 @@ def test_what_changed_is_refused_unless_drift_is_allowed(run_dir, capsys, change
         ),
         ({"name": "metrics.jsonl", "text": b'{"step": 0}\nxxx\n'}, r"metrics\.jsonl, line 2, is damaged"),
         ({"name": "events.jsonl", "text": b"xxx\n"}, r"events\.jsonl, line 1, is damaged"),
-        ({"name": "config.toml", "text": b"a = 1\nb = x\n"}, r"config\.toml is damaged \(.*line 2.*\): mend it"),
-        ({"name": "run.json", "text": b"{"}, r"run\.json is damaged \(.*line 1.*\): mend it"),
-        ({"fact": "inexact"}, r"run\.json is damaged \(inexact is missing\): mend it"),
+        ({"name": "config.toml", "text": b"a = 1\nb = x\n"}, r"config\.toml is damaged \(.*line 2.*\): fix it"),
+        ({"name": "run.json", "text": b"{"}, r"run\.json is damaged \(.*line 1.*\): fix it"),
+        ({"fact": "inexact"}, r"run\.json is damaged \(inexact is missing\): fix it"),
     ],
 )
 def test_what_can_not_be_gone_on_from_is_named_and_nothing_is_changed(run_dir, change, message):

@@ -313,7 +313,7 @@ def test_the_conversations_of_a_programs_rollout_are_shown_one_at_a_time(tmp_pat
     assert "the program had 2 conversations" in text_of(page.text) and "first words" in text_of(page.text)
     other = text_of(viewer.get("/run/agent/sample/0/0/?trajectory=1").text)
     assert "Other?" in other and "Yes!" in other and "first words" not in other
-    assert f"{len(ids)} tokens, stopped by stop" in other
+    assert f"{len(ids)} tokens, ended by itself" in other
     assert "which share the advantage" not in text_of(viewer.get("/run/agent/sample/0/1/").text)
     assert "Reward of each call" not in other
     branch |= {"call_rewards": [1.25], "call_advantages": [1.75]}

@@ -146,7 +146,7 @@ def _report(
     env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
 ) -> Report:
     """Return the report, without what is allowed or follows from another finding."""
-    report = Report(env.id, tuple(checks), facts)
+    report = Report(env.label, tuple(checks), facts)
     known = {key for finding in report.findings for key in (finding.name, *_keys(finding))}
     report = allowing(report, {**env.audit_allows, **allows})
     causes = (report.names() | report.names(Verdict.WARN)) & _EXPLAINS.keys()

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from hone.audit.environment import allowing, audit_environment
 from hone.audit.report import Check, Report, Verdict, report_page, show_report
-from hone.commands.status import Status
+from hone.commands.status import Status, print_json
 from hone.config.audit import AuditConfig
 from hone.config.eval import MAX_TOKENS
 from hone.environments.loading import configured
@@ -47,13 +47,13 @@ def run(config: AuditConfig) -> int:
     if config.html is not None:
         write_file(config.html, report_page(report))
     if config.as_json:
-        print(json.dumps(report.record(), ensure_ascii=False, indent=2))
+        print_json(json.dumps(report.record(), ensure_ascii=False, indent=2))
     else:
         console = make_console(highlight=False, width=None if sys.stdout.isatty() else 120)
         show_report(console, report)
         following = ""
         if report.failures:
-            following = f"mend what fails, or say that it is meant so: --allow.{report.failures[0].name} REASON"
+            following = f"fix what fails, or say that it is meant so: --allow.{report.failures[0].name} REASON"
         elif config.env is not None:
             args = ["--orchestrator.env.args", json.dumps(config.env_args)] if config.env_args else []
             words = ["rl", "--orchestrator.env.id", config.env, *args, "--model.name", config.model or "MODEL"]
@@ -69,7 +69,7 @@ def _task(config: AuditConfig, status: Status) -> Report:
     """Audit a task; with a model, also what that answers."""
     assert config.env is not None
     env = configured(config.env, config.env_args, config.env_template, "env_template")
-    env.progress = lambda words: status(f"auditing {env.id}: {words}") if words else None
+    env.progress = lambda words: status(f"auditing {env.label}: {words}") if words else None
     count, more = None, []
     if (model := config.model) is not None:
         from hone.audit.policy import policy_check
@@ -106,6 +106,6 @@ def _task(config: AuditConfig, status: Status) -> Report:
         count_tokens=count,
         allows=config.allow,
         more=more,
-        progress=lambda words: status(f"auditing {env.id}: {words}"),
+        progress=lambda words: status(f"auditing {env.label}: {words}"),
     )
-    return replace(report, subject=f"{env.id} {json.dumps(config.env_args)}") if config.env_args else report
+    return replace(report, subject=f"{env.label} {json.dumps(config.env_args)}") if config.env_args else report

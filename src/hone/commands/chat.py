@@ -117,9 +117,11 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
         raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {model['name']}")
     last, loaded = weights[max(weights)], []
     given = {name: model[name] for name in ("chat_template", "special_tokens", "implementation") if name in model}
+    if "{" not in (template := given.get("chat_template", "{")):  # it is a file
+        given["chat_template"] = run.locate(template)
     more: dict[str, Any] = given | {"kv_gib": KV_GIB}
     try:
-        first = PolicyConfig.model_validate(model)
+        first = PolicyConfig.model_validate(model | {"name": run.locate(model["name"])})
         args = first.name, config.precision, run.info["seed"]
         loaded.append(("before", load_weights(*args, init=first.init, lora=first.lora, **more)))
     except UserError as error:

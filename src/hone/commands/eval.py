@@ -42,10 +42,10 @@ def run(config: EvalConfig) -> int:
     if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
     result = with_progress(evaluation)
+    evaluation.save(result, sys.argv)  # before anything is printed: standard output may be gone
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
-    evaluation.save(result, sys.argv)
     if config.profile is not None:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
         words = f"{config.profile}: {between} of {count} {what} examples are solved in some of their completions"
@@ -66,7 +66,7 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
     status = Status(sys.stderr)
     with scratch_folder("eval") as scratch:
         served = scratch / "inference.toml"
-        served.write_text(to_toml(ServeConfig(model=model, **own)))
+        served.write_text(to_toml(ServeConfig(model=model, **own)), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "hone.cli", INFERENCE, "@", str(served)]
         commands = dict.fromkeys(server_roles(cluster.replicas), command)
         env = {CORES: str(cluster.cpus)}
@@ -98,7 +98,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 def with_progress(evaluation: Evaluation) -> EvalResult:
     """Sample and grade, and show how far that is."""
     config, env = evaluation.config, evaluation.env
-    title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.id}"
+    title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     with Ticking(Status(sys.stderr), title) as tell:
         env.progress = lambda words: tell(words or title)
         result = evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))

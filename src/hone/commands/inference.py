@@ -104,7 +104,7 @@ def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
         raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
     if config.model.chat_template is not None:
         template = scratch / "template.jinja"
-        template.write_text(read_override(config.model.chat_template))
+        template.write_text(read_override(config.model.chat_template), encoding="utf-8")
     fields = ["dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key"]
     fields += ["max_lora_rank", "tensor_parallel"]
     with VllmServer(

@@ -72,11 +72,13 @@ class Audit(Observer):
         if failed and (self._refuses or report.facts["failed"] == report.facts["texts"]):
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
             raise UserError(
-                f"the reward of {env.id} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
-                f"{others}. To mend it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
+                f"the reward of {env.label} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
+                f"{others}. To fix it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
             )
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
+        if (task.args or task.template) and not config.orchestrator.envs:
+            see = command("hone", "audit", "@", str(config.output_dir / "config.toml"), seed=config.seed or None)
         self._lines += [f"audit: all of it: {see}"] if bad else []
         if form := report.facts.get("reference"):
             self._lines.append(
@@ -115,7 +117,7 @@ def _audit(training: Any, config: RLConfig, env: Environment) -> Report:
     fresh.share_data(env)
     fresh.isolated = True
     if config.display != "none":
-        fresh.progress = lambda words: status(f"auditing {fresh.id}: {words}") if words else None
+        fresh.progress = lambda words: status(f"auditing {fresh.label}: {words}") if words else None
     fresh.use_workers(config.orchestrator.grading)
     tokenizer = training.renderer.tokenizer
     try:

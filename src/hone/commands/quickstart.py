@@ -29,6 +29,7 @@ from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
 from hone.model.fetch import KNOWN
+from hone.runs.display import say
 from hone.runs.outputs import run_info
 
 
@@ -61,9 +62,9 @@ def run(config: QuickstartConfig) -> int:
     recipe, pretrained = RECIPES[config.model], config.model in KNOWN
     files = Path("examples") / recipe.sft, Path("examples") / recipe.rl
     if not files[0].parent.exists():
-        print(f"$ hone examples {files[0].parent.name}", flush=True)
+        say(f"$ hone examples {files[0].parent.name}")
         copy_examples(files[0].parent.name)
-    sft, rl = (tomllib.loads(file.read_text()) for file in files)
+    sft, rl = (tomllib.loads(file.read_text(encoding="utf-8")) for file in files)
     sft_steps, rl_steps = sft["max_steps"], rl["max_steps"]
     out, seed = config.output_dir, ["--seed", str(config.seed)]
     base = config.model if pretrained else str(out / "model")
@@ -79,7 +80,7 @@ def run(config: QuickstartConfig) -> int:
         sft_seconds = train([*sft_command, "--output-dir", str(out / "sft"), *seed], out / "sft", goes_on)
         rl_seconds = train([*rl_command, *seed], out / "rl", goes_on)
         # All at the end: a model that this process has loaded would take memory beside the run.
-        print("\nEvaluating on held-out phrases ...", flush=True)
+        say("\nEvaluating on held-out phrases ...")
         if pretrained:
             measured.add("pretrained", base, 0.0)
         measured.add("after SFT", str(sft_weights), sft_seconds)
@@ -100,7 +101,7 @@ def run(config: QuickstartConfig) -> int:
     # Of one that went on, what was before is not known.
     peak = None if goes_on else round(max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30, 3)
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": peak}
-    (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n")
+    (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     measured.print()
     args, model = measured.env.get("args"), config.model if pretrained else None
     print(
@@ -128,7 +129,7 @@ def run_command(words: list[str]) -> float:
 
     What ends this process is passed on, so that the command saves. Raises CalledProcessError with the exit code.
     """
-    print(f"\n$ {shlex.join(words)}", flush=True)
+    say(f"\n$ {shlex.join(words)}")
     start, running, early = time.monotonic(), list[subprocess.Popen[bytes]](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
     words = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from hone import trust
-from hone.commands.status import Status, command, print_labelled, print_table
+from hone.commands.status import Status, command, print_json, print_labelled, print_table
 from hone.config.reproduce import RegradeConfig
 from hone.config.tasks import TaskConfig
 from hone.environments import services
@@ -53,12 +53,12 @@ def run(config: RegradeConfig) -> int:
         sink = pa.BufferOutputStream()
         pq.write_table(pa.concat_tables(result.regraded.scores), sink, compression="zstd")
         write_file(config.output, sink.getvalue().to_pybytes())
-    text = json.dumps(result.record(), indent=2, ensure_ascii=False) + "\n"
+    text = json.dumps(result.record(), indent=2, ensure_ascii=False)
     if quiet:
-        sys.stdout.write(text)
+        print_json(text)
         return 0
     if json_file is not None:
-        write_file(json_file, text)
+        write_file(json_file, text + "\n")
     result.print_report()
     if config.output is not None:
         print_labelled("scores", str(config.output))

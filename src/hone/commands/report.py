@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext, redirect_stdout
 
+from hone.commands.status import print_json
 from hone.config.runs import ReportConfig
 from hone.errors import UserError
 from hone.runs.listing import find_run
@@ -35,7 +36,7 @@ def run(config: ReportConfig) -> int:
     with redirect_stdout(sys.stderr) if config.as_json else nullcontext():  # what a task prints is no JSON
         card = facts_of(path, read if config.lenient else stored)
     if config.as_json:
-        sys.stdout.write(to_json(card))
+        print_json(to_json(card).rstrip())
         return 0
     if folder.resolve() != path.resolve():
         refuse_others(folder, card)

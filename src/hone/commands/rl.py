@@ -8,7 +8,8 @@ from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
 from hone.orchestrator.placement import visible_gpus
-from hone.runs.outputs import SPOOL
+from hone.runs.display import say
+from hone.runs.outputs import SPOOL, with_own_folder
 
 SECONDS = 10.0
 """How long an answer of a server may take, before anything is loaded; a slower one is asked again when all is."""
@@ -16,11 +17,11 @@ SECONDS = 10.0
 
 def run(config: RLConfig) -> int:
     """Train in the mode of the config; return the exit code: 0, or 130/143 for a signal (the run is saved then)."""
-    chosen, config = config.mode, with_mode(config)
+    chosen, config = config.mode, with_mode(with_own_folder(config, f"rl-{config.task_name}"))
     alone = chosen is None and config.mode == "colocated"
     if alone and config.display != "none" and (count := _gpus(config)) > 1:
         others = f"--mode split samples on one and trains on {count - 1}, --inference.replicas N samples on N"
-        print(f"One of {count} GPUs is used: {others}", flush=True)
+        say(f"One of {count} GPUs is used: {others}")
     if config.orchestrator.client.base_url is not None:
         check_server(config)
     if config.mode == "split":

@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | continue | attach | ledger | predictions`: look at runs, and end one."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm | predictions`: look at runs, end or delete one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shlex
 import shutil
 import signal
+import sys
 import textwrap
 import time
 from collections import Counter
@@ -17,7 +18,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from hone.commands.status import print_table
+from hone.commands.status import print_json, print_table
 from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
 from hone.errors import UserError
@@ -27,7 +28,7 @@ from hone.runs.budget import in_words
 from hone.runs.files import dumps
 from hone.runs.follow import Rewound, follow
 from hone.runs.listing import count_text, find_run, find_runs, is_previous
-from hone.runs.outputs import ELSEWHERE, PAUSED, existing_run, holder
+from hone.runs.outputs import ELSEWHERE, PAUSED, delete_run, existing_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
 
@@ -193,6 +194,27 @@ def go_on(config: configs.RunsContinueConfig) -> int:
     return 0
 
 
+def remove(config: configs.RunsRmConfig) -> int:
+    """Delete the run, after asking. Returns 0, or 1 if the answer was no."""
+    path = find_run(config.run)
+    info = existing_run(path)
+    if info is None:
+        raise UserError(f"{path} is not a run of hone, and is left as it is")
+    if holder(path) is not None:
+        raise UserError(f"a process is writing {path}: end it first, by hone runs stop {shlex.quote(str(path))}")
+    if not config.yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"nobody can be asked here whether to delete {path}: add --yes")
+        gib = size_of_run(path) / 2**30
+        answer = input(f"Delete {path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)? [y/N] ")
+        if answer.strip().lower() not in ("y", "yes"):
+            print("Nothing was deleted.")
+            return 1
+    delete_run(path)
+    print(f"Deleted {path}" + (", but for other files in it." if path.exists() else "."))
+    return 0
+
+
 def attach(config: configs.RunsAttachConfig) -> int:
     """Show the run until it ends, then how it ended; of one that has ended, its last state. Returns 0."""
     path = find_run(config.run)
@@ -223,7 +245,8 @@ def ledger(config: configs.RunsLedgerConfig) -> int:
     limit = config.limit if config.limit is not None else len(wanted) if config.jsonl else ROWS
     shown = wanted[max(len(wanted) - limit, 0) :]
     if config.jsonl:
-        print("".join(dumps(draw) + "\n" for draw in shown), end="")
+        for draw in shown:
+            print_json(dumps(draw))
         return 0
     if shown and len(shown) < len(wanted):
         print(f"({len(wanted) - len(shown):,} earlier draws: --limit {len(wanted)} shows all)")
@@ -263,7 +286,7 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
         for path, info, one in rows:
             facts = {"run": str(path), "id": info["id"], "made": info[predictions.KEY]["made"]} | asdict(one.prediction)
             value = one.value if one.value is not None and math.isfinite(one.value) else None
-            print(dumps(facts | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}))
+            print_json(dumps(facts | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}))
         return 0
     if not rows and not left_out:
         print(f"No run under {config.root} has predictions: make some with `hone rl --predict`.")

@@ -26,6 +26,7 @@ from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, se
 from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs import hub
 from hone.runs.checkpoint import Checkpoints
+from hone.runs.display import say
 from hone.runs.outputs import LAUNCHER as LOCK
 from hone.runs.outputs import Lock, holder
 from hone.runs.predictions import check as check_predictions
@@ -71,22 +72,22 @@ def run_split(config: RLConfig) -> int:
         return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
 
     with ExitStack() as stack:
-        memory = stack.enter_context(shared_folder(_say)) if serves else None
+        memory = stack.enter_context(shared_folder(say)) if serves else None
         cluster = stack.enter_context(_cluster(config)) if config.cluster else None
         scratch = stack.enter_context(scratch_folder("rl"))
         if cluster is not None:
-            _say(cluster.introduction())
+            say(cluster.introduction())
         launch = Launch(
             roles(config, placement, scratch, on_gpus=cluster.on_gpus if cluster else bool(gpus)),
             folder,
             scratch,
-            _say,
+            say,
             kept,
             resume_command(folder, {"kind": "rl"}),
             variables(memory),
             restarts=config.restarts,
             grace_seconds=config.grace_seconds,
-            began=lambda children: _say(introduction(config, children)),
+            began=lambda children: say(introduction(config, children)),
             opened=opened,
             child=cluster.child if cluster else Child,
         )
@@ -105,13 +106,13 @@ def _cluster(config: RLConfig) -> Cluster:
     own, on_gpus = config.inference, config.model.device in ("auto", "cuda")
     ports = {name: own.port + number for number, name in enumerate(server_roles(own.replicas))}
     assert config.cluster is not None
-    return Cluster(config.cluster, ports, config.trainer.ranks, own.tensor_parallel, on_gpus, _say)
+    return Cluster(config.cluster, ports, config.trainer.ranks, own.tensor_parallel, on_gpus, say)
 
 
 def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
     """Return the processes of the run, with their configs in `scratch`; servers may be `on_gpus` of other machines."""
     whole = scratch / "config.toml"
-    whole.write_text(run_toml(config, "rl"))
+    whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]
     drift, first = ["--allow-drift"] if config.allow_drift else [], []
     if (resume := config.resume) is not None:  # config.toml does not hold it
@@ -145,7 +146,9 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     names = server_roles(len(placement.inference))
     for number, (name, gpus) in enumerate(zip(names, placement.inference, strict=True)):
         served, port = scratch / f"{name}.toml", config.inference.port + number
-        served.write_text(to_toml(serve_config(config, on_gpus, shares).model_copy(update={"port": port})))
+        served.write_text(
+            to_toml(serve_config(config, on_gpus, shares).model_copy(update={"port": port})), encoding="utf-8"
+        )
         command = [*python, INFERENCE, "@", str(served)]
         here = None if config.cluster else port  # on a node it has another one
         servers.append(Role(name, command, env=computing(gpus, 1), port=here))
@@ -207,8 +210,3 @@ def introduction(config: RLConfig, children: Sequence[Child]) -> str:
         )
     end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
     return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])
-
-
-def _say(text: str) -> None:
-    with contextlib.suppress(OSError):  # a reader that has left is no reason to lose the run
-        print(text, flush=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -11,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from hone.runs.display import say
 from hone.terminal import hanging, printable, raw
 
 
@@ -26,15 +28,15 @@ class Status:
         text = printable(" ".join(text.splitlines()))
         if self._terminal:
             columns = shutil.get_terminal_size().columns
-            print(f"\r\033[K{text[: columns - 1]}", end="", flush=True, file=self._stream)
+            say(f"\r\033[K{text[: columns - 1]}", self._stream, end="")
         elif time.monotonic() - self._last_line > 10:  # lines can't be written one over another
             self._last_line = time.monotonic()
-            print(text, flush=True, file=self._stream)
+            say(text, self._stream)
 
     def clear(self) -> None:
         """Take the line off the terminal."""
         if self._terminal:
-            print("\r\033[K", end="", flush=True, file=self._stream)
+            say("\r\033[K", self._stream, end="")
 
 
 class Ticking:
@@ -73,12 +75,21 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
         print("  ".join(cells).rstrip())
 
 
+def print_json(text: str) -> None:
+    """Print JSON. Where standard output lacks a character of it, all that are not ASCII are written as JSON escapes."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = re.sub(r"[^\x00-\x7f]+", lambda found: json.dumps(found[0])[1:-1], text)
+    print(text)
+
+
 def print_labelled(label: str, *texts: object, most: int | None = None) -> None:
     """Print texts below each other behind a label; of those beyond `most`, how many there are."""
     if most is not None and len(texts) > most:
         texts = (*texts[:most], f"and {len(texts) - most} more")
     for number, text in enumerate(texts):
-        print(f"{'' if number else label:<14}{hanging(str(text))}")
+        say(f"{'' if number else label:<14}{hanging(str(text))}")
 
 
 def command(*words: str, **flags: Any) -> str:

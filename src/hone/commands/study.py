@@ -7,6 +7,7 @@ import sys
 
 from hone.commands.status import Status, print_table
 from hone.config.study import StudyConfig
+from hone.runs.display import say
 from hone.studies.report import sentences, tables_of
 from hone.studies.study import Study
 
@@ -14,15 +15,15 @@ from hone.studies.study import Study
 def run(config: StudyConfig) -> int:
     """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out; 130 for Ctrl-C and SIGTERM."""
     study, status = Study(config), Status(sys.stderr)
-    print(f"STUDY: {study}", flush=True)
+    say(f"STUDY: {study}")
 
-    def say(line: str) -> None:
+    def tell(line: str) -> None:
         status.clear()
-        print(line, flush=True)
+        say(line)
 
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        study.run(say, status)
+        study.run(tell, status)
     finally:
         signal.signal(signal.SIGTERM, before)
         status.clear()

@@ -12,7 +12,6 @@ import socket
 import sys
 import threading
 import zipfile
-from functools import partial
 from types import FrameType
 from typing import Any
 from uuid import uuid4
@@ -25,6 +24,7 @@ from hone.config.rl import AdvantageConfig, TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
+from hone.runs.display import say
 from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.optim import check_state
@@ -123,7 +123,6 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     trainer = RankedTrainer(ranks, make, config.trainer.micro_batch_tokens, share_prompts=True)
     if not ranks.first:
         return trainer.follow()
-    say = partial(print, flush=True)
     with trainer:
         transport = FileTransport(config.transport_path, config.transport.max_tokens)
         say(f"Trainer: {headed}\nWaiting for the orchestrator at {transport.path}")

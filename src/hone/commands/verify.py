@@ -67,6 +67,10 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
     elif open_steps := unhashed_steps(checked):
         notes.append(f"what step {open_steps[-1]} wrote has no hash: only executing it again would tell")
     verdict = verification.verdict
+    try:
+        certificate = str(verification.write_certificate(recorded, here()))
+    except UserError as error:  # the verdict stands without it
+        certificate = f"none: {error}"
     for note in notes:
         print_labelled("note", note)
     print_labelled("verdict", f"{verdict}: {explain(verification)}")
@@ -76,10 +80,7 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
         print(f"  {item}")
     if len(listed) > SHOWN:
         print(f"  and {len(listed) - SHOWN} more, in the certificate")
-    try:
-        print_labelled("certificate", str(verification.write_certificate(recorded, here())))
-    except UserError as error:  # the verdict stands without it
-        print_labelled("certificate", f"none: {error}")
+    print_labelled("certificate", certificate)
     following = {"files only": "verify --steps 3", "differs": "replay"}
     if verdict in following:
         print_labelled("next", f"hone {following[verdict]} {shlex.quote(str(recorded.path))}")

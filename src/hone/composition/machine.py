@@ -21,6 +21,7 @@ from hone.inference.memory import GIB, KV_GIB
 from hone.model import fusion
 from hone.model.config import DecoderConfig
 from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
+from hone.runs.display import say
 from hone.runs.files import RESTORE
 from hone.runs.outputs import run_info
 from hone.runs.settings import read_toml
@@ -151,7 +152,7 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
         )
     else:
         return
-    print(f"Warning: {text}", flush=True)
+    say(f"Warning: {text}")
 
 
 def _filled(config: Any, table: dict[str, Any]) -> Any:

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
 from hone.composition.machine import device_of
 from hone.config.hoist import FUNCTIONS
@@ -40,6 +42,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Policy
+from hone.runs.display import say
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.kl_reward import RewardKL
@@ -62,7 +65,7 @@ def use_graders(
 ) -> None:
     """Have a task's functions run in processes of this machine, or of the cluster where it has graders."""
     if cluster is not None and cluster.graders and env.all_inline:
-        print(f"{env.id} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
+        print(f"{env.label} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
     elif cluster is not None and cluster.graders:
         if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
             raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
@@ -86,6 +89,7 @@ def model_source(config: RunConfig) -> str:
     return str(weights[max(weights)]) if weights else name
 
 
+@torch.inference_mode(False)  # else nothing can be learned by it
 def load_policy(config: RunConfig, source: str | None = None, device: str | None = None) -> Decoder:
     """Load the model to train on its device, in the configured precision; from `source`, if that is not its name."""
     model = load_model(
@@ -177,6 +181,15 @@ def make_sft_trainer(config: SFTConfig, model: Decoder, ranks: Ranks = ALONE) ->
     )
 
 
+def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
+    """Return the name of the config's task, or of the first function that a program gives in its place."""
+    given = [*([reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else reward_funcs), agent]
+    first = next((one for one in given if one is not None), None)
+    if first is None:
+        return config.task_name
+    return first.rpartition(":")[2] if isinstance(first, str) else str(getattr(first, "__name__", "functions"))
+
+
 def with_given_task(
     config: RLConfig,
     dataset: Any,
@@ -229,7 +242,10 @@ def note_given(given: Given, run: RunWriter) -> None:
     if not given.graded_here:
         return
     if os.environ.get("PYTHONHASHSEED") != "0":
-        run.mark_inexact(run.start_step, "reward functions run in this process, whose PYTHONHASHSEED is not 0")
+        cause = (
+            "reward functions run in this process, where the order of sets is random: start it with PYTHONHASHSEED=0"
+        )
+        run.mark_inexact(run.start_step, cause)
     warn_not_kept("rewards.py", given.not_kept, run)
     names = ", ".join(given.graded_here)
     run.note(grading=f"in the process that trains, without limits: no other one can import {names}")
@@ -300,7 +316,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
         nonlocal last_shown
         if display != "none" and time.monotonic() - last_shown > 2:
             last_shown = time.monotonic()
-            print(f"{what}: {done:,} of {total:,}", flush=True)
+            say(f"{what}: {done:,} of {total:,}")
 
     return advance
 

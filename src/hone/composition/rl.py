@@ -30,7 +30,7 @@ from hone.composition.memory import changed
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
-from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig
+from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig, RoleConfig
 from hone.environments import Environment, MultiTurnEnv, services
 from hone.environments.agents import AgentEnv
 from hone.environments.data import Overlap
@@ -52,6 +52,7 @@ from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
+from hone.runs.outputs import with_own_folder
 from hone.runs.predictions import check as check_predictions
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
@@ -225,6 +226,8 @@ class RL(Training):
         **settings: Any,
     ) -> None:
         parsed = from_settings(RLConfig, config, settings)
+        if not isinstance(parsed, RoleConfig):  # a role has to be where the others are
+            parsed = with_own_folder(parsed, f"rl-{parts.name_of_task(parsed, reward_funcs, agent)}")
         parsed, self.own = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
         parsed = parsed.model_copy(update={"mode": parsed.mode or "colocated"})
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference

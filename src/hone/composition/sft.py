@@ -35,6 +35,7 @@ from hone.model.hf import model_config
 from hone.runs.listing import find_run
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
+from hone.runs.outputs import with_own_folder
 from hone.runs.predictions import check as check_predictions
 from hone.runs.reader import Run
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -197,7 +198,7 @@ class SFT(Training):
         ranks: Ranks = ALONE,
         **settings: Any,
     ) -> None:
-        parsed, self.rows = with_dataset(config, dataset, settings)
+        parsed, self.rows = with_dataset(config, dataset, settings, ranks)
         check_predictions(parsed)
         check_metrics(parsed)
         device = device_of(parsed.model.device)
@@ -302,21 +303,31 @@ DATA = "data.jsonl"
 
 
 def with_dataset(
-    config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any]
+    config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
-    """Return the config with the data set that a program gives in the place of its own, and the rows of that."""
+    """Return the config, in a folder of its own, with the data set that a program gives in the place of its own, and
+    the rows of that.
+    """
     rows = given_rows(dataset, "dataset")
     if rows is None:
-        return from_settings(SFTConfig, config, settings), None
+        return _in_own_folder(from_settings(SFTConfig, config, settings), ranks), None
     place = DATA if isinstance(rows, Rows) else rows
     local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
     chosen = {"data.path": place if local else None, "data.name": None if local else place}
     chosen |= {"data.env": None, "data.run": None}
     parsed = from_settings(SFTConfig, config, {**settings, **chosen})
+    parsed = _in_own_folder(parsed, ranks)
     if not isinstance(rows, Rows):
         return parsed, None
     data = parsed.data.model_copy(update={"path": str(parsed.output_dir / DATA)})
     return parsed.model_copy(update={"data": data}), rows
+
+
+def _in_own_folder(config: SFTConfig, ranks: Ranks) -> SFTConfig:
+    """Return the config with a folder of its own, the same on all ranks, if it names none."""
+    data = config.data
+    name = data.env.id if data.env else Path(data.name or data.path or data.run or "").stem
+    return ranks.agree(ranks.together(lambda: with_own_folder(config, f"sft-{name}") if ranks.first else config))
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:

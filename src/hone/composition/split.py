@@ -35,6 +35,7 @@ from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.shared_memory import given_folder, shortage
 from hone.runs import provenance
+from hone.runs.display import say
 from hone.runs.observer import Observer
 from hone.runs.saving import Snapshot
 from hone.trainer.agreement import shared_values
@@ -67,7 +68,7 @@ class SplitRL(RL):
         transport = FileTransport(self.config.transport_path, self.config.transport.max_tokens)
         began, hello = time.monotonic(), transport.hello(timeout=2.0)
         while hello is None:
-            print(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)", flush=True)
+            say(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)")
             hello = transport.hello(timeout=30.0)
         self.hello = hello
         # A trainer that was started alone has its settings from a file of its own.
@@ -118,7 +119,7 @@ class SplitRL(RL):
         if (memory := given_folder()) is not None:
             size = hello.parameters * (2 if config.precision == "bf16" else 4)
             if (sentence := shortage(memory, size, versions_in_memory(config))) is not None:
-                print(sentence, flush=True)
+                say(sentence)
                 memory = None
         session = Session(
             id=provenance.new_id(),

@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
+
+import torch
 
 from hone.composition.machine import kept_settings
 from hone.config.shared import CkptConfig
@@ -20,9 +22,6 @@ from hone.runs.provenance import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
 from hone.runs.writer import RunWriter
-
-if TYPE_CHECKING:
-    import torch
 
 Export = Callable[[Path, int, "dict[str, torch.Tensor]"], None]
 """(folder, version, parameters): writes the weights of a version."""
@@ -103,7 +102,8 @@ class Training(ABC):
         """Put this around what takes steps or saves: an error in there is no error of the block that uses the run."""
         self._check_left(takes_step)
         try:
-            yield
+            with torch.inference_mode(False):  # whatever the program around it has set
+                yield
         except BaseException as error:
             self._error = error
             raise
@@ -114,7 +114,8 @@ class Training(ABC):
         with ExitStack() as stack:
             stack.enter_context(kept_settings())
             try:
-                self._open(stack)
+                with torch.inference_mode(False):  # whatever the program around it has set
+                    self._open(stack)
             except BaseException as error:
                 self._error = error
                 raise

@@ -28,7 +28,7 @@ ALARMS = {
     "grader": (0.02, "This share of completions could not be graded."),
     "solved_pool": (0.95, "This share of completions are correct, or of prompts are retired."),
     "dead_pool": (20, "No completion was correct for this many steps, and the reward does not rise."),
-    "no_signal": (5, "No group had rewards that differ for this many steps in a row."),
+    "no_signal": (5, "No group was trained on for this many steps in a row."),
 }
 """The threshold of each alarm, and when it is raised."""
 

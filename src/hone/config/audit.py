@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, model_validator
 
 from hone.config.base import BaseConfig, flag
+from hone.config.hoist import task_of_run
 from hone.config.shared import Precision
 from hone.errors import UserError
 
@@ -22,6 +23,12 @@ class AuditConfig(BaseConfig):
     """
 
     positional = "env"
+
+    @classmethod
+    def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
+        """Return the task of a run that trains, set up as it is there."""
+        task = task_of_run(kind, table)
+        return table if task is None else {name if name == "env" else f"env_{name}": task[name] for name in task}
 
     env: str | None = None
     """Environment id; also the first word of the command line."""

@@ -63,6 +63,11 @@ class BaseConfig(pydantic_config.BaseConfig):
         return cls
 
     @classmethod
+    def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
+        """Return what the config.toml of a run of `hone KIND` says for this command: by default all that it holds."""
+        return table
+
+    @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
         """Make the tree that is validated."""
         return settings.tree()

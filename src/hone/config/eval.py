@@ -8,6 +8,7 @@ from typing import Any, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, flag
+from hone.config.hoist import task_of_run
 from hone.config.servers import EvalClusterConfig
 from hone.config.shared import GradingConfig, KeyVariable, Precision, server_url
 from hone.errors import UserError
@@ -25,6 +26,12 @@ class EvalConfig(BaseConfig):
     """Evaluate a model on an environment's held-out examples: a checkpoint in this process, or any server at a URL."""
 
     positional = "env"
+
+    @classmethod
+    def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
+        """Return the task of a run that trains, set up as it is there."""
+        task = task_of_run(kind, table)
+        return table if task is None else {"env_args" if name == "args" else name: task[name] for name in task}
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""

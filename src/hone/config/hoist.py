@@ -8,6 +8,7 @@ flag at the top (`--max-steps 5`) overrides them all.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -36,6 +37,30 @@ FUNCTIONS = "functions"
 ENV = ("orchestrator", "env")
 EVAL = ("orchestrator", "eval")
 SECTIONS = ("trainer", "orchestrator", "inference")
+
+
+def task_label(env_id: str, args: Mapping[str, Any]) -> str:
+    """Return what people call a task: its id; without a task file, its first reward function, its agent or its file."""
+    if env_id != FUNCTIONS:
+        return env_id
+    rewards = args.get("rewards") or args.get("agent") or ""
+    first = rewards if isinstance(rewards, str) else str(rewards[0])
+    command = PurePath(next((word for word in str(args.get("agent_command") or "").split() if "." in word), "")).stem
+    return first.rpartition(":")[2] or command or PurePath(str(args.get("data") or "")).stem or env_id
+
+
+def task_of_run(kind: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the task in the config.toml of a run of `hone KIND`, as `env`, `args` and `template`; None if that does
+    not train. Raises UserError for several tasks.
+    """
+    section = {"rl": "orchestrator", "sft": "data"}.get(kind)
+    if section is None:
+        return None
+    if len(table.get(section, {}).get("envs", [])) > 1:
+        raise UserError("the run has several tasks: name one, and its arguments by -a")
+    env = table.get(section, {}).get("env", {})
+    found = {"env": env.get("id"), "args": env.get("args"), "template": env.get("template")}
+    return {name: value for name, value in found.items() if value not in (None, {})}
 
 
 def compose(settings: Settings) -> dict[str, Any]:

@@ -154,8 +154,10 @@ class _Reader:
         section = self.section
         if not section and self.cls.section and not config_of(pathlib.Path(name)):
             section = (self.cls.section,)
-        source = self.given[SECTION_FILE if section else ROOT_FILE]
-        for path, value in self.leaves(load_toml(name), section, name):
+        source, tree = self.given[SECTION_FILE if section else ROOT_FILE], load_toml(name)
+        if kind := config_of(pathlib.Path(name)):
+            tree = self.cls.of_run(kind, tree)
+        for path, value in self.leaves(tree, section, name):
             source.put(path, Setting(value, name))
         if self.section:
             self.section_files.append(dotted(self.section))

@@ -55,7 +55,7 @@ class PlanConfig(_AboutRun):
 
 
 class DoctorConfig(_AboutRun):
-    """Looks at this machine for what breaks or slows runs, and says the command that mends it. Exit code 1 for errors.
+    """Looks at this machine for what breaks or slows runs, and says the command that fixes it. Exit code 1 for errors.
 
     With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
     """

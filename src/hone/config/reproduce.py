@@ -94,7 +94,7 @@ class JsonConfig(BaseConfig):
 class RegradeConfig(ExecutedRun):
     """Grade what a run recorded with another grader, and see whether the model changed or what was made of its answers.
 
-    Needs neither model nor GPU. Nothing is written into the run, and it may still be at work.
+    Needs neither model nor GPU. Nothing is written into the run, and it may still be running.
     """
 
     env: GraderConfig = GraderConfig()

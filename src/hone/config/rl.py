@@ -408,7 +408,8 @@ class RLConfig(RunConfig):
     @property
     def task_name(self) -> str:
         """The task, in words."""
-        return " + ".join(env.name for env in self.orchestrator.envs) or self.orchestrator.env.id
+        orch = self.orchestrator
+        return " + ".join(env.name for env in orch.envs) or hoist.task_label(orch.env.id, orch.env.args)
 
     @property
     def sampled_by(self) -> str | None:

@@ -1,4 +1,4 @@
-"""Looking at runs: `hone runs list | show | stop | continue | attach | ledger | predictions`, `hone view | report`."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm | predictions`, `hone view | report`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class RunsShowConfig(OneRun):
 
 
 class RunsStopConfig(OneRun):
-    """End a run that is at work: it finishes its step, saves a checkpoint, and can be resumed."""
+    """End a running run: it finishes its step, saves a checkpoint, and can be resumed."""
 
     now: bool = False
     """Kill it at once (SIGKILL): what came after its last checkpoint will have to be done again."""
@@ -42,8 +42,19 @@ class RunsContinueConfig(OneRun):
     """Let a run that an alarm has paused go on."""
 
 
+class RunsRmConfig(BaseConfig):
+    """Delete a run or an evaluation with its checkpoints and weights. Other files in its folder stay."""
+
+    positional = "run"
+
+    run: str
+    """Its directory, or its id if it lies under `outputs`; also the first word of the command line."""
+    yes: bool = False
+    """Do not ask."""
+
+
 class RunsAttachConfig(OneRun):
-    """Show a run that is at work until it ends; Ctrl-C leaves it running."""
+    """Show a running run until it ends; Ctrl-C leaves it running."""
 
     display: Literal["auto", "plain"] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
@@ -97,7 +108,7 @@ class ViewConfig(BaseConfig):
 class ReportConfig(ExecutedRun):
     """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
 
-    Two files in its directory: report.html and report.json. A run at work or killed has one, too.
+    Two files in its directory: report.html and report.json. A running or killed run has one, too.
     """
 
     output: Path | None = None

@@ -77,7 +77,7 @@ class TeacherConfig(AskedConfig):
 
 
 class ClusterConfig(BaseConfig):
-    """Many machines: Ray places trainer ranks, inference replicas and graders on them (extra `ray`)."""
+    """Many machines: Ray places trainer ranks, inference replicas and graders on them (pip install 'ray>=2.59')."""
 
     bare = "address"
 
@@ -91,7 +91,7 @@ class ClusterConfig(BaseConfig):
 
 
 class EvalClusterConfig(ClusterConfig):
-    """Many machines: Ray places servers of the model and graders on them (extra `ray`)."""
+    """Many machines: Ray places servers of the model and graders on them (pip install 'ray>=2.59')."""
 
     replicas: int = Field(default=1, ge=1, le=256)
     """Servers of the model."""

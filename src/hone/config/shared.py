@@ -115,7 +115,7 @@ class LoraConfig(BaseConfig):
         if not file.is_file():  # what is wrong with the folder is said when it is loaded
             return data
         try:
-            found = json.loads(file.read_text())
+            found = json.loads(file.read_bytes())
             return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
         except (OSError, ValueError, KeyError, TypeError):
             return data
@@ -168,7 +168,7 @@ class OptimConfig(BaseConfig):
     max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
     state: Literal["fp32", "8bit"] = "fp32"
-    """AdamW's two moments: fp32, or 8 bits each in blocks (torchao, extra `lowbit`), a quarter of the memory."""
+    """AdamW's two moments: fp32, or 8 bits each in blocks (pip install 'torchao>=0.18'), a quarter of the memory."""
     offload: bool = False
     """Keep moments and master weights in the host's memory, and update there; a GPU is left 8 to 12 bytes a weight."""
 
@@ -306,7 +306,7 @@ class TrackerConfig(BaseConfig):
 
 
 class WandbConfig(TrackerConfig):
-    """Weights & Biases (extra `wandb`). Any of these flags turns it on."""
+    """Weights & Biases (pip install wandb). Any of these flags turns it on."""
 
     project: str | None = None
     """W&B project; by default what WANDB_PROJECT says, else `hone`."""
@@ -319,7 +319,7 @@ class WandbConfig(TrackerConfig):
 
 
 class TrackioConfig(TrackerConfig):
-    """Trackio (extra `trackio`): W&B's functions, on this machine. Any of these flags turns it on."""
+    """Trackio (pip install 'trackio>=0.43'): W&B's functions, on this machine. Any of these flags turns it on."""
 
     project: str = "hone"
     """Trackio project."""
@@ -465,7 +465,7 @@ class RunConfig(BaseConfig):
     seed: int = Field(default=0, ge=0)
     """The one seed: data order, sampling and initial weights derive from it."""
     output_dir: Path = Path("outputs")
-    """The run directory."""
+    """The run directory; if it is not given, `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
     ckpt: CkptConfig | None = None
     """Checkpoints; off unless given."""
     resume: ResumeConfig | None = None

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from hone.config.hoist import FUNCTIONS, task_label
 from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
@@ -187,6 +188,7 @@ class AgentTask(AgentEnv, FunctionTask):
         found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
         super().__init__(found, *args, **kwargs)
         self.run, self.command, self.agent_limits = run, command, limits
+        self.own_label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
         self.max_turns = limits.max_calls
         self.agent_env = () if agent_env is None else checked_names(agent_env)
 

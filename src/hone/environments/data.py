@@ -129,6 +129,8 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
     if hasattr(dataset, "to_dict") and hasattr(dataset, "columns"):  # a table of pandas
         rows = dataset.to_dict("records")
+    if isinstance(rows, list | tuple) and not rows:
+        raise UserError(f"{name} is empty: give at least one row")
     if not isinstance(rows, Sequence) or not rows or not all(isinstance(row, dict) for row in rows):
         split = " of one split" if isinstance(dataset, dict) else ""
         raise UserError(

@@ -107,6 +107,9 @@ class Environment:
     audit_allows: Mapping[str, str] = MappingProxyType({})
     """Findings of an audit that are intended, by name ("false-negative:crlf"), and why."""
 
+    own_label: str = ""
+    """What people call the task, if not by its id."""
+
     def __init__(
         self,
         *,
@@ -139,6 +142,11 @@ class Environment:
         """Makes a grading process on another machine, as `grading.pool.Process` makes one on this."""
         self.progress: Progress = lambda words: None
         self._loaded: tuple[Origin, Rubric, Parser] | None = None
+
+    @property
+    def label(self) -> str:
+        """What people call the task."""
+        return self.own_label or self.id
 
     def loaded_by(self, origin: Origin) -> None:
         """Remember how the environment was loaded, so that a worker can load it too."""

@@ -171,6 +171,7 @@ class FunctionTask(SingleTurnEnv):
             reference=reference,
         )
         self._reads_answer = {component_name(one.func) for one in graders if "answer" in one.names}
+        self.own_label = component_name(found[0].func) if found else FUNCTIONS
         self.module = next((source.file for source in found if source.file is not None), None)
         made_of = list(dict.fromkeys(source.digest for source in found))
         self._made_of = made_of[0] if len(made_of) == 1 else content_hash(made_of)

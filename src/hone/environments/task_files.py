@@ -206,7 +206,7 @@ def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
     if is_file and not path.is_file():
         raise UserError(f"{place!r}: there is no file {path}")
     main = getattr(sys.modules.get("__main__"), "__file__", None)
-    if main is not None and path.is_file() and path.samefile(main):
+    if main is not None and path.is_file() and Path(main).exists() and path.samefile(main):  # it may be <stdin>
         raise UserError(f"{place!r} names the script that is running: give the function itself, not its name")
     put_on_path(Path.cwd())
     try:

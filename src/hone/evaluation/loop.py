@@ -64,10 +64,13 @@ def evaluate(
         seconds["sample"] += sampled - began
         seconds["grade"] += time.perf_counter() - sampled
         progress(indices.stop, count)
-    return EvalResult(env.id, version, rollouts_per_example, samples, seconds, ranges=env.rubric.ranges)
+    return EvalResult(
+        env.id, version, rollouts_per_example, samples, seconds, ranges=env.rubric.ranges, label=env.label
+    )
 
 
 def shortage(env: Environment, split_name: str, asked: int) -> str:
     """Say that a split has fewer examples than are asked for; "" if it has enough."""
     available, what = len(env.split(split_name)), "training" if split_name == "train" else "held-out"
-    return "" if available >= asked else f"{env.id} has {available} {what} examples: all are used ({asked} asked for)"
+    words = f"{env.label} has {available} {what} examples: all are used ({asked} asked for)"
+    return "" if available >= asked else words

@@ -115,7 +115,7 @@ def evaluate_url(
     ]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
     requests = RequestStats([reply.seconds for *_, reply in delivered], retries, endpoint.concurrency)
-    return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges)
+    return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges, env.label)
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:

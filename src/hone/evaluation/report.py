@@ -54,7 +54,7 @@ def show_sample(console: Console, sample: EvalSample) -> None:
 def show_result(console: Console, result: EvalResult) -> None:
     """Show averages with their intervals, components, outcomes, pass@k, tokens and time."""
     examples = len(result.by_example)
-    _title(console, f"{result.env_id}: {examples} examples x {result.rollouts_per_example} completions")
+    _title(console, f"{result.label or result.env_id}: {examples} examples x {result.rollouts_per_example} completions")
     rewards = result.rewards
     rows = []
     if len(rewards):

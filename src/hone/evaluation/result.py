@@ -126,6 +126,8 @@ class EvalResult:
     requests: RequestStats | None = None
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """The values that a component of the reward may take, as the rubric declares them."""
+    label: str = ""
+    """What people call the task, if not by its id."""
 
     def __repr__(self) -> str:
         """Return the figures, not the samples: a notebook shows this."""
@@ -133,7 +135,7 @@ class EvalResult:
         if self.reward_interval is not None:
             reward += f" (95 % interval {self.reward_interval.low:.3f} to {self.reward_interval.high:.3f})"
         correct = "" if self.correct is None else f", correct {self.correct:.1%}"
-        return f"<EvalResult {self.env_id}: {reward}{correct}, {len(self.samples)} completions>"
+        return f"<EvalResult {self.label or self.env_id}: {reward}{correct}, {len(self.samples)} completions>"
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the lines of `results.jsonl`, by example and rollout."""

@@ -120,8 +120,11 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
         _say(f"It has no {HEAD}, so its head is its embedding")
     try:
         with quiet():
-            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
 
+            converter: Any = modeling_gguf_pytorch_utils
+            bar = converter.tqdm
+            converter.tqdm = lambda items, **more: bar(items, **more | {"disable": None})  # on a terminal only
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             decoder = DecoderConfig.from_hf(config.to_dict() | {"quantization_config": None})
             check_tensors(decoder, shapes, f"the tensors of {file}", "its header", gguf_name)

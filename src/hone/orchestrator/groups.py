@@ -175,8 +175,9 @@ def grade_groups(
         early_scores = early.scores()
         scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
     members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
+    masks = config.orchestrator.truncated == "mask"
     groups = [
-        Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32))
+        Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32), masks_truncated=masks)
         for example, draw, m in zip(examples, draws, members, strict=True)
     ]
     return with_advantages_among(groups, config, own_advantages)
@@ -426,7 +427,7 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer graded samples than `least_graded`, `filtered` without
-    advantages, else `trained`; `surplus` or `cut` if a refill left it out.
+    advantages or if all its completions are masked, else `trained`; `surplus` or `cut` if a refill left it out.
 
     Equal rewards give no advantages, unless they are compared with those of the batch. A group without advantages is
     trained if the loss has a KL or entropy term (`trains_all`), and with a teacher, whose advantages are per token.
@@ -435,6 +436,8 @@ def group_state(group: Group) -> State:
         return group.left_out
     if valid(group.scores).sum() < group.least_graded:
         return "failed"
+    if group.all_masked:
+        return "filtered"
     has_teacher = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
     return "trained" if group.trains_all or has_teacher or group.has_advantages else "filtered"
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from hone.errors import UserError
 from hone.inference.client import Gone, Refused, Served, ServerClient
 from hone.inference.endpoint import HONE, Endpoint
+from hone.runs.display import say
 
 if TYPE_CHECKING:
     from hone.model.chat import ChatRenderer
@@ -139,7 +140,7 @@ def reach(
                 raise NoServer(f"{gone}: start one with `{command}`, or {other}") from None
             if now - shown > 30:
                 shown = now
-                print(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s", flush=True)
+                say(f"Waiting for the server at {endpoint.url}: {now - began:.0f} s")
             time.sleep(0.5)
 
 

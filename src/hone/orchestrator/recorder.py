@@ -43,6 +43,7 @@ class RunRecorder:
     ) -> None:
         self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
         self.special_texts, self.needs_positive = special_texts, needs_positive
+        self._all_masked_shown = False
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -80,6 +81,7 @@ class RunRecorder:
         if groups and self.needs_positive:
             self._check_least(step, groups)
         self.special_texts.report(self.run.event, self.run.display.message, step)
+        self._check_masked(step, groups)
         if groups:
             self.failures.step(step, [score for group in groups for score in group.scores])
         else:
@@ -105,6 +107,18 @@ class RunRecorder:
             f'Step {step} has a reward of {least:g}, but orchestrator.advantage.scale = "group_mean" divides by the '
             "mean reward of a group: near 0 it makes advantages very large, below 0 it drops the group. Make all "
             "rewards 0 or more, or take another scale."
+        )
+
+    def _check_masked(self, step: int, groups: Sequence[Group]) -> None:
+        """Say at the first step that trained nothing because all of its completions are masked."""
+        if self._all_masked_shown or not groups or not all(group.all_masked for group in groups):
+            return
+        self._all_masked_shown = True
+        self.run.event("all_masked", step)
+        self.run.display.message(
+            f"All completions of step {step} were cut off at the length limit, and orchestrator.truncated = mask "
+            "trains on none of them: the weights stayed as they are. Raise orchestrator.sampling.max_tokens (and "
+            "seq_len)."
         )
 
     def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
@@ -163,8 +177,8 @@ class FailureWatch:
         if len(failures) == len(scores):
             text = f"every completion of step {step} failed in the grader, so there is nothing to learn from"
             if step == 0:
-                raise UserError(f"{text}: mend the reward function or the agent. The first:\n{printable(first)}")
-            raise Halt(f"{text} ({last_line(first)}): mend the reward function or the agent")
+                raise UserError(f"{text}: fix the reward function or the agent. The first:\n{printable(first)}")
+            raise Halt(f"{text} ({last_line(first)}): fix the reward function or the agent")
         for outcome, detail in firsts.items():
             self._run.display.message(
                 f"{kinds[outcome]} of {len(scores)} completions could not be graded; the first: {printable(detail)}"
@@ -173,7 +187,7 @@ class FailureWatch:
         if failed > self._max_failed * max(self._window, seen):
             raise Halt(
                 f"{failed} of the last {seen} completions failed in the grader, and a run goes on with at most "
-                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); mend the "
+                f"{self._max_failed:.0%} of {max(self._window, seen)} (--orchestrator.grading.max-failed); fix the "
                 f"reward function, whose last error was: {last_line(first)}"
             )
 

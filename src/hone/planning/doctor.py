@@ -1,7 +1,7 @@
-"""`hone doctor`: looks at the machine for what breaks or slows runs, and names the command that mends it.
+"""`hone doctor`: looks at the machine for what breaks or slows runs, and names the command that fixes it.
 
 A check yields (name, status, text, fix): what was looked at, `ok`, `warning` or `error`, how it is, and the command
-that mends it, "" without one. This module needs the standard library only, for packages may be missing; they are
+that fixes it, "" without one. This module needs the standard library only, for packages may be missing; they are
 imported in processes of their own, for a broken one may crash or hang.
 """
 
@@ -94,7 +94,7 @@ def verdict(findings: Iterable[Finding], following: str) -> str:
     counts = {status: sum(f.status == status for f in findings) for status in ("error", "warning")}
     words = [f"{n} {status}{'s' if n > 1 else ''}" for status, n in counts.items() if n]
     if counts["error"]:
-        return f"{' and '.join(words)}: mend what is an error, then run `hone doctor` again."
+        return f"{' and '.join(words)}: fix what is an error, then run `hone doctor` again."
     return f"{'Ready, with ' + words[0] if words else 'Ready'}. Next: {following}"
 
 
@@ -110,11 +110,11 @@ def lines(findings: Iterable[Finding], width: int) -> Iterator[tuple[str, str]]:
             yield f.status, f"  {f.status:<9}{f.name:<{names}}  {wrapped[0]}"
             yield from ((f.status, indent + line) for line in wrapped[1:])
             if f.fix:  # not wrapped: it is there to be pasted
-                yield "fix", f"{indent}{'mend it' if f.status != 'ok' else 'if wanted'}: {f.fix}"
+                yield "fix", f"{indent}{'fix it' if f.status != 'ok' else 'if wanted'}: {f.fix}"
 
 
 def judge(name: str, text: str, problem: str = "", fix: str = "", status: str = "warning") -> Row:
-    """Return `text` as ok, or if there is a problem as `status`, with the problem and what mends it."""
+    """Return `text` as ok, or if there is a problem as `status`, with the problem and what fixes it."""
     return (name, status, f"{text}: {problem}" if text else problem, fix) if problem else (name, "ok", text, "")
 
 

@@ -424,6 +424,7 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
             replace(
                 Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32), _left_out(mine)),
                 env=mine[0].get("env") or "",
+                masks_truncated=config.orchestrator.truncated == "mask",
             )
             for (draw, mine), made, graded in columns
         ]

@@ -229,7 +229,7 @@ def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
         if checked.is_damaged(name):
             continue
         try:
-            state = json.loads((folder / "state.json").read_text())
+            state = json.loads((folder / "state.json").read_bytes())
             for log, then in state.get("logs", {}).items():
                 path, size = run.path / Path(log).name, int(then["bytes"])
                 content = path.read_bytes()[:size] if path.is_file() else b""

@@ -190,7 +190,7 @@ def regrade(
         if count >= 256 and result.failed_new > max_failed * count:
             raise UserError(
                 f"{result.failed_new:,} of the first {count:,} completions could not be graded ({result.failure}): "
-                "mend the task, or allow more with --grading.max-failed"
+                "fix the task, or allow more with --grading.max-failed"
             )
     return result
 

@@ -228,7 +228,7 @@ def _entropy_blowup(history: History, threshold: float) -> Measured:
 
 
 def _grad_spike(history: History, threshold: float) -> Measured:
-    if history.latest("optimizer/skipped") > 0 and history.latest("groups/trained") != 0.0:
+    if "grad_norm" in history.not_finite:  # it is missing where a step had nothing to train on
         return math.inf, "the gradient was not finite, and the update was left out"
     known = [value for value in history.values("grad_norm")[-1 - 2 * history.window :] if value > 0]
     norm, before = history.latest("grad_norm"), known[:-1]
@@ -282,8 +282,10 @@ def _no_signal(history: History, threshold: float) -> Measured:
     recent = history.values("groups/trained")[-steps:]
     if len(recent) < steps or any(value != 0.0 for value in recent):
         return None
+    cut = [value for value in history.values("completion/truncated")[-steps:] if not math.isnan(value)]
+    share = f", {percent(fmean(cut))} of the completions were cut off at the length limit" if cut and any(cut) else ""
     return float(steps), (
-        f"no group had rewards that differ in the last {steps} steps (the reward is {_reward(history, steps)}): the "
+        f"no group was trained on in the last {steps} steps (the reward is {_reward(history, steps)}{share}): the "
         "weights stayed as they are"
     )
 
@@ -308,7 +310,7 @@ RULES = {
     "unparsable": Rule(
         _unparsable,
         "read some in rollouts/ and try the parser on them (`hone regrade`): either the format is unlearned (reward "
-        "it) or the parser is too narrow (mend it)",
+        "it) or the parser is too narrow (widen it)",
     ),
     "wrong": Rule(
         _wrong,
@@ -372,8 +374,9 @@ RULES = {
     ),
     "no_signal": Rule(
         _no_signal,
-        "prompts of another difficulty, more rollouts_per_example or a higher sampling temperature; the reward may pay "
-        "everything, or nothing, alike (`hone audit`)",
+        "if completions are cut off, raise orchestrator.sampling.max_tokens; else prompts of another difficulty, more "
+        "rollouts_per_example or a higher sampling temperature; the reward may pay everything, or nothing, alike "
+        "(`hone audit`)",
     ),
 }
 """By the name of the alarm. `gap` has no rule: `hone.orchestrator.canary` raises it."""

@@ -56,7 +56,7 @@ class Checkpoints:
     def load(self, step: int, with_tensors: bool = True) -> tuple[Tensors, dict[str, Any]]:
         """Return the tensors, whole and on the CPU, and the state of step `step`, in which `problems` found none."""
         folder = self.path(step)
-        return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_text())
+        return load_groups(folder) if with_tensors else {}, json.loads((folder / "state.json").read_bytes())
 
     def steps(self) -> list[int]:
         """Return steps with a complete checkpoint (by names and sizes), ascending."""
@@ -68,7 +68,7 @@ class Checkpoints:
             return ["there is no such checkpoint"]
         if problems := verify(self.path(step)):
             return problems
-        state = json.loads((self.path(step) / "state.json").read_text())
+        state = json.loads((self.path(step) / "state.json").read_bytes())
         return [f"it holds version {state['step']}"] if state.get("step", step) != step else []
 
     def newest(self) -> tuple[int | None, list[str]]:

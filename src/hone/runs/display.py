@@ -24,6 +24,12 @@ _INTERVAL = 2.0
 """Least seconds between two plain lines; evaluations, messages, the first and the last step are always shown."""
 
 
+def say(text: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print at once, on standard output by default. A reader that has left is no reason to lose a run, or results."""
+    with suppress(OSError):
+        print(text, end=end, flush=True, file=stream)
+
+
 class Display(Observer):
     """Keeps the state to show in `progress`; this one shows nothing."""
 
@@ -100,9 +106,8 @@ class PlainDisplay(Display):
             self._show_step()
 
     def message(self, text: str) -> None:
-        with self._lock, suppress(OSError):  # a reader that has left is no reason to lose the run
-            self._out.write(f"{redact(for_reader(text))}\n")
-            self._out.flush()
+        with self._lock:
+            say(redact(for_reader(text)), self._out)
         self._last_line = self.progress.clock()
 
     def notice(self, text: str) -> None:

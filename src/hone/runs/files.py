@@ -33,7 +33,7 @@ _UMASK = os.umask(0)
 os.umask(_UMASK)
 FILE_MODE = 0o666 & ~_UMASK
 """Mode of a file that is written by `open`."""
-RESTORE = "mend it, or restore it from a copy"
+RESTORE = "fix it, or restore a backup"
 """What to do about a damaged file."""
 _NUMBERS = ("metrics.jsonl", "timings.jsonl")
 """Logs whose records are a step and numbers."""
@@ -309,7 +309,7 @@ def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
                 raise ValueError(f"its {wrong[0]} is not text")
             parse_time(record.get("time"))
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number}, is damaged ({error}): mend or delete that line") from None
+        raise UserError(f"{path}, line {number}, is damaged ({error}): fix or delete that line") from None
     return record
 
 

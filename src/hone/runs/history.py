@@ -82,6 +82,8 @@ class History:
         self.weights = dict(weights or {})
         self.correctness = correctness
         self.steps: list[int] = []
+        self.not_finite: set[str] = set()
+        """Metrics that were not finite in the last step."""
         self._series: dict[str, Series] = {}
         self._unknown = Series(window)
 
@@ -91,6 +93,7 @@ class History:
         for name in numbers.keys() - self._series.keys():
             self._series[name] = Series(self.window, [NOTHING] * len(self.steps), [UNKNOWN] * len(self.steps))
         self.steps.append(step)
+        self.not_finite = {name for name, value in metrics.items() if value is None}
         self._unknown.append(NOTHING)
         for name, series in self._series.items():
             series.append(numbers.get(name, NOTHING))

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.outputs import NAMES, PREVIOUS, run_info
-
-DEFAULT_ROOT = Path("outputs")
+from hone.runs.outputs import NAMES, OUTPUTS, PREVIOUS, run_info
 
 
 def find_runs(root: Path) -> Iterator[Path]:
@@ -40,7 +38,7 @@ def count_text(runs: int, evaluations: int, previous: int) -> str:
     return ", ".join(parts)
 
 
-def find_run(name: str, root: Path = DEFAULT_ROOT) -> Path:
+def find_run(name: str, root: Path = OUTPUTS) -> Path:
     """Return the directory of a run, given itself, or its id or a unique beginning of that under `root`; else
     UserError.
     """

@@ -80,7 +80,7 @@ class Opening:
         into its directory: what would be moved is foreign, or one of `protect` (paths that the run reads).
         """
         if self.config.resume is not None and not self.branches:
-            if existing_run(self.folder, "mend it, or choose another --output-dir") is not None:
+            if existing_run(self.folder, "fix it, or choose another --output-dir") is not None:
                 return True
             if self.resume.step:
                 raise UserError(f"--resume.step {self.resume.step}: there is no run in {self.folder} to resume")

@@ -4,23 +4,28 @@ never touches others.
 
 from __future__ import annotations
 
+import atexit
 import fcntl
+import itertools
 import os
+import re
 import shutil
 import struct
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
-from hone.config.shared import TRANSPORT
+from hone.config.shared import TRANSPORT, RunConfig
 from hone.errors import UserError
 from hone.runs.files import RESTORE, TMP_PREFIX, parse_time, read_json, sweep
 from hone.runs.rollouts import EVALS, RESULTS, TOKENS, steps_in
+
+Config = TypeVar("Config", bound=RunConfig)
 
 SPOOL = "spool"
 """Folder for weights on their way to a server: nothing in it outlives the process."""
@@ -56,6 +61,8 @@ NAMES = (
 """
 
 FORMAT = "hone-run-1"
+OUTPUTS = Path("outputs")
+"""Holds the runs that do not say where they are to be."""
 PREVIOUS = ".previous"
 LOCK = ".hone.lock"
 LAUNCHER = ".hone.launcher.lock"
@@ -167,6 +174,49 @@ def check_target(path: Path, flag: str) -> None:
         raise UserError(f"{flag} {path}: there is no folder {path.parent}")
 
 
+def with_own_folder(config: Config, name: str) -> Config:
+    """Return the config with a folder of its own, `outputs/NAME-1` or the first number that is free, if it names none.
+
+    The folder is made, so that no other run takes it; `delete_unused` deletes it if it stays empty. A run that is to go
+    on is the last one of that name.
+    """
+    if "output_dir" in config.model_fields_set:
+        return config
+    stem = re.sub(r"[^\w.-]+", "-", name)[:60].strip("-.")
+    if config.resume is not None and config.resume.dir is None:
+        numbered = {
+            path: int(path.name.rpartition("-")[2]) for path in OUTPUTS.glob(f"{stem}-*") if _is_own(path, stem)
+        }
+        if begun := [path for path in numbered if run_info(path) is not None]:
+            return config.model_copy(update={"output_dir": max(begun, key=lambda path: numbered[path])})
+    _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
+    for number in itertools.count(1):
+        folder = OUTPUTS / f"{stem}-{number}"
+        with writable(folder):
+            OUTPUTS.mkdir(exist_ok=True)
+            with suppress(FileExistsError):
+                folder.mkdir()
+                break
+    _made.append(folder.absolute())
+    return config.model_copy(update={"output_dir": folder})
+
+
+def _is_own(path: Path, stem: str) -> bool:
+    return re.fullmatch(rf"{re.escape(stem)}-[1-9]\d*", path.name) is not None
+
+
+_made: list[Path] = []
+"""Folders that `with_own_folder` made in this process, outer ones first."""
+
+
+@atexit.register
+def delete_unused() -> None:
+    """Delete the folders that `with_own_folder` has made and no run has used."""
+    while _made:
+        with suppress(OSError):  # it holds a run
+            _made.pop().rmdir()
+
+
 def check_output(folder: Path, protect: list[Path]) -> None:
     """Raise UserError if a new run in `folder` would touch foreign files, or its own sources."""
     if folder.exists() and not folder.is_dir():
@@ -227,6 +277,34 @@ def clear(folder: Path) -> Path | None:
     if (folder / EVALS).is_dir() and not any((folder / EVALS).iterdir()):
         (folder / EVALS).rmdir()
     return place
+
+
+def size_of_run(folder: Path) -> int:
+    """Return the bytes of the files of the run in `folder`."""
+    files = [file for path in _own(folder) for file in (path, *path.rglob("*")) if not file.is_symlink()]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+def delete_run(folder: Path) -> None:
+    """Delete the files of the run in `folder`, run.json last, and the folder if it is empty then.
+
+    Links are deleted, not followed. Raises UserError if another process is writing the run.
+    """
+    with writable(folder):
+        lock = Lock(folder)
+        try:
+            for path in [folder / TRANSPORT, *_own(folder)]:
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink(missing_ok=True)
+        finally:
+            lock.release()
+        for name in (LOCK, LAUNCHER):
+            (folder / name).unlink(missing_ok=True)
+    for path in (folder / EVALS, folder):
+        with suppress(OSError):  # it holds something else
+            path.rmdir()
 
 
 def _own(folder: Path) -> list[Path]:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
+from hone.config.hoist import FUNCTIONS
+
 _DOING = {
     "start": "starting vLLM",
     "publish": "publishing weights",
@@ -45,6 +47,8 @@ class Progress:
     phase: str = ""
     doing: str = ""
     doing_since: float = 0.0
+    task: str = ""
+    """The name of the task, where its metrics have FUNCTIONS for it."""
 
     def __post_init__(self) -> None:
         self.began = self.clock()
@@ -124,7 +128,7 @@ class Progress:
             if name.endswith("/reward/mean") and value is not None:
                 env = name.removeprefix("eval/").removesuffix("/reward/mean")
                 interval, correct = reward_interval(self.evals, env), self.evals.get(f"eval/{env}/correct")
-                text = f"{env} reward {value:.3f}"
+                text = f"{self.task or env if env == FUNCTIONS else env} reward {value:.3f}"
                 text += f" (95 % interval {interval[0]:.3f} to {interval[1]:.3f})" if interval is not None else ""
                 lines.append(text + (f", correct {percent(correct)}" if correct is not None else ""))
         return lines

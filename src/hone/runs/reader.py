@@ -15,6 +15,7 @@ from hone.runs.files import is_complete, read_lines
 from hone.runs.outputs import existing_run
 from hone.runs.rollouts import EVALS, RESULTS, evals_file, read_rollouts, read_tokens, rollouts_file, steps_in
 from hone.runs.settings import moved, read_toml
+from hone.runs.shown import Samples, html_table, text_table
 
 if TYPE_CHECKING:
     import pyarrow
@@ -32,7 +33,23 @@ class Run:
             raise UserError(f"{self.path} is not a run of hone: it has no run.json; name a directory that `hone` wrote")
 
     def __repr__(self) -> str:
-        return f"<Run {self.path}: {self.info['kind']}, {self.info['status']}>"
+        return text_table([self._facts()])
+
+    def _repr_html_(self) -> str:
+        return html_table([self._facts()])
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a table of runs has of this one, of whatever can be read."""
+        from hone.runs import summary
+
+        facts: dict[str, Any] = {"run": str(self.path), "kind": self.info["kind"], "status": self.info["status"]}
+        try:
+            one = summary.summarize(self.path, ours=True)  # this process may be the one that writes it
+        except UserError:
+            return facts | {"damaged": "yes"}
+        steps = f"{one.progress.done}/{one.progress.max_steps or '?'}" if one.kind != "eval" else "-"
+        facts |= {"task": one.task, "steps": steps, "latest": summary.latest(one) or None}
+        return facts | {"held out": summary.held_out(one) or None}
 
     @property
     def info(self) -> dict[str, Any]:
@@ -46,6 +63,16 @@ class Run:
         """The resolved config (config.toml), which names files that the run keeps where they are now."""
         table = read_toml(self.path / "config.toml")
         return moved(table, table.get("output_dir", ""), self.path)
+
+    def locate(self, name: str) -> str:
+        """Return where a folder or file of the config is, seen from here: a relative name is one of the folder where
+        the run began, which may be another one than the current.
+        """
+        here, written = self.path.resolve(), Path(self.config.get("output_dir", ""))
+        if written.is_absolute() or Path(name).exists() or here.parts[-len(written.parts) :] != written.parts:
+            return name
+        place = Path(*here.parts[: -len(written.parts)]) / name
+        return str(place) if place.exists() else name
 
     def metrics(self) -> pyarrow.Table:
         """Return one row per step: int64 `step`, a column per metric, null where a step lacks it."""
@@ -78,8 +105,9 @@ class Run:
             raise UserError(f"{self.path} has no rollouts of step {step}: {has}")
         return read_rollouts(path, columns)
 
-    def samples(self, step: int | None = None) -> pyarrow.Table:
-        """Return what can be read of the completions of a step, by default of the last: a row each, as sampled.
+    def samples(self, step: int | None = None) -> Samples:
+        """Return what can be read of the completions of a step, by default of the last: an Arrow table, a row each, as
+        sampled, which a notebook shows as rows.
 
         Columns: sample_id, prompt and text (of messages their contents), answer, reward (null if grading failed),
         outcome, detail (why), advantage, stop_reason, and one for each component of the reward, before its weight.
@@ -96,7 +124,7 @@ class Run:
         for name in dict.fromkeys(name for row in values for name in row):
             if name not in columns:
                 shown = shown.append_column(name, pa.array([row.get(name) for row in values], pa.float64()))
-        return shown
+        return Samples(shown)
 
     def evaluations(self) -> pyarrow.Table:
         """Return the held-out evaluations of an RL run, a row each: int64 `step` (the version), and `eval/…`."""

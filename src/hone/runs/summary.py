@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.dump import non_defaults
+from hone.config.hoist import task_label
 from hone.config.shared import StopConfig
 from hone.errors import UserError
 from hone.runs import provenance
@@ -74,10 +75,17 @@ class Summary:
         return self.info["kind"]
 
     @property
+    def env(self) -> dict[str, Any]:
+        """The settings of the environment, `id`, `args` and `template`; empty if there is none."""
+        if self.kind == "eval":
+            names = {"id": "env", "args": "env_args", "template": "template"}
+            return {name: self.config[key] for name, key in names.items() if key in self.config}
+        return self.config.get({"rl": "orchestrator", "sft": "data"}.get(self.kind, ""), {}).get("env", {})
+
+    @property
     def task(self) -> str | None:
-        """Id of the environment, if there is one."""
-        section = self.config.get({"rl": "orchestrator", "sft": "data"}.get(self.kind, ""), {})
-        return self.config.get("env") if self.kind == "eval" else section.get("env", {}).get("id")
+        """The name of the task, if there is one."""
+        return task_label(self.env["id"], self.env.get("args") or {}) if "id" in self.env else None
 
     @property
     def checkpoints(self) -> list[int]:
@@ -100,7 +108,9 @@ def summarize(path: Path, ours: bool = False) -> Summary:
         progress, taken = _evaluation(path)
     else:
         timings = {record["step"]: record for record in read_lines(path / "timings.jsonl")}
-        progress, taken = Progress(info["kind"], config.get("max_steps", 0)), spent(path, info)
+        env = config.get("orchestrator", {}).get("env", {})
+        task = task_label(env.get("id", ""), env.get("args") or {})
+        progress, taken = Progress(info["kind"], config.get("max_steps", 0), task=task), spent(path, info)
         for record in read_lines(path / "metrics.jsonl"):
             progress.update(record["step"], record, timings.get(record["step"], {}))
     return Summary(path, info, config, status_of(info, pid), pid, progress, taken, damage)
@@ -129,7 +139,7 @@ def status_text(run: Summary) -> str:
     if run.status in ("running", "paused"):
         where = f"process {run.pid}" if run.pid else "a process of another machine, container or user"
         at = f"{run.progress.current + 1} of {run.progress.max_steps or '?'}"
-        doing = "at work on" if run.status == "running" else "paused by an alarm before"
+        doing = "running" if run.status == "running" else "paused by an alarm before"
         return f"{path}: {doing} step {at}, in {where}"
     if run.kind == "eval":
         return f"{path}: {run.status}"
@@ -201,16 +211,16 @@ def evaluating(run: Summary, weights: Path) -> str:
     """Return the command that evaluates weights on the task of a run, set up as it is there; after SFT on what another
     run sampled, on that one's task.
     """
-    of, section = run, {"rl": "orchestrator", "sft": "data"}
+    of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
             of = summarize(find_run(sampled))
-    env = of.config.get(section.get(of.kind, ""), {}).get("env", {})
-    if of.kind == "eval":
-        env = {"args": of.config.get("env_args"), "template": of.config.get("template")}
-    command = ["hone", "eval", of.task or "ENV", "-m", str(weights), "-n", "100", "-r", "4"]
-    for flag, tree in (("-a", env.get("args")), ("--template", env.get("template"))):
-        command += [flag, json.dumps(tree)] if tree else []
+    trees = [(flag, of.env[name]) for flag, name in (("-a", "args"), ("--template", "template")) if of.env.get(name)]
+    by_file = trees and of.kind != "eval" and os.path.normpath(of.config.get("output_dir", "")) == str(of.path)
+    task = ["@", str(of.path / "config.toml")] if by_file else [of.env.get("id", "ENV")]
+    command = ["hone", "eval", *task, "-m", str(weights), "-n", "100", "-r", "4"]
+    for flag, tree in [] if by_file else trees:
+        command += [flag, json.dumps(tree)]
     if run.kind == "rl" and (template := run.config.get("model", {}).get("chat_template")):
         command += ["--chat-template", template]
     if run.kind == "rl" and run.config.get("model", {}).get("special_tokens"):

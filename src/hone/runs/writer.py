@@ -62,6 +62,7 @@ class RunWriter:
         self.nothing_left = opened.nothing_left
         self._differs = opened.differs
         self.display, self.observers = find_display(observers), observers
+        self.display.progress.task = config.task_name if isinstance(config, RLConfig) else ""
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
         self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
         self.budget = Budget(config.budget, opened.spent)

@@ -234,7 +234,7 @@ class Runner:
 
     def _show(self) -> None:
         words = "; ".join(active.task.title for active in self._active)
-        self.status(f"{len(self.outcome.done)} of {len(self.tasks)} runs done{self._left()}; at work: {words}")
+        self.status(f"{len(self.outcome.done)} of {len(self.tasks)} runs done{self._left()}; running: {words}")
 
     def _left(self) -> str:
         """Return an estimate of the time left, by what such tasks took on average; empty without one."""

@@ -33,7 +33,7 @@ class Study:
 
     def run(self, say: Say = print, status: Say = lambda words: None) -> Study:
         """Run what is left, and write the report. What ends it early, Ctrl-C too, ends what is at work; the report is
-        written then, too. Raises UserError if another process is at work in the folder, or matplotlib is missing.
+        written then, too. Raises UserError if another process is running in the folder, or matplotlib is missing.
         """
         needs_matplotlib()
         self.folder.mkdir(parents=True, exist_ok=True)

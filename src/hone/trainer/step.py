@@ -116,6 +116,7 @@ class Trainer:
         device = self.model.device
         return deal(sequences, micro_batch_tokens, device, share_prompts, self.ranks, self.use.minibatches)
 
+    @torch.enable_grad()  # a reward function of this process may have switched gradients off
     def step(self, micro_batches: Sequence[PackedBatch]) -> dict[str, float]:
         """Take one step on its micro-batches: an update for each of their minibatches, in each pass.
 

@@ -256,7 +256,7 @@ def check_patterns(patterns: Sequence[str]) -> None:
         except duckdb.Error as error:
             why = first_line(error).removeprefix("Invalid Input Error: ")
             raise UserError(
-                f"/{pattern[:100]}/ is no regular expression ({why}): mend it, or put it in quotes"
+                f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
             ) from None
 
 

@@ -181,7 +181,7 @@ def use_installed_packages() -> None:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             fresh = path.with_suffix(f".{os.getpid()}")
-            fresh.write_text(text)
+            fresh.write_text(text, encoding="utf-8")
             fresh.rename(path)
         return [sys.executable, str(path)]
 

@@ -76,7 +76,7 @@ class Host:
         reads, by their paths in `command`.
         """
         for name, text in files.items():
-            (Path(self._folder.name) / Path(name).name).write_text(text)
+            (Path(self._folder.name) / Path(name).name).write_text(text, encoding="utf-8")
         if (memory := env.get(VARIABLE)) is not None and (lock := join_folder(Path(memory))) is not None:
             self._memory = Path(memory), lock
         # Ray gives a worker one thread, whatever the cores that it reserved.

@@ -326,7 +326,7 @@ class RemoteChild(Child):
     def _order(self) -> tuple[list[str], dict[str, str], dict[str, str], str]:
         """Return the arguments of `Host.start` after the role: command, variables, files, folder."""
         read = [path for at, path in zip(self._command, self._command[1:], strict=False) if at == "@"]
-        files = {path: Path(path).read_text() for path in read}
+        files = {path: Path(path).read_text(encoding="utf-8") for path in read}
         own = {k: v for k, v in self._env.items() if os.environ.get(k) != v or k.startswith(TRAVEL)}
         if self.rank is not None:  # each rank sees its own GPU alone
             own |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self._cluster.master}
@@ -355,7 +355,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
         import ray
         from ray.exceptions import RayError
     except ImportError:
-        raise UserError('a cluster needs Ray, which is not installed: pip install "ray>=2.59"') from None
+        raise UserError("a cluster needs Ray, which is not installed: pip install 'ray>=2.59'") from None
     start = {} if address else {"num_cpus": int(cores or 1), "include_dashboard": False}
     try:
         if address and ":" in address:  # where nothing answers, Ray tries for minutes

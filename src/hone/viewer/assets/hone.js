@@ -35,7 +35,7 @@ const hone = (() => {
     }
   }
 
-  // Hands fresh copies of this page to `update`: every two seconds while a run is at work (less often if the server needs
+  // Hands fresh copies of this page to `update`: every two seconds while a run is running (less often if the server needs
   // a while for one), every 15 when none is, when the page is hidden, or nobody answers.
   function follow(update) {
     const SLOW = 15000, FAST = 2000; // milliseconds

@@ -1,4 +1,4 @@
-// The tables of runs keep up with runs that are at work: fresh ones in their place, with what was chosen and unfolded.
+// The tables of runs keep up with running runs: fresh ones in their place, with what was chosen and unfolded.
 "use strict";
 
 document.addEventListener("DOMContentLoaded", () => hone.follow((page) => {

@@ -1,0 +1,83 @@
+"""Tables that a notebook or a Python prompt shows of a run and of its samples."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import pyarrow
+
+ROWS, WIDTH = 10, 40
+"""Most rows that are shown, and most characters of a cell."""
+COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
+"""Columns of samples that are shown, those that are there."""
+
+
+class Samples:
+    """Completions of a step: an Arrow table with all its methods and attributes, which is shown as rows."""
+
+    def __init__(self, table: pyarrow.Table) -> None:
+        self.table = table
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "table":  # of a copy that is being made
+            raise AttributeError(name)
+        found = getattr(self.table, name)
+        if not callable(found):
+            return found
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            made = found(*args, **kwargs)
+            return Samples(made) if isinstance(made, type(self.table)) else made
+
+        return call
+
+    def __len__(self) -> int:
+        return self.table.num_rows
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.table[key]
+
+    def __eq__(self, other: object) -> bool:
+        return self.table == (other.table if isinstance(other, Samples) else other)
+
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def __repr__(self) -> str:
+        return f"{text_table(self._shown())}\n{self._size()}"
+
+    def _repr_html_(self) -> str:
+        return f"{html_table(self._shown())}<p>{self._size()}</p>"
+
+    def _shown(self) -> list[dict[str, Any]]:
+        names = [name for name in COLUMNS if name in self.table.column_names] or self.table.column_names
+        return self.table.select(names).slice(0, ROWS).to_pylist()
+
+    def _size(self) -> str:
+        return f"{self.table.num_rows} rows; columns: {', '.join(self.table.column_names)}"
+
+
+def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys as lines, under the keys."""
+    cells = [[*rows[0]], *([_cell(value) for value in row.values()] for row in rows)] if rows else []
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return rows with the same keys as an HTML table, under the keys."""
+    heads = "".join(f"<th>{html.escape(name)}</th>" for name in (rows[0] if rows else ()))
+    lines = ("".join(f"<td>{html.escape(_cell(value))}</td>" for value in row.values()) for row in rows)
+    return f"<table><tr>{heads}</tr>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
+    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"
