@@ -159,7 +159,25 @@ def test_decimals_equations_mixed_numbers_and_ratios(answer: str, gold: str, equ
 
 
 @pytest.mark.parametrize(
-    "answer", ["", "1 0000", "10 00", "{3", "3}{", "3 + + ", "(" * 200 + "3", "3" * 513, "^", "\ud800"]
+    "answer",
+    [
+        "1 234/567",
+        "1 3/2",
+        "2 3/4 4/5",
+        "4/5 2 3/4",
+        "1 1/2/3",
+        "1 1/2x",
+        "",
+        "1 0000",
+        "10 00",
+        "{3",
+        "3}{",
+        "3 + + ",
+        "(" * 200 + "3",
+        "3" * 513,
+        "^",
+        "\ud800",
+    ],
 )
 def test_unreadable(answer: str):
     assert same(answer, "3") is None

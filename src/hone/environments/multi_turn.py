@@ -51,7 +51,7 @@ class MultiTurnEnv(Environment):
         return True
 
     def has_turn(self, turns: int, stop_reason: str) -> bool:
-        """Return True if the model has another turn after so many, the last of which ended for this reason."""
+        """Return True if the model may write again after `turns` messages, the last of which ended by `stop_reason`."""
         return stop_reason == "stop" and turns < self.max_turns
 
     @property

@@ -6,7 +6,7 @@ The comparison is hone's, because math-verify's rounds to six decimal places, wh
 - Rational numbers are compared by `hone.grading.decimals`; others are equal if they agree to 50 significant digits.
   A decimal of six significant digits or more may stand for those too: `3.14159` for \pi.
 - Formulas are equal if sympy simplifies their difference to 0, with decimals as exact fractions.
-- Of an equation the right side counts if it is `name = value`, or if its sides are equal and have no variables.
+- An equation stands for its right side if it is `name = value`, or if its sides are equal and have no variables.
 
 Members of tuples, sets, intervals and matrices, and the solutions of equations, are compared by the same rules.
 """
@@ -75,7 +75,7 @@ class _Term:
         return sign * Fraction(self.numerals.get(abs(number), str(abs(number))))
 
     def numeral(self, value: Fraction) -> str:
-        """Return the digits if the expression is one decimal, perhaps with a sign, a percent sign or a power of ten."""
+        """Return the digits if the expression is one decimal, without sign, percent sign and power of ten; else ""."""
         numbers = self.expr.atoms(sympy.Float)
         if len(numbers) != 1 or not value:
             return ""
@@ -86,7 +86,7 @@ class _Term:
 
 
 def _read(text: str) -> _Term:
-    """Read a piece of mathematics. Raises Exception if it is none."""
+    """Read a piece of mathematics. Raises Exception if it cannot be read."""
     latex = normalize_latex(_CALL_NAME.sub("", text), _FORM)
     try:
         real = not should_treat_as_complex(latex)
@@ -143,7 +143,7 @@ def _is_closed(sides: Sequence[Any]) -> bool:
 def _stated(term: _Term, sides: list[Any], is_gold: bool = False) -> _Term | None:
     """Return the value that an equation states, or None if it states none; what is no equation is its own value.
 
-    Of an answer the numbers of a chain must be equal: `x = 2 + 4 = 7` states nothing. A gold answer is not checked.
+    The numbers of a chain must be equal: `x = 2 + 4 = 7` states nothing. A gold answer is not checked.
     """
     if not sides:
         return term
@@ -216,7 +216,7 @@ def _as_difference(term: _Term) -> tuple[Any, Any]:
 
 
 def _matches(ones: Sequence[Any], others: Sequence[Any], same: Callable[[Any, Any], bool]) -> bool:
-    """Return True if each of `ones` has an equal of its own among `others`, and none is left."""
+    """Return True if `ones` and `others` are the same in another order."""
     left = list(others)
     for one in ones:
         found = next((i for i, other in enumerate(left) if same(one, other)), None)
@@ -276,7 +276,7 @@ def _same_values(gold: _Term, answer: _Term) -> bool:
 
 
 def _is_rounding(term: _Term, decimal: Any, value: Any) -> bool:
-    """Return True if `term`, worked out as `decimal`, is an irrational value rounded."""
+    """Return True if `term`, worked out as `decimal`, is a decimal to which the irrational `value` rounds."""
     numeral = term.numeral(_fraction(decimal)) if decimal.is_Rational and value.is_number else ""
     number = value.evalf(len(numeral) + EXACT_DIGITS) if numeral else None
     return isinstance(number, sympy.Float) and is_rounded(
