@@ -138,7 +138,7 @@ def test_the_light_rooms_load_no_heavy_library() -> None:
 
 
 PART_OF = {"starlette": "fastapi", "pydantic_core": "pydantic", "typing_extensions": "pydantic", "markupsafe": "jinja2"}
-PART_OF |= {"pydantic_config": "prime-pydantic-config"}
+PART_OF |= {"pydantic_config": "prime-pydantic-config", "sympy": "math-verify", "latex2sympy2_extended": "math-verify"}
 """Modules that a dependency needs itself, or is imported as."""
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 
+import guessing
 import pytest
 from made import TAGS, form, prober, right, sums
 
 from hone.audit.conversations import call_message, made_up_call, terse_text, wrong_text
 from hone.audit.inversion import check_inversion, contribution
-from hone.audit.probes import Subject
+from hone.audit.probes import Subject, play_many
 from hone.audit.report import Check, Verdict
 from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.errors import UserError
@@ -59,6 +60,16 @@ def test_calls_of_a_tool_that_beat_the_answer_are_counted_and_named() -> None:
     assert finding.title == "6 calls of tools (turn_bonus: 6.0) can beat a right answer (1.0)"
     assert finding.shown[0].reward == 6.0 and finding.shown[1].reward == 1.0
     assert check.figures["best_wrong"]["reward"] == 6.0 and check.figures["worst_right"]["reward"] == 1.0
+
+
+def test_the_environment_hears_the_last_message_of_a_script() -> None:
+    env = guessing.load_environment(max_turns=2)
+    example = env.split("train")[0]
+    say = [{"role": "assistant", "content": text} for text in ("7", "8", "9")]
+    replies = play_many(env, [(example, say[:1]), (example, say[:2]), (example, say)])
+    assert [reply.state and reply.state["guesses"] for reply in replies] == [[7], [7, 8], [7, 8]]
+    assert [reply.turns for reply in replies] == [1, 2, 2]
+    assert [reply.messages[-1]["content"] for reply in replies] == ["7", "8", "8"]
 
 
 def test_single_calls_are_shown_where_they_are_enough() -> None:

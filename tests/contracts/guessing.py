@@ -29,7 +29,7 @@ def correctness(completion: list[Message], answer: str) -> float:
 
 
 def guesses(state: dict[str, Any]) -> float:
-    """How many guesses the environment has answered."""
+    """How many guesses the environment has heard."""
     return float(len(state["guesses"]))
 
 

@@ -25,7 +25,8 @@ NUMBERS = {
     "1/2": [".5", "½", "1⁄2", "0.5 (or 1/2)"],
     "-5": ["-5", "−5", "-$5", "$-5"],
     "2/3": ["⅔"],
-    "3/2": ["1½", "1 ½"],
+    "3/2": ["1½", "1 ½", "1 1/2", r"1\frac{1}{2}", "$1 1/2$ hours"],
+    "-11/3": ["-3 2/3"],
     "3/4": ["3/4", r"\frac{3}{4}"],
     "-1/2": [r"-\frac{1}{2}"],
     "-3/4": [r"$\dfrac{-3}{4}$"],
@@ -45,8 +46,8 @@ def test_numbers_as_people_write_them(text: str, value: str):
 
 ALTERNATIVES = ["3 or 4", "3 and 4", "3, 4", "3,4", "3, or 4", "7 apples, 3 pears", "5 hours and 30 minutes", "3 to 4"]
 PARTED = [
-    "12 34", "4 2", "1 2345", "1234 567", "1 234 5", "1 234/567", "1,234 567", "1 1/2",
-    r"1\frac{1}{2}", "4**2", "4*2", "3-4", "5-3",
+    "12 34", "4 2", "1 2345", "1234 567", "1 234 5", "1 234/567", "1,234 567", "1 3/2",
+    r"1\frac{3}{2}", "1 1/2/3", "1\n1/2", "4**2", "4*2", "3-4", "5-3",
 ]  # fmt: skip
 COMMAS = ["12,34", "0,5", "0,123", "1,2345", "1,23,456"]
 SCALED = ["5 million", "5k", "5M", "3 dozen", "42 hundred", "42 and a half", "10 dollars and fifty cents", "5²", "5!"]
@@ -68,6 +69,31 @@ def test_percent_counts_if_the_gold_answer_has_it():
     assert same_number("42%", "42%") and same_number("0.42", "42%") and not same_number("42", "42%")
     assert same_number("42%", "42") and same_number("$1,000.00", "1000")
     assert not same_number(None, "42") and not same_number("x", "x") and not same_number("41", "42")
+
+
+@pytest.mark.parametrize(
+    ("given", "gold", "same"),
+    [
+        ("0.333333", "1/3", True),
+        ("0.3333333", r"\frac{1}{3}", True),
+        ("$0.333333$", "1/3", True),
+        ("33.3333%", "1/3", False),
+        ("1/3", "0.333333", True),
+        ("3.666667", "3 2/3", True),
+        ("1.23980e-5", "1/80658", True),
+        ("0.33333", "1/3", False),
+        ("0.333334", "1/3", False),
+        ("0.3333330", "1/3", False),
+        ("0.666666", "2/3", False),
+        ("0.3750001", "3/8", False),
+        ("0.0000012", "0.0000013", False),
+        ("0.0", "6.63e-34", False),
+        ("333333", "1000000/3", False),
+        ("333333.3", "1000000/3", True),
+    ],
+)
+def test_a_rounded_decimal_stands_only_for_what_has_no_finite_decimal(given: str, gold: str, same: bool):
+    assert same_number(given, gold) is same
 
 
 MARKED = {
@@ -107,6 +133,7 @@ LAST_NUMBERS = {
     6: ["<think>5</think> it is 6"],
     5: ["it is 5 and 5"],
     42: ["it is 42%", r"so \boxed{42}"],
+    Fraction(7, 2): ["It takes 3 1/2 hours."],
     None: ["It is 3 or 4.", "It is 1 234", "It costs 5 million", "at 5:30", "10^6", "COVID-19", "18 (or 19)",
         "<think>5", "none"],
 }  # fmt: skip

@@ -54,7 +54,7 @@ def test_a_conversation_is_a_request_for_each_turn_with_a_seed_of_its_own():
     names = [(), (1,), (2,)]
     assert [body["seed"] for body in server.bodies] == [rng.key(5, "eval", 0, 0, 0, *more) >> 33 for more in names]
     assert {body["max_tokens"] for body in server.bodies} == {9} and "tools" not in server.bodies[0]
-    assert sample.trajectory.turns == 3 and sample.score.components == {"correctness": 0.9, "guesses": 2.0}
+    assert sample.trajectory.turns == 3 and sample.score.components == {"correctness": 0.9, "guesses": 3.0}
     row = sample.row()
     assert row["turns"] == 3 and roles(row["completion"]) == ["a", "u", "a", "u", "a"]
     assert sample.completion_tokens == 3 and sample.prompt_tokens == 11 and row["seconds"] > 0
@@ -115,9 +115,11 @@ def test_limits_are_those_of_conversations_here():
     with FakeOpenAI(lambda body: Say("7", "length" if len(body["messages"]) == 3 else "stop")) as server:
         (sample,) = evaluated(server, guessing.load_environment()).samples
     assert len(server.bodies) == 2 and sample.trajectory.truncated and sample.trajectory.turns == 2
+    assert sample.score.components["guesses"] == 2.0, "the environment hears a cut message too"
     with FakeOpenAI(lambda body: Say("7")) as server:
         (sample,) = evaluated(server, guessing.load_environment(max_turns=2)).samples
     assert len(server.bodies) == 2 and not sample.trajectory.truncated
+    assert sample.score.components["guesses"] == 2.0
 
 
 def test_a_conversation_that_outgrows_the_context_is_truncated_there():

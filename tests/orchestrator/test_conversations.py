@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import adding
@@ -13,7 +14,7 @@ from chat_templates import LLAMA3, QWEN3, QWEN3_THINKING
 from hone import rng
 from hone.cli import call
 from hone.config.rl import RLConfig
-from hone.environments import Rubric, SingleTurnEnv
+from hone.environments import Rubric, SingleTurnEnv, ToolEnv, inline
 from hone.errors import Halt, UserError
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
@@ -93,7 +94,56 @@ def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_wr
     assert (t.turns, t.stop_reason, t.sample_id, t.completion_text) == (3, "stop", "9-4-0", "3\n\n9\n\n5")
     assert t.prompt_length == len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
     assert t.num_sampled == 6 and t.num_environment == len(t.token_ids) - 6 - t.prompt_length
-    assert t.state is not None and t.state["guesses"] == [3, 9] and t.state["seed"] == seed, "the last is not asked"
+    assert t.state is not None and t.state["guesses"] == [3, 9, 5] and t.state["seed"] == seed
+
+
+def test_the_environment_hears_the_last_message_however_the_conversation_ends():
+    """Ended by the environment, by max_turns, by the length limit, and by an answer that left no room."""
+    script = Script(["1", "5"], ["3", "9", "6"], ["x", "2~"], ["1", "2" * 36, "5"])
+    _, made = rolled(script, game(), 4, seq_len=90)
+    assert [(t.turns, t.stop_reason) for t in made] == [(2, "stop"), (3, "stop"), (2, "length"), (2, "length")]
+    assert [t.state and t.state["guesses"] for t in made] == [[1, 5], [3, 9, 6], [None, 2], [1, 2]]
+    assert [t.messages[-1]["role"] for t in made] == ["assistant"] * 4, "its answer is not shown"
+    _, (failed,) = rolled(Script(["1", "3"]), game(max_turns=2, broken="3"), 1)
+    assert failed.failure is not None and failed.failure[0] is Outcome.GRADER_ERROR
+
+
+def test_calls_of_a_last_message_are_run_only_if_a_tool_or_its_environment_keeps_something():
+    ran: list[str] = []
+
+    @inline
+    def look(at: str) -> str:
+        ran.append(at)
+        return "nothing"
+
+    @inline
+    def submit(at: str, state: dict) -> str:
+        ran.append(at)
+        state["submitted"] = at
+        return "done"
+
+    class Counting(ToolEnv):
+        def env_response(self, messages, state):
+            state["heard"] = state.get("heard", 0) + 1
+            return super().env_response(messages, state)
+
+    def said(tool: str, at: str) -> str:
+        call = {"name": tool, "arguments": {"at": at}}
+        return f"<tool_call>\n{json.dumps(call)}\n</tool_call>"
+
+    rows, rubric = [{"prompt": "x", "answer": "5"}], Rubric([guessing.correctness])
+    kwargs = {"max_turns": 2, "rubric": rubric, "dataset": rows, "id": "tooled"}
+    for kind, tools, heard in (
+        (ToolEnv, [look], ["a"]),
+        (ToolEnv, [look, submit], ["a", "b"]),
+        (Counting, [look], ["a", "b"]),
+    ):
+        ran.clear()
+        tool = tools[-1].__name__
+        script = Script([said(tool, "a"), said(tool, "b")])
+        _, (t,) = rolled(script, kind(tools=tools, **kwargs), 1, seq_len=2000, max_tokens=200)
+        assert (t.turns, t.stop_reason, ran) == (2, "stop", heard) and t.messages[-1]["role"] == "assistant"
+        assert t.state is not None and t.state.get("submitted") == ("b" if tool == "submit" else None)
 
 
 def test_special_tokens_in_an_answer_of_the_task_are_text_and_counted(monkeypatch):

@@ -266,14 +266,14 @@ def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> l
         for i in live:
             messages[i].append(turns[i][taken[i]])
             taken[i] += 1
-        live = [i for i in live if taken[i] < env.max_turns]
+        live = [i for i in live if env.hears_last or env.has_turn(taken[i], "stop")]
         # Conversations that are the same so far are asked about once: a tool may be slow.
         keys = {i: json.dumps((messages[i], states[i]), sort_keys=True, default=str) for i in live}
         asked = {key: (messages[i], states[i]) for i, key in keys.items()}
         answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True)) if asked else {}
         for i in list(live):
             answered, states[i], failed[i] = settled(copy.deepcopy(answers[keys[i]]), env, messages[i], states[i])
-            if answered and failed[i] is None and taken[i] < len(turns[i]):
+            if answered and failed[i] is None and taken[i] < min(len(turns[i]), env.max_turns):
                 messages[i] += answered
             else:
                 live.remove(i)

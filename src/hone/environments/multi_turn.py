@@ -38,8 +38,21 @@ class MultiTurnEnv(Environment):
         }
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
-        """Return the messages that follow the model's; none if the conversation is over. May be async."""
+        """Return the messages that follow the model's; none if the conversation is over. May be async.
+
+        It is called after each message of the model. After the last one (of `max_turns`, or cut by a limit of tokens)
+        nobody sees what it returns, but reward functions see the state that it leaves.
+        """
         raise NotImplementedError
+
+    @property
+    def hears_last(self) -> bool:
+        """True if `env_response` is also called when the model has no turn left."""
+        return True
+
+    def has_turn(self, turns: int, stop_reason: str) -> bool:
+        """Return True if the model may write again after `turns` messages, the last of which ended by `stop_reason`."""
+        return stop_reason == "stop" and turns < self.max_turns
 
     @property
     def late_grading_reason(self) -> str | None:

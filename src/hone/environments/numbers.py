@@ -1,8 +1,8 @@
 r"""Reading numbers as people and models write them: exactly, and never by guessing.
 
-It reads `1,234`, `$1,234.00`, `1.5e3`, `½`, `3/4`, `\frac{3}{4}`, `**42**`, `\(42\)`, `−7`, `42.`, `42 km/h`, `42%`,
-`x = 42`, `1 234`, `<42>` and `42 (six times seven)`. Ambiguous texts are no numbers: `3 or 4`, `12 34`,
-`12,34`, `0,5`, `5 million`, `3-4`, `5:30`.
+It reads `1,234`, `$1,234.00`, `1.5e3`, `½`, `3/4`, `3 1/2`, `\frac{3}{4}`, `**42**`, `\(42\)`, `−7`, `42.`,
+`42 km/h`, `42%`, `x = 42`, `1 234`, `<42>` and `42 (six times seven)`. Ambiguous texts are no numbers: `3 or 4`,
+`12 34`, `12,34`, `0,5`, `5 million`, `3-4`, `5:30`.
 
     read_number("$1,234.50 per month")  # Fraction(2469, 2)
 """
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from hone.environments.parsers import FORMS, Ambiguous, AnswerParser, Parser, visible_text
+from hone.grading.decimals import DECIMAL, same_rational
 
 MAX_CHARS = 200
 """Longer text is no number."""
@@ -40,12 +41,15 @@ _WRAPPING = re.compile(
 
 _BLOB = re.compile(
     rf"(?<!\w)(?:\.(?=[0-9])|[0-9{_VULGAR}])"
-    rf"(?:[0-9{_VULGAR}]|[.,:](?=[0-9])|\s?/\s?(?=[0-9])|\s?(?=[{_VULGAR}])|[eE][+-]?(?=[0-9]))*"
+    rf"(?:[0-9{_VULGAR}]|[.,:](?=[0-9])|\s?/\s?(?=[0-9])|\s?(?=[{_VULGAR}])|[^\S\n]{{1,3}}(?=[0-9]{{1,20}}\s?/\s?[0-9])"
+    r"|[eE][+-]?(?=[0-9]))*"
 )
 _WHOLE = "[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+"
 _DECIMAL = re.compile(rf"((?:{_WHOLE})?(?:\.[0-9]+)?)(?:[eE]([+-]?[0-9]{{1,4}}))?")
 _QUOTIENT = re.compile(rf"({_WHOLE})\s?/\s?({_WHOLE})")
-_MIXED = re.compile(rf"([0-9]*)\s?([{_VULGAR}])")
+_VULGAR_MIXED = re.compile(rf"([0-9]*)\s?([{_VULGAR}])")
+# A numerator of three digits may be thousands: 1 234/567.
+_MIXED = re.compile(rf"({_WHOLE})\s{{1,3}}(?![0-9]{{3}}\s?/)([1-9][0-9]*)\s?/\s?([1-9][0-9]*)")
 _ORDINAL = re.compile(r"(?:st|nd|rd|th)\b")
 _PERCENT = re.compile(r"\s*(?:\\?%|per ?cent\b)")
 # Directly after a number these make another one of it, or none: 5², 5!, 5..., 5k, 5M, 2x4, 5x, 5‰.
@@ -79,21 +83,36 @@ def read_number(text: str, *, percent: bool = False) -> Fraction | None:
     """Return the one number that `text` states, perhaps with a unit or a remark in brackets; None if there
     is none, or it may mean two. `42%` reads 42, or with `percent` 42/100.
     """
-    try:
-        return find_number(text, percent=percent)
-    except Ambiguous:
-        return None
+    stated = _stated(text)
+    return stated and stated.read(percent)
 
 
 def same_number(given: str | None, gold: str) -> bool:
-    """Return True if `given` states the number that `gold` does; percent signs count if `gold` has one."""
-    percent = "%" in gold
-    expected = read_number(gold, percent=percent)
-    return given is not None and expected is not None and read_number(given, percent=percent) == expected
+    """Return True if `given` and `gold` state the same number by the rule of `hone.grading.decimals`.
+
+    Percent signs count if `gold` has one.
+    """
+    one, other = _stated(given or ""), _stated(gold)
+    if one is None or other is None:
+        return False
+    value, right = one.read("%" in gold), other.read("%" in gold)
+    return value is not None and right is not None and same_rational(value, right, one.decimal, other.decimal)
 
 
 def find_number(text: str, *, percent: bool = False) -> Fraction | None:
     """Read as `read_number`, but raise `Ambiguous` for text that states a number, but not which."""
+    found = _find(text)
+    return found and found.read(percent)
+
+
+def _stated(text: str) -> _Numeral | None:
+    try:
+        return _find(text)
+    except Ambiguous:
+        return None
+
+
+def _find(text: str) -> _Numeral | None:
     if len(text) > MAX_CHARS:
         return None
     text = _SPACED.sub(lambda match: re.sub(r"[\s~]", "", match[0]), _clean(text))
@@ -111,7 +130,7 @@ def find_number(text: str, *, percent: bool = False) -> Fraction | None:
         return None
     if _DOUBT.search(rest) or (bracket and _differs(text[end:], numerals[len(stated) :], last)):
         raise Ambiguous(text)
-    return last.read(percent)
+    return last
 
 
 class NumberParser(AnswerParser[Fraction]):
@@ -156,6 +175,12 @@ class _Numeral:
     value: Fraction | None
     in_percent: bool
 
+    @property
+    def decimal(self) -> str:
+        """The digits with their point, if it is a decimal; else empty."""
+        written = DECIMAL.search(self.text)
+        return written[0] if written else ""
+
     def read(self, percent: bool) -> Fraction | None:
         return self.value / 100 if percent and self.in_percent and self.value is not None else self.value
 
@@ -192,10 +217,13 @@ def _numerals(text: str) -> list[_Numeral]:
 def _value(blob: str) -> Fraction | None:
     if len(blob) > MAX_CHARS:
         return None
-    if match := _MIXED.fullmatch(blob):
+    if match := _VULGAR_MIXED.fullmatch(blob):
         whole, part = match.groups()
         return int(whole or 0) + Fraction(unicodedata.numeric(part)).limit_denominator(10)
     blob = blob.strip()
+    if match := _MIXED.fullmatch(blob):
+        whole, above, below = (int(part.replace(",", "")) for part in match.groups())
+        return whole + Fraction(above, below) if above < below else None
     if match := _QUOTIENT.fullmatch(blob):
         above, below = (int(part.replace(",", "")) for part in match.groups())
         return Fraction(above, below) if below else None

@@ -50,6 +50,7 @@ class ToolEnv(MultiTurnEnv):
     other values as JSON, cut to `max_chars`. The conversation is over when the model calls nothing, or after
     `max_turns` of its messages. An unknown tool, wrong arguments, a malformed call and an exception are answers that
     begin with "error:"; only exceptions in `stop_errors` mean that the tool itself is broken, and fail the sample.
+    Calls in the last message that the model may write are run only if a tool takes `state`.
     """
 
     def __init__(
@@ -81,6 +82,14 @@ class ToolEnv(MultiTurnEnv):
     @property
     def responds_async(self) -> bool:
         return any(is_async(tool.func) for tool in self.tools.values()) or super().responds_async
+
+    @property
+    def hears_last(self) -> bool:
+        """True if a tool, or an `env_response` of a subclass, may leave something in the state.
+
+        Otherwise the calls of a last message are not run, for nobody would see their answers.
+        """
+        return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
         """Return the answers to the calls of the last message, in their order; none if it calls nothing."""

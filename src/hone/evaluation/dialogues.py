@@ -55,11 +55,12 @@ class Dialogues:
             turn, stop_reason = reply.messages[-1], reply.stop_reason
             sent.append(turn)
             messages.append(self._with_calls(turn))
-            if not isinstance(env, MultiTurnEnv) or stop_reason == "length" or len(replies) == env.max_turns:
+            more = isinstance(env, MultiTurnEnv) and env.has_turn(len(replies), stop_reason)
+            if not isinstance(env, MultiTurnEnv) or not (more or env.hears_last):
                 break
             assert responder is not None and state is not None
             answers, state, failure = settled(await responder.answer(messages, state), env, messages, state)
-            if not answers:
+            if not answers or not more:
                 break
             messages, sent = [*messages, *answers], [*sent, *answers]
         counts = [reply.completion_tokens for reply in replies]

@@ -1,9 +1,9 @@
-r"""Whether two pieces of mathematics are equal, by math-verify: LaTeX, fractions, sets, intervals, matrices, words.
+r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matrices, words.
 
-math-verify limits its time by SIGALRM, which works on the main thread alone and stops no C code, and it turns a timeout
-into "different". So it works without limits of its own where the kernel holds one: in the process that grades, or else
-in one for itself, `math_worker.py`, which dies alone of an expression such as \binom{999999999}{499999999}, after 5
-seconds of processor time.
+math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works on the
+main thread alone and stops no C code, and it turns a timeout into "different". So both work without limits of their own
+where the kernel holds one: in the process that grades, or else in a separate process, which dies alone of an expression
+such as \binom{999999999}{499999999}, after 5 seconds of processor time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from hone.errors import UserError
-from hone.grading import math_worker
 from hone.grading.inline import GraderFailure, describe_exception, inside
 from hone.grading.pool import NoVerdict, Worker
 from hone.types import Outcome
@@ -38,6 +37,12 @@ _POWERS = re.compile(r"\d+(?:[\s})]*(?:\^|\*\*)[\s{(]*\d+)+")
 _FACTORIAL = re.compile(r"(\d+)\s*!")
 _SEPARATOR = r"(?:(?:\\[,;:! ]|~|\{,\}|,\\!)\s?|\s)"
 _THOUSANDS = re.compile(rf"(?<![\w.,^\\])\d{{1,3}}(?:{_SEPARATOR}\d{{3}})+(?!\d|\s*/|{_SEPARATOR}\d)")
+# A numerator of three digits before a slash may be thousands: 1 234/567.
+_MIXED = re.compile(
+    r"(?<![\w.,^/\\])(?<!\d\s)(\d+)(?:\s+(?!\d{3}\s*/)([1-9]\d*)\s*/\s*([1-9]\d*)(?![\w/^!]|[.,]\d|\s*\d)"
+    r"|\s*\\frac\s*\{([1-9]\d*)\}\s*\{([1-9]\d*)\})"
+)
+_RATIO = re.compile(r"(?:[^\W\d_][^=<>]*=)?((?:[^:=<>|\\]|\\(?![{}]))+(?::(?:[^:=<>|\\]|\\(?![{}]))+)+)")
 _POINT = re.compile(r"(?<![\w.,])\d+\.\d+(?![\w,]|\.\d)")
 # Before exactly three digits it parts thousands, in brackets the coordinates of a point.
 _COMMA = re.compile(r"(?<![\w.,(\[{])\d+,(?!\d{3}(?!\d))\d+(?!\d|[.,]\d|,|\s*\\?[)\]}])")
@@ -67,15 +72,33 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     same_words = _plain(answer).lower() == _plain(gold).lower()
     if _is_words(answer) or _is_words(gold) or (same_words and _TEXT.search(gold)):
         return same_words
+    if "=" in answer and len({side.strip() for side in answer.split("=")}) == 1:
+        return False  # 0 = 0 states nothing
     base = _BASE.search(answer)
     if base and base.groups() != getattr(_BASE.search(gold), "groups", tuple)():
         return False
     if _is_prose(answer) and not _is_prose(gold):
         return False
     try:
-        return _verdict(answer, gold)
+        return _same_ratio(answer, gold)
     except NoVerdict as nothing:
         return nothing.failure
+
+
+def _same_ratio(answer: str, gold: str) -> bool | None:
+    """Compare ratios by their quotients, and anything else as it is. A ratio equals only a ratio of as many terms.
+
+    But the quotient is right too if the gold answer is a ratio of two.
+    """
+    terms, gold_terms = (
+        [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
+    )
+    if len(terms) != len(gold_terms) and (terms or len(gold_terms) > 2):
+        return False
+    if len(terms) < 3:
+        return _verdict(answer, gold)
+    quotients = zip(terms[1:], gold_terms[1:], strict=True)
+    return all(_verdict(f"{one}:{terms[0]}", f"{other}:{gold_terms[0]}") for one, other in quotients)
 
 
 def readable(text: str) -> bool:
@@ -129,7 +152,7 @@ def tidy(text: str) -> str:
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
     text = text.replace("{,}", ",")
     text = re.sub(r"\\[,!;:]", " ", text)
-    text = "".join(map(_spelled, text))
+    text = _MIXED.sub(_mixed, "".join(map(_spelled, text)))
     text = " ".join(text.split()).rstrip(".").strip()
     for left, right in (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"), ("**", "**")):
         if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
@@ -143,6 +166,12 @@ def _pointed(text: str, other: str) -> str:
     return _COMMA.sub(
         lambda match: pointed if (pointed := match[0].replace(",", ".")).rstrip("0") in decimals else match[0], text
     )
+
+
+def _mixed(match: re.Match[str]) -> str:
+    """Write the mixed number `3 2/3` as one fraction; leave what is none, such as `3 3/2`."""
+    whole, above, below = (int(digits) for digits in match.groups() if digits)
+    return f"\\frac{{{whole * below + above}}}{{{below}}}" if above < below else match[0]
 
 
 def _spelled(char: str) -> str:
@@ -183,13 +212,15 @@ def _verdict(answer: str, gold: str) -> bool | None:
 @functools.cache
 def _right_here() -> Callable[[list[str]], bool | None]:
     _check_installed()
+    from hone.grading import math_worker
+
     return math_worker.start()
 
 
 @functools.cache
 def _worker() -> Worker:
     _check_installed()
-    return Worker(Path(math_worker.__file__), [], "comparing the answer")
+    return Worker(Path(__file__).with_name("math_worker.py"), [], "comparing the answer")
 
 
 def _check_installed() -> None:

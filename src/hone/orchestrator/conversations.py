@@ -5,7 +5,8 @@
 Each round samples the next turn of every conversation that goes on, in one call of the policy and in the order of the
 rollouts; then the environment answers all of them at once. So the time an answer takes, and the end of a conversation,
 do not change what is sampled. The tokens of a turn are kept as sampled, and what the chat template writes for the
-environment's answer is appended to them: nothing is tokenised twice.
+environment's answer is appended to them: nothing is tokenised twice. The environment hears a last message too; its
+answer to that is left out.
 """
 
 from __future__ import annotations
@@ -121,9 +122,9 @@ def roll_out(
     while live:
         for conversation, turn in zip(live, policy.sample([c.request for c in live], sampling), strict=True):
             conversation.add_turn(turn, sampling)
-        live = [c for c in live if c.stop_reason == "stop" and c.turns < env.max_turns]
-        answers = env.respond_many([(c.messages, c.state) for c in live]) if live else []
-        live = [c for c, answer in zip(live, answers, strict=True) if c.hear(answer, env)]
+        heard = [c for c in live if env.hears_last or env.has_turn(c.turns, c.stop_reason)]
+        answers = env.respond_many([(c.messages, c.state) for c in heard]) if heard else []
+        live = [c for c, answer in zip(heard, answers, strict=True) if c.hear(answer, env)]
     return [c.trajectory() for c in conversations]
 
 
@@ -185,7 +186,7 @@ class Conversation:
         if isinstance(answer, GraderFailure):
             self._late |= self._failure is None and answer.outcome is Outcome.GRADER_TIMEOUT
             self._killed |= answer.killed
-        if not messages:
+        if not messages or not env.has_turn(self.turns, self.stop_reason):
             return False
         self.maker.renderer.note(f"what the task answers in rollout {self.request.sample_id}", messages)
         bridge = self.maker.bridge_ids(self._ids, self.messages, messages, self.maker.tools)

@@ -1,0 +1,38 @@
+"""When two rational numbers count as equal, for all graders of numbers and of mathematics.
+
+Equal is exactly equal. Only a decimal of six significant digits or more also stands for a number without a finite
+decimal that rounds to it: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+LEAST_DIGITS = 6
+"""Significant digits of a decimal that may stand for the number it is rounded from."""
+DECIMAL = re.compile(r"[0-9,]*\.[0-9]+")
+
+
+def same_rational(one: Fraction, other: Fraction, one_numeral: str = "", other_numeral: str = "") -> bool:
+    """Return True if two rational numbers are equal, or one is the other rounded.
+
+    A numeral is how a number was written if that is a decimal, without sign, exponent and percent sign; else "".
+    """
+    return (
+        one == other
+        or (not _is_finite(other) and is_rounded(one_numeral, one, other))
+        or (not _is_finite(one) and is_rounded(other_numeral, other, one))
+    )
+
+
+def is_rounded(numeral: str, decimal: Fraction, value: Fraction) -> bool:
+    """Return True if `decimal`, written with enough digits in `numeral`, is `value` rounded to them."""
+    digits = re.sub(r"[,.]", "", numeral).lstrip("0")
+    last_digit = abs(decimal) / int(digits or 1)
+    return len(digits) >= LEAST_DIGITS and 2 * abs(decimal - value) <= last_digit
+
+
+def _is_finite(value: Fraction) -> bool:
+    """Return True if the decimal expansion of `value` ends."""
+    return pow(10, value.denominator.bit_length(), value.denominator) == 0
