@@ -20,7 +20,7 @@ from hone import digests
 from hone.errors import UserError
 from hone.runs.budget import Spent
 
-NUMERICS = 4
+NUMERICS = 5
 """Rises with every change of hone that may change a run's bytes, or what is computed from them; run.json records it.
 
 1  hone 0.1
@@ -29,6 +29,9 @@ NUMERICS = 4
 3  the vocabulary head is one function, whose gradient products are in the step's precision; gradients of bf16 weights
    are summed in fp32; several ranks reduce gradients once a step
 4  a standard deviation of rewards is that of n - 1, plus 1e-4; tokens are weighed before their losses are summed
+5  a function of `completions` gets its group; numbers of mathematics are compared exactly; special tokens in texts of
+   data are text; thoughts and weights of SFT messages; a KL or entropy term trains groups of equal rewards; a KL in the
+   reward comes before baseline and scale; reinforce++ normalises over tokens; intervals of shares; schedules end above 0
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
