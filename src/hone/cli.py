@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from hone import __version__
 from hone.errors import RankLost, UserError
 from hone.redaction import redact
-from hone.terminal import hanging, safe_output
+from hone.terminal import hanging, raw, safe_output
 
 
 class Command(NamedTuple):
@@ -180,7 +180,7 @@ def prepare_process() -> None:
 
 def write_backslashes() -> None:
     """Let standard output and standard error write a character that their encoding lacks as `\\xfc`, not raise."""
-    for stream in (sys.stdout, sys.stderr):
+    for stream in map(raw, (sys.stdout, sys.stderr)):
         if isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
             stream.reconfigure(errors="backslashreplace")
 
