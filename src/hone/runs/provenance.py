@@ -31,7 +31,7 @@ NUMERICS = 5
 4  a standard deviation of rewards is that of n - 1, plus 1e-4; tokens are weighed before their losses are summed
 5  a function of `completions` gets its group; numbers of mathematics are compared exactly; special tokens in texts of
    data are text; thoughts and weights of SFT messages; a KL or entropy term trains groups of equal rewards; a KL in the
-   reward comes before baseline and scale; reinforce++ normalises over tokens; intervals of shares; schedules end above 0
+   reward comes before baseline and scale; reinforce++ normalises over tokens; intervals of shares; the end of schedules
 """
 _PACKAGES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "pyarrow")
 
