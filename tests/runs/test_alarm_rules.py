@@ -5,7 +5,7 @@ import pytest
 
 from hone.config.alarms import AlarmsConfig
 from hone.runs.alarm_rules import RULES
-from hone.runs.alarms import Alarms
+from hone.runs.alarms import WITHOUT_RULE, Alarms
 
 ONSET, END = 30, 60
 HEALTHY = {
@@ -83,7 +83,7 @@ def test_a_reward_that_falls_without_longer_completions_is_another_matter():
 def test_there_is_a_case_for_every_rule_and_a_setting_with_a_default():
     assert CASES.keys() == RULES.keys()
     names = [name for name in AlarmsConfig.model_fields if name not in ("action", "window")]
-    assert sorted(names) == sorted([*RULES, "gap"])
+    assert sorted(names) == sorted([*RULES, *WITHOUT_RULE])
     assert all(AlarmsConfig().of(name).threshold for name in RULES)
 
 

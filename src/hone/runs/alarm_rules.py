@@ -376,4 +376,4 @@ RULES = {
         "everything, or nothing, alike (`hone audit`)",
     ),
 }
-"""By the name of the alarm. `gap` has no rule: `hone.orchestrator.canary` raises it."""
+"""By the name of the alarm; those without a rule are `hone.runs.alarms.WITHOUT_RULE`."""
