@@ -3,9 +3,12 @@ is not, and a run has the same bytes with the check and without it."""
 
 from __future__ import annotations
 
+import json
 import random
 import sys
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -185,3 +188,39 @@ def test_a_task_that_cannot_be_graded_again_says_why(settings):
     library = SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}])
     library.has_own_process = True
     assert not_checked(library) == "a library's process grades them"
+
+
+def test_the_recorded_reply_of_a_service_counts_and_it_is_not_asked_again(settings):
+    class Counts(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            asked.append(1.0)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"reward": len(asked) / 100}).encode())
+
+        def log_message(self, *words): ...
+
+    asked: list[float] = []
+    with ThreadingHTTPServer(("127.0.0.1", 0), Counts) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        run = train(settings, hone.HTTPReward(f"http://127.0.0.1:{server.server_port}/"), max_steps=2)
+        server.shutdown()
+    assert not alarms(run) and run.info["regraded"] == {"completions": 4, "differing": 0, "left_out": ""}
+    assert len(asked) == len((run.path / "judgements.jsonl").read_text().splitlines())
+
+
+def test_tasks_of_a_mix_are_checked_each(settings):
+    Path("environments").mkdir()
+    for name, body in {"steady": "0.5", "flips": "float(Path('out/weights').exists())"}.items():
+        Path(f"environments/{name}.py").write_text(
+            "from pathlib import Path\nfrom hone.environments import Rubric, SingleTurnEnv\n"
+            f"def paid(completion):\n    return {body}\n"
+            "def load_environment():\n"
+            "    return SingleTurnEnv(rubric=Rubric([paid]), dataset=[{'question': f'{i}?'} for i in range(8)])\n"
+        )
+    mix = [{"id": "steady"}, {"id": "flips"}]
+    run = hone.rl(output_dir="out", **settings | {"max_steps": 2, "orchestrator.envs": mix})
+    (alarm,) = alarms(run)
+    assert " recorded completions of flips got another score" in alarm["evidence"]
+    assert run.info["regraded"]["left_out"] == "" and run.info["regraded"]["differing"] > 0

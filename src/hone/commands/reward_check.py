@@ -1,9 +1,9 @@
 """Grade recorded completions again while a run trains: a reward that changes, or is random, raises an alarm.
 
 A check grades completions of three steps: the first, an earlier one that is drawn, and the last. It happens after every
-`EVERY` steps, and at the end. A function that remembers differs in a fresh process, at the last step; one that goes by
-the clock or a file differs at the earlier ones. A check runs in a thread and one process of its own, so that no step
-waits for it. Functions that no other process can import are graded in this one, between two steps.
+`EVERY` steps, and at the end. If a function remembers earlier calls, a fresh process gives other scores at the last step;
+if it reads the clock or a file, the scores of earlier steps differ. A check runs in a thread and a separate process, so
+that no step waits for it. Functions that no other process can import run in this process, between two steps.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ from hone.runs.writer import RunWriter
 from hone.types import Score
 
 EVERY = 10
-"""Steps from one check to the next. A check that takes longer is waited for by the next one, not by the run."""
+"""Steps from one check to the next. A check that takes longer takes the place of the next one."""
 COMPLETIONS, FEW = 8, 2
-"""Most completions of a step that are graded again, in a process and in this one. If a function gets whole groups, one
-group is."""
+"""Most completions of a step that are graded again, in a separate process and in this one. If a function gets whole
+groups, it is one group."""
 SHARE = 4
-"""They are no more than one in so many of a step's."""
+"""At most every fourth completion of a step is graded again."""
 ROWS = 16
 """Examples that are looked at for values that no record has."""
-LAST_SECONDS = 10.0
-"""Most that the last check may delay the end of a run."""
+LAST_SECONDS, LEFT_SECONDS = 10.0, 0.5
+"""Seconds that the end of a run waits for a check: of a run that is done, and of one that is stopped."""
 CAUSE = "completions that were graded again got other scores"
 ADVICE = (
-    "let the reward depend on the completion and its example alone: no clock, no memory, no draws but those of the "
-    "parameter `rng`; `hone regrade` grades the whole run again"
+    "let the reward depend on the completion and its example alone: no clock, no memory, and random numbers only from "
+    "the parameter `rng`; `hone regrade` grades the whole run again"
 )
 
 
 @dataclass(frozen=True)
 class Checked:
-    """The result of a check of the task `name`: how many completions were compared, and those that differ; or why the
-    task can't be checked.
+    """The result of a check of the task `name`: the number of compared completions, and which differ; or the `problem`
+    that made it impossible.
     """
 
     name: str
@@ -72,7 +72,7 @@ class RewardCheck(Observer):
         self._run, self._seed = run, int(self._training.config.seed)
         self._graders: dict[str, Grader] = {}
         self._apart: dict[str, Environment] = {}
-        """The tasks that have a process for it."""
+        """The tasks that have a separate process."""
         self._found: SimpleQueue[Checked] = SimpleQueue()
         self._thread: Thread | None = None
         self._ended = Event()
@@ -92,7 +92,7 @@ class RewardCheck(Observer):
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         if not self._graders or not took_step(metrics):
             return
-        if self._last < 0:  # not earlier: a process gets the variables that are set once the run is open
+        if self._last < 0:  # not earlier: a process needs the environment variables that are set when the run is open
             for env in self._apart.values():
                 env.start_workers(1)
         self._last = step
@@ -102,30 +102,30 @@ class RewardCheck(Observer):
 
     def at_end(self, status: str) -> None:
         try:
-            if self._graders and status in ("done", "budget"):
-                self._wait()
-                if self._checked < self._last:
-                    self._begin()
-                    self._wait()
+            if status in ("done", "budget") and self._is_idle(LAST_SECONDS) and self._checked < self._last:
+                self._begin()
+                self._is_idle(LAST_SECONDS)
             self._take()
         except KeyboardInterrupt:
             pass
         finally:
             self._ended.set()
-            if self._thread is None or not self._thread.is_alive():
+            if self._is_idle(LEFT_SECONDS):  # else the thread closes them
                 self._close()
 
-    def _wait(self) -> None:
+    def _is_idle(self, seconds: float = 0.0) -> bool:
+        """Wait for a running check, at most this long; return True if no check is running then."""
         if self._thread is not None:
-            self._thread.join(LAST_SECONDS)
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
     def _close(self) -> None:
         for env in self._apart.values():
             env.close_workers()
 
     def _begin(self) -> None:
-        """Begin a check of the last step, unless one is on its way."""
-        if self._thread is not None and self._thread.is_alive():
+        """Start a check of the last step, unless one is running."""
+        if not self._is_idle():
             return
         step = self._checked = self._last
         here = [name for name in self._graders if name not in self._apart]
@@ -162,7 +162,8 @@ class RewardCheck(Observer):
         """Return the recorded completions to grade again, of each step."""
         run, rubric = Run(self._run.folder), self._graders[name].env.rubric
         generator = rng.stream(self._seed, "regraded", step, name)
-        steps = [one for one in run.rollout_steps() if one <= step]
+        if not (steps := [one for one in run.rollout_steps() if one <= step]):
+            return []
         chosen = sorted({steps[0], steps[int(generator.integers(len(steps)))], steps[-1]})
         most, whole = COMPLETIONS if name in self._apart else FEW, bool(rubric.group_funcs)
         drawn = []

@@ -2,8 +2,8 @@
 
 An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
 a window of steps, the next time for two, then for four; until then it is not reported again. It is a function of the
-metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before. `WITHOUT_RULE` are
-raised by what is not in the metrics.
+metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before. The alarms
+`WITHOUT_RULE` depend on other things than the metrics.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 TRAINED = ("reward/mean", "groups/trained", "loss")
 """Metrics, one of which every step has."""
 GAP, REGRADED = WITHOUT_RULE = ("gap", "regraded")
-"""Alarms that others raise: `hone.orchestrator.canary`, and `hone.commands.reward_check`, whose alarm is never over."""
+"""Alarms that other modules raise: `hone.orchestrator.canary` and `hone.commands.reward_check`. `regraded` is never
+over."""
 SHIFTED = ("falling_reward", "wrong")
 """Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""
 OVER = "alarm_over"
