@@ -1,9 +1,9 @@
 """Grade recorded completions again while a run trains: a reward that changes, or is random, raises an alarm.
 
 A check grades completions of three steps: the first, an earlier one that is drawn, and the last. It happens after every
-`EVERY` steps, and at the end. If a function remembers earlier calls, a fresh process gives other scores at the last step;
-if it reads the clock or a file, the scores of earlier steps differ. A check runs in a thread and a separate process, so
-that no step waits for it. Functions that no other process can import run in this process, between two steps.
+`EVERY` steps, and at the end. If a function remembers earlier calls, a fresh process gives other scores at the last
+step; if it reads the clock or a file, the scores of earlier steps differ. A check runs in a thread and a separate
+process, so that no step waits for it. Functions that no other process can import run in this one, between two steps.
 """
 
 from __future__ import annotations
