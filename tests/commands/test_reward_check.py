@@ -14,6 +14,7 @@ import pytest
 
 import hone
 from hone.cli import main
+from hone.commands import reward_check
 from hone.commands.reward_check import EVERY, not_checked
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
 from hone.environments.agents import AgentLimits, AgentTask
@@ -50,7 +51,8 @@ STEPS = EVERY + 2
 
 @pytest.fixture
 def settings(tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> dict:
-    """Settings of runs in a folder with `graded_rewards.py`."""
+    """Settings of runs in a folder with `graded_rewards.py`; the last check is waited for on a slow machine, too."""
+    monkeypatch.setattr(reward_check, "LAST_SECONDS", 600.0)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "graded_rewards.py").write_text(REWARDS)
@@ -155,7 +157,7 @@ def test_a_resume_grades_again_what_was_recorded_before_it(settings):
     assert main(["rl", *flags, "--max-steps", "1"]) == 0
     assert Run("out").info["regraded"] == {"completions": 2, "differing": 0, "left_out": ""}
     Path("paid").write_text("1")
-    assert main(["rl", *flags, "--max-steps", "2", "--resume"]) == 0
+    assert main(["rl", *flags, "--max-steps", "4", "--resume"]) == 0
     (alarm,) = alarms(Run("out"))
     assert "of step 0 (example " in alarm["evidence"] and "had 0 (wrong), and now 1 (correct)" in alarm["evidence"]
     assert Run("out").info["regraded"] == {"completions": 6, "differing": 2, "left_out": ""}
