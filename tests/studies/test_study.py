@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,8 @@ BAD = {
     },
     "x = 'rl.max_steps' must be a number that each cell sets": {"cells": [{"name": "a"}], "x": "rl.max_steps"},
     "cells[0].name is missing": {"cells": [{"rl": {"max_steps": 1}}]},
+    "'a\\x1b' should be one line of printable text": {"cells": [{"name": "a\x1b"}]},
+    "'a\\n| b' should be one line of printable text": {"cells": [{"name": "a\n| b"}]},
     "set eval.env to what all are evaluated on": {
         "cells": [{"name": "a"}, {"name": "b", "rl": {"orchestrator": {"env": {"id": "countdown"}}}}]
     },
@@ -149,6 +152,20 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     page = (out / "study.html").read_text()
     assert "<svg" in page and "<script" not in page and "SFT alone" in page and (out / "curves.png").exists()
     assert "| SFT alone | 1 |" in (out / "study.md").read_text()
+
+
+def test_names_made_of_settings_are_one_line(tmp_path: Path) -> None:
+    prompts = {"trainer": {"loss": {"function": ["a\nb | c", "\x1b[31m\ud800"]}}}
+    cells = cells_of(study(tmp_path, **{"grid.rl": prompts}))
+    assert [cell.name for cell in cells] == ["function a\\nb | c", "function \\x1b[31m\\ud800"]
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_study_with_its_exit_code_and_the_report(signum, code, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hone.studies.running.Runner._start_what_may", lambda self: os.kill(os.getpid(), signum))
+    (tmp_path / "study.toml").write_text(f'[rl]\nfile = "{FILES["rl"]}"\n[[cells]]\nname = "a"\n')
+    assert main(["study", "@", str(tmp_path / "study.toml"), "--output-dir", str(tmp_path / "out")]) == code
+    assert (tmp_path / "out" / "study.html").exists()
 
 
 def test_servers_of_runs_side_by_side_have_ports_of_their_own() -> None:
@@ -212,12 +229,13 @@ def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monke
     assert right_leniently(gone, GradingConfig()) is None
 
 
-NAMES = ("SFT 100", "SFT 400", "a | $b$ and $c", "_late")
+MARKUP = "a | $b$ and $c <script>alert(1)</script>"
+NAMES = ("SFT 100", "SFT 400", MARKUP, "_late")
 
 
 def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     """Of results as they would be read; names hold what markdown, HTML and matplotlib would take for markup."""
-    steps = {"SFT 100": (100, 0), "SFT 400": (400, 0), "a | $b$ and $c": (100, 50), "_late": (200, 50)}
+    steps = {"SFT 100": (100, 0), "SFT 400": (400, 0), MARKUP: (100, 50), "_late": (200, 50)}
     cells = [{"name": name, "sft": {"max_steps": a}, "rl": {"max_steps": b}} for name, (a, b) in steps.items()]
     config = study(tmp_path, cells=cells, x="sft.max_steps", **{"eval.lenient": True})
     level = dict(zip(NAMES, (0.2, 0.4, 0.5, 0.0), strict=True))
@@ -243,10 +261,13 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     rows = {row["cell"]: row for row in csv.DictReader(table.read_text().splitlines())}
     assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
     lines = text.read_text().splitlines()
-    assert any(line.startswith(r"| a \| $b$ and $c | 3 | 0.521 |") for line in lines)
+    shown = r"a \| $b$ and $c &lt;script>alert(1)&lt;/script>"
+    assert any(line.startswith(f"| {shown} | 3 | 0.521 |") for line in lines)
     assert "| SFT 100 | 0.200 | 0.400 |  |  |  |" in lines
     assert "| SFT 400 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
     assert "| _late | – | – | – | – | – |" in lines
     assert "| _late | 1 | 0.027 | 0.027 | 0.027 |  |  |  |  | no seed shared with the baseline |" in lines
     assert "- Missing runs: failed: rl of _late, seed 0 (it exited with code 1)." in lines
-    assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
+    assert "a | $b$ and $c &lt;script&gt;" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
+    for file in (page, text, *(tmp_path / "study").glob("*.svg")):
+        assert "<script" not in file.read_text()
