@@ -160,6 +160,17 @@ def test_names_made_of_settings_are_one_line(tmp_path: Path) -> None:
     assert [cell.name for cell in cells] == ["function a\\nb | c", "function \\x1b[31m\\ud800"]
 
 
+def test_a_folder_in_which_a_study_could_not_begin_is_taken_and_any_other_is_left_alone(tmp_path: Path) -> None:
+    config = study(tmp_path, cells=[{"name": "a"}])
+    config.output_dir.mkdir()
+    for name in (".hone.lock", ".tmp-hone-new-study.toml"):
+        (config.output_dir / name).touch()
+    Study(config)
+    (config.output_dir / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds other files than a study's"):
+        Study(config)
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_study_with_its_exit_code_and_the_report(signum, code, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("hone.studies.running.Runner._start_what_may", lambda self: os.kill(os.getpid(), signum))
