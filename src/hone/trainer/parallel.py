@@ -164,12 +164,14 @@ def joined(device: str) -> Iterator[Ranks]:
     torch.distributed.destroy_process_group()
 
 
-def _meeting_point(rank: int, world: int) -> torch.distributed.Store | None:
+def _meeting_point(rank: int, world: int) -> Any:
     """Return the store over which ranks find each other, served by rank 0; None where torchrun has one.
 
     It has no key, and torch's own listens on all addresses: this one listens on MASTER_ADDR alone, if that is an
     address of this machine. Where all ranks are on this machine, gloo listens on it alone, too.
     """
+    from torch.distributed.distributed_c10d import default_pg_timeout
+
     if os.environ["MASTER_ADDR"] == "127.0.0.1" and sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
@@ -178,8 +180,8 @@ def _meeting_point(rank: int, world: int) -> torch.distributed.Store | None:
     if rank == 0:
         with suppress(OSError):
             listener = socket.create_server((address, port)).detach()
-    timeout = torch.distributed.constants.default_pg_timeout
-    return torch.distributed.TCPStore(address, port, world, rank == 0, timeout, master_listen_fd=listener)
+    store = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    return store(address, port, world, rank == 0, default_pg_timeout, master_listen_fd=listener)
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:
