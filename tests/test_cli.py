@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -163,3 +164,21 @@ def test_a_lost_rank_gives_one_line_that_says_how_to_go_on(capsys):
     assert (
         len(lines) == 1 and lines[0].startswith("error: another rank of this run has ended") and "--resume" in lines[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("number", "file", "sentence"),
+    [
+        (errno.ENOSPC, "out/a.json", "error: the disk is full (out/a.json): free some space\n"),
+        (errno.EROFS, "out/.tmp-hone-new-a", "error: the file system is read-only (out/a): make it writable\n"),
+        (errno.EACCES, "a", "error: it is not permitted to read or write (a): change its permissions\n"),
+        (errno.ENOSPC, None, "error: the disk is full: free some space\n"),
+    ],
+)
+def test_what_the_disk_refuses_is_one_sentence(rl_command, capsys, number, file, sentence) -> None:
+    rl_command.action = lambda config: OSError(number, os.strerror(number), file)
+    assert cli.main(["rl", "--model.name", "hone/tiny"]) == 2
+    assert capsys.readouterr().err == sentence
+    rl_command.action = lambda config: FileNotFoundError(errno.ENOENT, "a bug", "a")
+    with pytest.raises(FileNotFoundError):
+        cli.main(["rl", "--model.name", "hone/tiny"])

@@ -224,7 +224,11 @@ def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
         return 130
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO) or error.filename is not None:
-            raise
+            from hone.runs.signals import disk_sentence
+
+            if (sentence := disk_sentence(error)) is None:
+                raise
+            return _fail(sentence)
         # The reader or the terminal has left: nothing to say, and nothing for the last flush to trip over.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141

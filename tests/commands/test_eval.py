@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from readers import nobody_reads
 
 import hone
 from hone.cli import call
+
+WAIT = "time.sleep(600)"
 
 
 def hone_eval(*words: str) -> int:
@@ -97,3 +100,17 @@ def test_results_are_saved_though_nobody_reads_what_is_printed(here, umlauts, ti
         hone_eval(umlauts, "-m", str(tiny_model_dir), "-n", "1", "-r", "1", "-t", "2", "--output-dir", "saved")
     assert len((here / "saved" / "results.jsonl").read_text("utf-8").splitlines()) == 1
     assert {"run.json", "config.toml", "metadata.json"} < {file.name for file in (here / "saved").iterdir()}
+
+
+def test_a_folder_in_which_another_process_evaluates_is_refused(here: Path, tiny_model_dir: Path, capsys):
+    words = ("reverse-text", "-m", str(tiny_model_dir), "-n", "2", "-t", "2", "--output-dir", "out")
+    assert hone_eval(*words) == 0
+    before = {path.name: path.read_bytes() for path in (here / "out").iterdir()}
+    hold = f"import time; from hone.runs.outputs import Lock, Path; a = Lock(Path('out')); print(1, flush=True); {WAIT}"
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None and other.stdout.readline()
+        assert hone_eval(*words) == 2
+        other.kill()
+    assert "another process is writing a run in out" in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in (here / "out").iterdir()} == before
+    assert hone_eval(*words) == 0, "it was let go"

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import json
+import os
 from io import StringIO
 from pathlib import Path
 
@@ -241,3 +243,30 @@ def test_what_is_not_an_evaluation_is_left_alone(tmp_path: Path):
     (tmp_path / "run.json").write_text(json.dumps({"format": "hone-run-1", "id": "x", "kind": "rl"}))
     with pytest.raises(UserError, match="holds a run of `hone rl`"):
         results_folder(EvalConfig(output_dir=tmp_path))
+
+
+def test_what_the_disk_does_not_take_is_saved_elsewhere_and_the_earlier_results_stay(tmp_path: Path, monkeypatch):
+    result, _ = run(scripted)
+    config = EvalConfig(env="toy", model="some/model", output_dir=tmp_path / "out", max_tokens=10)
+    save_results(tmp_path / "out", config, result, ["first"], {})
+    (tmp_path / "out" / "report.html").write_text("of the first")
+    before = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(scratch))
+    with monkeypatch.context() as full:
+        sync = os.fsync
+
+        def fsync(file: int) -> None:
+            if "out/.tmp-hone-new-metadata.json" in os.readlink(f"/proc/self/fd/{file}"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            sync(file)
+
+        full.setattr("os.fsync", fsync)
+        with pytest.raises(UserError, match=r"^the disk is full \(.*metadata.json\): free some space") as caught:
+            save_results(tmp_path / "out", config, result, ["second"], {})
+    assert {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()} == before
+    (place,) = scratch.iterdir()
+    assert f"The results are in {place}: move them" in str(caught.value)
+    assert (place / "results.jsonl").read_bytes() == before["results.jsonl"]
+    assert json.loads((place / "run.json").read_text())["command"] == ["second"]

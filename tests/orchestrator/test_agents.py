@@ -864,3 +864,34 @@ def test_a_policy_that_fails_ends_the_programs(monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(RuntimeError, match="the engine failed"):
         played(task_of(once))
     assert not [thread for thread in threading.enumerate() if thread.name == "agents"]
+
+
+HEADERS: list[dict[str, str]] = [
+    {}, {"Authorization": "Bearer "}, {"Authorization": "Bearer hone-0-0-0"}, {"Authorization": "Basic a2V5"},
+    {"Host": "evil.example"}, {"Host": "evil.example", "Authorization": "Bearer x"}, {"Origin": "http://evil.example"},
+    {"Content-Type": "text/plain"}, {"Content-Type": "application/x-www-form-urlencoded", "Origin": "null"},
+]  # fmt: skip
+
+
+def test_a_web_page_without_a_rollouts_key_is_refused_whatever_host_it_names(tmp_path: Path) -> None:
+    """As by DNS rebinding, and by requests that a browser sends without asking first."""
+    script, note = tmp_path / "agent.py", tmp_path / "statuses"
+    script.write_text(f"""
+import http.client, json, os
+from urllib.parse import urlsplit
+url, found = urlsplit(os.environ["OPENAI_BASE_URL"]), []
+assert url.hostname == "127.0.0.1"
+for headers in {HEADERS!r}:
+    for method, path in (("GET", "/v1/models"), ("POST", "/v1/chat/completions"), ("OPTIONS", "/v1/models")):
+        connection = http.client.HTTPConnection(url.hostname, url.port)
+        body = json.dumps({{"messages": [{{"role": "user", "content": "a"}}]}}) if method == "POST" else None
+        connection.request(method, path, body, headers)
+        answer = connection.getresponse()
+        found.append((answer.status, answer.headers.get("Access-Control-Allow-Origin"), b"choices" in answer.read()))
+open({str(note)!r}, "w").write(json.dumps(found))
+print(1.0)
+""")
+    (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
+    statuses = json.loads(note.read_text())
+    assert statuses == [[401, None, False], [401, None, False], [405, None, False]] * len(HEADERS)
+    assert sample.num_sampled == 0

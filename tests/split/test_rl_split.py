@@ -249,3 +249,23 @@ def test_roles_that_are_started_alone_in_any_order(warm, tmp_path):
     finally:
         for role in roles:
             role.kill()
+
+
+def test_an_adapter_killed_with_all_its_processes_goes_on_to_the_same_bytes(begin, small):
+    """In lock-step, with a KL to the model without the adapter."""
+    flags = ["--model.lora.rank", 2, "--trainer.optim.lr", "1e-2", "--trainer.loss.kl-coef", "0.1"]
+    flags += ["--inference.batch-invariant", "--precision", "fp32", "--no-report"]
+    whole = begin(*small, *flags, out="whole")
+    assert whole.ended() == 0, whole.output
+    run = begin(*small, *flags)
+    run.hold()
+    run.at_step(5)
+    run.kill()
+    run.let_go()
+    again = begin(*small, *flags, "--resume")
+    assert again.ended() == 0, again.output
+    assert f"Resuming {run.out.name} at step 4." in again.output
+    consumed_once(run.out)
+    files = ["metrics.jsonl", *(f"rollouts/step_{step:06}.parquet" for step in range(STEPS))]
+    files += [f"weights/step_{STEPS}/{name}" for name in ("model.safetensors", "adapter/adapter_model.safetensors")]
+    assert [name for name in files if (run.out / name).read_bytes() != (whole.out / name).read_bytes()] == []

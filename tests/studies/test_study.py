@@ -6,6 +6,7 @@ import csv
 import itertools
 import json
 import os
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,8 @@ BAD = {
     },
     "x = 'rl.max_steps' must be a number that each cell sets": {"cells": [{"name": "a"}], "x": "rl.max_steps"},
     "cells[0].name is missing": {"cells": [{"rl": {"max_steps": 1}}]},
+    "'a\\x1b' should be one line of printable text": {"cells": [{"name": "a\x1b"}]},
+    "'a\\n| b' should be one line of printable text": {"cells": [{"name": "a\n| b"}]},
     "set eval.env to what all are evaluated on": {
         "cells": [{"name": "a"}, {"name": "b", "rl": {"orchestrator": {"env": {"id": "countdown"}}}}]
     },
@@ -153,6 +156,31 @@ def test_a_failed_cell_does_not_end_it_and_what_is_done_is_not_done_again(
     assert "| SFT alone | 1 x 6 |" in (out / "study.md").read_text()
 
 
+def test_names_made_of_settings_are_one_line(tmp_path: Path) -> None:
+    prompts = {"trainer": {"loss": {"function": ["a\nb | c", "\x1b[31m\ud800"]}}}
+    cells = cells_of(study(tmp_path, **{"grid.rl": prompts}))
+    assert [cell.name for cell in cells] == ["function a\\nb | c", "function \\x1b[31m\\ud800"]
+
+
+def test_a_folder_in_which_a_study_could_not_begin_is_taken_and_any_other_is_left_alone(tmp_path: Path) -> None:
+    config = study(tmp_path, cells=[{"name": "a"}])
+    config.output_dir.mkdir()
+    for name in (".hone.lock", ".tmp-hone-new-study.toml"):
+        (config.output_dir / name).touch()
+    Study(config)
+    (config.output_dir / "notes.txt").touch()
+    with pytest.raises(UserError, match="holds other files than a study's"):
+        Study(config)
+
+
+@pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_ends_a_study_with_its_exit_code_and_the_report(signum, code, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("hone.studies.running.Runner._start_what_may", lambda self: os.kill(os.getpid(), signum))
+    (tmp_path / "study.toml").write_text(f'[rl]\nfile = "{FILES["rl"]}"\n[[cells]]\nname = "a"\n')
+    assert main(["study", "@", str(tmp_path / "study.toml"), "--output-dir", str(tmp_path / "out")]) == code
+    assert (tmp_path / "out" / "study.html").exists()
+
+
 def test_servers_of_runs_side_by_side_have_ports_of_their_own() -> None:
     several = RLConfig.model_validate({"mode": "split", "inference": {"port": 9000, "replicas": 2}})
     assert [beside(several, place).inference.port for place in range(3)] == [9000, 9100, 9200]
@@ -198,7 +226,7 @@ def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    reverse_text_with(tmp_path, "env.rubric.funcs = {name: raises for name in env.rubric.funcs}")
+    reverse_text_with(tmp_path, "env.rubric.sample_funcs = {name: raises for name in env.rubric.funcs}")
     settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
     for _ in range(2):
         found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
@@ -241,12 +269,13 @@ def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monke
     assert right_leniently(gone, GradingConfig()) is None
 
 
-NAMES = ("SFT 100", "SFT 400", "a | $b$ and $c", "_late")
+MARKUP = "a | $b$ and $c <script>alert(1)</script>"
+NAMES = ("SFT 100", "SFT 400", MARKUP, "_late")
 
 
 def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     """Of results as they would be read; names hold what markdown, HTML and matplotlib would take for markup."""
-    steps = {"SFT 100": (100, 0), "SFT 400": (400, 0), "a | $b$ and $c": (100, 50), "_late": (200, 50)}
+    steps = {"SFT 100": (100, 0), "SFT 400": (400, 0), MARKUP: (100, 50), "_late": (200, 50)}
     cells = [{"name": name, "sft": {"max_steps": a}, "rl": {"max_steps": b}} for name, (a, b) in steps.items()]
     config = study(tmp_path, cells=cells, x="sft.max_steps", **{"eval.lenient": True})
     level = dict(zip(NAMES, (0.2, 0.4, 0.5, 0.0), strict=True))
@@ -272,14 +301,17 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     rows = {row["cell"]: row for row in csv.DictReader(table.read_text().splitlines())}
     assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
     lines = text.read_text().splitlines()
-    assert any(line.startswith(r"| a \| $b$ and $c | 3 x 5 | 0.521 |") for line in lines)
+    shown = r"a \| $b$ and $c &lt;script>alert(1)&lt;/script>"
+    assert any(line.startswith(f"| {shown} | 3 x 5 | 0.521 |") for line in lines)
     assert "| SFT 100 | 3 x 5 | 0.200 | 0.400 |  |  |  |" in lines
     assert "| SFT 400 | 3 x 5 | 0.400 | 0.500 | +0.200 | +0.100 | 50 % |" in lines
     assert "| _late | 0 | – | – | – | – | – |" in lines
     assert "| _late | 1 x 5 | 0.027 | 0.027 | 0.027 |  |  |  |  |  | no seed shared with the baseline |" in lines
     assert all("| n |" in head for head, below in itertools.pairwise(lines) if below.startswith("|---"))
     assert "- Missing runs: failed: rl of _late, seed 0 (it exited with code 1)." in lines
-    assert "a | $b$ and $c" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
+    assert "a | $b$ and $c &lt;script&gt;" in page.read_text() and (tmp_path / "study" / "effects.png").exists()
+    for file in (page, text, *(tmp_path / "study").glob("*.svg")):
+        assert "<script" not in file.read_text()
 
 
 def test_where_no_difference_is_seen_the_report_says_which_effect_is_found_with_80_percent_power(

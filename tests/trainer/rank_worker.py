@@ -374,3 +374,11 @@ def full_disk(ranks: Ranks, folder: Path) -> None:
 
 def _no_space(*_: object) -> None:
     raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def listens(ranks: Ranks, folder: Path) -> None:
+    """Write the addresses, in hexadecimal as the kernel has them, on which this rank listens."""
+    inodes = {os.readlink(link)[8:-1] for link in Path("/proc/self/fd").iterdir() if link.is_symlink()}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()]
+    found = [words[1].split(":")[0] for words in lines if words[3] == "0A" and words[9] in inodes]
+    (folder / f"{ranks.rank}.json").write_text(json.dumps(found))

@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -251,3 +252,11 @@ def test_a_rank_without_a_sequence_gets_a_micro_batch_without_loss() -> None:
     first, second = (batches[0] for batches in dealt(one, 100, 2, False))
     assert len(first.loss_indices) == first.num_loss_tokens == second.num_loss_tokens == 2
     assert not len(second.loss_indices)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_ranks_on_one_machine_listen_where_no_other_machine_reaches_them(tmp_path: Path) -> None:
+    """What they listen on has no key. 0100007F is 127.0.0.1."""
+    on_ranks(2, "listens", tmp_path)
+    found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert all(found) and {address for addresses in found for address in addresses} == {"0100007F"}

@@ -13,6 +13,7 @@ from hone.model.card import INIT_TAG, model_card
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import save_tokenizer
+from hone.runs.files import write_file
 
 
 def run(config: InitModelConfig) -> int:
@@ -34,7 +35,7 @@ def run(config: InitModelConfig) -> int:
         from_nothing=True,
     )
     out.mkdir(parents=True, exist_ok=True)
-    readme.write_text(card, encoding="utf-8")  # first: it says that the folder is ours
+    write_file(readme, card)  # first: it says that the folder is ours
     save_model(model, out)
     save_tokenizer(out, model_max_length=init.max_positions)
     print(

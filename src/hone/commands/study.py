@@ -13,7 +13,7 @@ from hone.studies.study import Study
 
 
 def run(config: StudyConfig) -> int:
-    """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out; 130 for Ctrl-C and SIGTERM."""
+    """Run, report and print. Return 0, or 1 if runs failed, or the budget left some out; 143 for SIGTERM."""
     study, status = Study(config), Status(sys.stderr)
     say(f"STUDY: {study}")
 
@@ -21,9 +21,20 @@ def run(config: StudyConfig) -> int:
         status.clear()
         say(line)
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    terminated = False
+
+    def on_sigterm(*_: object) -> None:
+        nonlocal terminated
+        terminated = True
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, on_sigterm)
     try:
         study.run(tell, status)
+    except KeyboardInterrupt:
+        if not terminated:
+            raise
+        return 128 + signal.SIGTERM
     finally:
         signal.signal(signal.SIGTERM, before)
         status.clear()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
@@ -28,7 +29,7 @@ from hone.model.texts import SpecialTexts
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
-from hone.runs.outputs import check_target
+from hone.runs.outputs import LOCK, Lock, check_target
 
 if TYPE_CHECKING:
     from hone.inference.endpoint import Endpoint
@@ -48,6 +49,7 @@ class Evaluation:
     def __init__(self, config: EvalConfig, env: Environment | None = None) -> None:
         self.config, self._exact_keys = _with_model(config)
         self.folder = results_folder(self.config) if config.save else None
+        self._lock: Lock | None = None
         self.env = env or configured(config.env, config.env_args, config.template, "template")
         self.special_texts = SpecialTexts()
         self.env.check_rollouts()
@@ -71,13 +73,20 @@ class Evaluation:
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)
+        except BaseException:
+            self._release()
+            raise
         finally:
             self.env.close_workers()
 
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
         """Write samples, figures and what made them into `folder`, if there is one, and the profile asked for."""
         if self.folder is not None:
-            save_results(self.folder, self.config, result, list(command), self.env.digests([self.config.split_name]))
+            sources = self.env.digests([self.config.split_name])
+            try:
+                save_results(self.folder, self.config, result, list(command), sources)
+            finally:
+                self._release()
         if self.config.profile is not None:
             write_profile(self.config.profile, result)
 
@@ -87,8 +96,7 @@ class Evaluation:
         policy = load_weights(*args, config.kv_gib, self.env, special_tokens=config.special_tokens)
         self.special_texts = policy.renderer.special_texts
         self.config = config.model_copy(update={"kv_gib": policy.engine.kv_bytes / GIB})
-        if self.folder is not None:
-            make_folder(self.folder)
+        self._claim()
         limits = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
         return evaluate_weights(policy, self.env, sampling, **limits, **counts)
 
@@ -101,14 +109,32 @@ class Evaluation:
         check_body(body)
         settings = {"body": body, "seed": seed, "exact_keys": self._exact_keys}
         endpoint = _endpoint(config)
-        made = [] if self.folder is None else make_folder(self.folder)
+        made = self._claim()
         try:
             return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
         except (UserError, KeyboardInterrupt):
             with suppress(OSError):  # another evaluation may have put its folder beside this one
+                if made and self.folder is not None:
+                    (self.folder / LOCK).unlink()
                 for path in made:
                     path.rmdir()
             raise
+
+    def _claim(self) -> list[Path]:
+        """Make the folder of results and lock it until they are saved; return the folders that were made.
+
+        Raises UserError if another process is writing there.
+        """
+        if self.folder is None:
+            return []
+        made = make_folder(self.folder)
+        self._lock = Lock(self.folder)
+        return made
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:

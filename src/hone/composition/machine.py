@@ -230,5 +230,7 @@ def kept_settings() -> Iterator[None]:
     finally:
         fusion.set_compiled(compiled)
         torch.set_num_threads(threads)
-        torch.use_deterministic_algorithms(pinned, warn_only=warn_only)
+        now = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if now != (pinned, warn_only):  # the call imports much, which Ctrl-C may have left half imported
+            torch.use_deterministic_algorithms(pinned, warn_only=warn_only)
         torch.utils.deterministic.fill_uninitialized_memory = filled  # pyright: ignore[reportAttributeAccessIssue]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig
 from hone.config.shared import EnvConfig, GradingConfig, Precision
@@ -34,6 +34,13 @@ class CellConfig(BaseConfig):
     """Settings of RL; `max_steps = 0` leaves the stage out."""
     eval_args: dict[str, Any] = {}
     """Arguments of the evaluation's task that this cell has beside `eval.env.args`, such as its system prompt."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, name: str) -> str:
+        if not name.strip() or not name.isprintable():
+            raise ValueError(f"{name!r} should be one line of printable text")
+        return name
 
 
 class GridConfig(BaseConfig):

@@ -14,9 +14,10 @@ from hone.config.eval import EvalConfig
 from hone.errors import UserError
 from hone.evaluation.result import EvalResult
 from hone.runs import provenance
-from hone.runs.files import write_file, write_json
+from hone.runs.files import to_json, write_files
 from hone.runs.outputs import CARD, FORMAT, check_output, run_info
 from hone.runs.rollouts import RESULTS, plain, to_lines
+from hone.runs.signals import disk_sentence
 
 
 def results_folder(config: EvalConfig) -> Path:
@@ -54,15 +55,12 @@ def make_folder(folder: Path) -> list[Path]:
 def save_results(
     folder: Path, config: EvalConfig, result: EvalResult, command: list[str], sources: dict[str, str]
 ) -> None:
-    """Write the four files, run.json last; each appears whole or not at all. An evaluation in `folder` is replaced.
+    """Write the four files, run.json last; all appear, or none. An evaluation in `folder` is replaced.
 
-    `sources` are digests of the task and its examples.
+    `sources` are digests of the task and its examples. If the disk does not take the files, they are written into a
+    folder for temporary files, and UserError says where they are.
     """
-    make_folder(folder)
-    for name in CARD:  # of the evaluation that is replaced
-        (folder / name).unlink(missing_ok=True)
-    write_file(folder / RESULTS, "".join(to_lines(result.rows())))
-    write_file(folder / "config.toml", to_toml(config))
+    files = {RESULTS: "".join(to_lines(result.rows())), "config.toml": to_toml(config)}
     tokens = result.tokens()
     source: dict[str, Any] = {"precision": config.precision}
     if (requests := result.requests) is not None:
@@ -87,7 +85,6 @@ def save_results(
         "seconds": {phase: round(value, 4) for phase, value in result.seconds.items()},
         "date": provenance.now(),
     }
-    write_json(folder / "metadata.json", plain(metadata))
     info = {
         "format": FORMAT,
         "id": provenance.new_id(),
@@ -103,4 +100,15 @@ def save_results(
         "threads": provenance.threads(),
         "sources": sources,
     }
-    write_json(folder / "run.json", info)
+    files |= {"metadata.json": to_json(plain(metadata)), "run.json": to_json(info)}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_files(folder, files)
+    except OSError as error:
+        if (sentence := disk_sentence(error)) is None:
+            raise
+        elsewhere = Path(tempfile.mkdtemp(prefix="hone-results-"))
+        write_files(elsewhere, files)
+        raise UserError(f"{sentence}. The results are in {elsewhere}: move them to a folder of yours") from None
+    for name in CARD:  # of the evaluation that was replaced
+        (folder / name).unlink(missing_ok=True)

@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from io import BufferedReader
@@ -49,23 +49,36 @@ def dumps(value: Any) -> str:
 
 def write_file(path: Path, content: bytes | str) -> None:
     """Replace `path` by `content`: written beside it, flushed to the disk, then renamed over it."""
-    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
-    with _naming(path):
-        try:
-            with open(temporary, "wb") as file:
+    write_files(path.parent, {path.name: content})
+
+
+def write_files(folder: Path, contents: Mapping[str, bytes | str]) -> None:
+    """Replace these files of `folder`, by name, in order. If the disk does not take all of them, none is changed."""
+    temporary = {name: folder / f"{NEW_PREFIX}{name}" for name in contents}
+    try:
+        for name, content in contents.items():
+            with _naming(folder / name), open(temporary[name], "wb") as file:
                 file.write(content.encode() if isinstance(content, str) else content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(temporary, path)
-        except OSError:
-            temporary.unlink(missing_ok=True)  # on a full disk its space is needed
-            raise
-        _fsync(path.parent)
+        for name in contents:
+            os.replace(temporary[name], folder / name)
+    except OSError:
+        for path in temporary.values():  # on a full disk their space is needed
+            path.unlink(missing_ok=True)
+        raise
+    with _naming(folder):
+        _fsync(folder)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON as `write_file` does, without API keys; NaN is refused."""
-    write_file(path, redact(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)) + "\n")
+    write_file(path, to_json(value))
+
+
+def to_json(value: Any) -> str:
+    """Return indented JSON with a final line end, without API keys; NaN is refused."""
+    return redact(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)) + "\n"
 
 
 def _fsync(path: Path) -> None:

@@ -32,6 +32,7 @@ _DISK = {
     errno.EACCES: ("writing is not permitted", "make the folder writable"),
     errno.EPERM: ("writing is not permitted", "make the folder writable"),
     errno.ESTALE: ("the network file system has lost the file", "mount it again"),
+    errno.ENOENT: ("a file or folder of the run was removed", "start the run again, and leave its folder alone"),
 }
 _NO_MEMORY = "lower --trainer.micro-batch-tokens (rl) or --data.micro-batch-tokens (sft), or the batch size"
 
@@ -139,11 +140,25 @@ def explain(error: BaseException, folder: Path) -> tuple[str, str] | None:
     names = (error.filename, error.filename2) if isinstance(error, OSError) else ()
     files = [Path(str(name)) for name in names if name is not None]
     own = [file for file in files if folder.resolve() in file.resolve().parents]
-    if files and not own:
+    if not own and (files or number == errno.ENOENT):
         return None
     cause, remedy = _DISK[number]
-    name = str(own[0]).replace(NEW_PREFIX, "") if own else folder  # the name that the file was to have in the end
-    return f"{cause} ({name})", remedy
+    return f"{cause} ({_final_name(own[0]) if own else folder})", remedy
+
+
+def disk_sentence(error: OSError) -> str | None:
+    """Return what is wrong with the disk or with what a file permits, and what to do; None if it may be a bug."""
+    if error.errno not in _DISK or error.errno == errno.ENOENT:
+        return None
+    cause, remedy = _DISK[error.errno]
+    if error.errno in (errno.EACCES, errno.EPERM):
+        cause, remedy = "it is not permitted to read or write", "change its permissions"
+    return f"{cause}{'' if error.filename is None else f' ({_final_name(error.filename)})'}: {remedy}"
+
+
+def _final_name(file: Any) -> str:
+    """Return the name that a file was to have in the end."""
+    return str(file).replace(NEW_PREFIX, "")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

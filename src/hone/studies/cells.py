@@ -17,6 +17,7 @@ from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig
 from hone.config.study import CellConfig, StudyConfig
 from hone.errors import UserError
+from hone.pages import visible
 from hone.runs.provenance import NUMERICS
 
 CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
@@ -120,6 +121,11 @@ def _steps(study: StudyConfig, cell: CellConfig, kind: str) -> int | None:
     return settings.get("max_steps")
 
 
+def one_line(text: str) -> str:
+    """Return a name made of settings as it can be shown anywhere: in one line, control characters as escapes."""
+    return visible(text.replace("\n", "\\n").replace("\t", "\\t"))
+
+
 def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
     """Return the task that all cells are evaluated on. Raises UserError if the study has to say which."""
     if study.eval.env is not None:
@@ -166,7 +172,7 @@ def _combinations(study: StudyConfig) -> Iterator[tuple[str, dict[str, Any], dic
         for (kind, key, _), value in zip(axes, chosen, strict=True):
             settings[kind][key] = value
         words = [f"{label(f'{kind}.{key}', axes)} {value}" for (kind, key, _), value in zip(axes, chosen, strict=True)]
-        yield ", ".join(words), settings["sft"], settings["rl"]
+        yield one_line(", ".join(words)), settings["sft"], settings["rl"]
 
 
 def label(name: str, axes: list[tuple[str, str, Any]]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,6 +20,7 @@ from hone.evaluation.intervals import Interval
 from hone.pages import environment
 from hone.runs.files import write_file
 from hone.studies.analysis import FARTHEST, POWER
+from hone.studies.cells import one_line
 from hone.studies.results import COSTS, NOT_RUN, Results, Row, SeedResult, to_csv
 
 PAGE, TEXT, TABLE = "study.html", "study.md", "results.csv"
@@ -38,7 +40,8 @@ class Table:
 
 def write_report(results: Results) -> list[Path]:
     """Write the report's files into the study's folder; return the paths of page, text and table."""
-    folder, title = results.study.output_dir, results.study.output_dir.name
+    folder = results.study.output_dir
+    title = one_line(folder.name)
     tables, drawn = list(tables_of(results)), figures(results)
     files = {TABLE: to_csv(results).encode(), TEXT: markdown(title, results, tables, list(drawn)).encode()}
     for name, (svg, png) in drawn.items():
@@ -81,7 +84,7 @@ def sentences(results: Results) -> list[str]:
         left = len(results.missing) - len(failed)
         words = [f"{left} not run yet"] * bool(left) + [f"failed: {'; '.join(failed)}"] * bool(failed)
         found.append(f"Missing runs: {', '.join(words)}.")
-    return found
+    return list(map(one_line, found))
 
 
 def tables_of(results: Results) -> Iterator[Table]:
@@ -181,7 +184,8 @@ def markdown(title: str, results: Results, tables: list[Table], drawn: list[str]
     for table in tables:
         rows = [line(table.heads), f"|{'---|' * len(table.heads)}", *map(line, table.rows)]
         lines += [f"## {table.title}", "", table.about, "", *rows, ""]
-    return "\n".join([*lines, *(f"![{name}]({name}.svg)" for name in drawn)]) + "\n"
+    text = "\n".join([*lines, *(f"![{name}]({name}.svg)" for name in drawn)]) + "\n"
+    return re.sub("<(?=[a-zA-Z/!?])", "&lt;", text)  # names are text, not HTML
 
 
 def needs_matplotlib() -> None:
@@ -270,7 +274,7 @@ def _draw_fits(axes: Any, results: Results) -> None:
         (dots,) = axes.plot(*zip(*points, strict=True), "o", markersize=4)
         x = np.geomspace(fit.curve.lowest, fit.curve.highest, 100).clip(fit.curve.lowest, fit.curve.highest)
         lines += axes.plot(x, [fit.curve.at(value) for value in x], color=dots.get_color())
-        names.append(fit.others or "all cells")
+        names.append(one_line(fit.others) or "all cells")
     axes.set_xscale("log")
     axes.set_xlabel(key)
     axes.set_ylabel(f"held-out {results.study.eval.metric}")

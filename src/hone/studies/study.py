@@ -7,8 +7,8 @@ from pathlib import Path
 from hone.config.dump import to_toml
 from hone.config.study import StudyConfig
 from hone.errors import UserError
-from hone.runs.files import write_file
-from hone.runs.outputs import Lock
+from hone.runs.files import TMP_PREFIX, write_file
+from hone.runs.outputs import LOCK, Lock
 from hone.studies.cells import cells_of
 from hone.studies.report import PAGE, needs_matplotlib, write_report
 from hone.studies.results import Results, results_of
@@ -28,7 +28,10 @@ class Study:
         self.outcome = Outcome()
         if self.folder.exists() and not self.folder.is_dir():
             raise UserError(f"{self.folder} is a file: choose another --output-dir")
-        if self.folder.exists() and any(self.folder.iterdir()) and not (self.folder / CONFIG).exists():
+        found = self.folder.iterdir() if self.folder.exists() else ()
+        # A study that could not write its config, or was killed before it did, has left these.
+        foreign = [path for path in found if path.name != LOCK and not path.name.startswith(TMP_PREFIX)]
+        if foreign and not (self.folder / CONFIG).exists():
             raise UserError(f"{self.folder} holds other files than a study's: choose another --output-dir")
 
     def run(self, say: Say = print, status: Say = lambda words: None) -> Study:

@@ -10,6 +10,8 @@ Zhao et al. 2023, "PyTorch FSDP" (arXiv:2304.11277); `torch.distributed.fsdp.ful
 from __future__ import annotations
 
 import os
+import socket
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -149,9 +151,10 @@ def joined(device: str) -> Iterator[Ranks]:
         torch.cuda.set_device(variables["LOCAL_RANK"] % torch.cuda.device_count())
     global has_joined
     has_joined = True
-    torch.distributed.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo")
-    control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
     rank, world = variables["RANK"], variables["WORLD_SIZE"]
+    backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
+    torch.distributed.init_process_group(backend, store=_meeting_point(rank, world), rank=rank, world_size=world)
+    control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
     life_line = LifeLine(rank, world, line)
     ranks = Ranks(rank, world, variables["LOCAL_RANK"], local_world, control, life_line)
     yield ranks
@@ -159,6 +162,26 @@ def joined(device: str) -> Iterator[Ranks]:
         ranks.barrier()
     life_line.close()
     torch.distributed.destroy_process_group()
+
+
+def _meeting_point(rank: int, world: int) -> Any:
+    """Return the store over which ranks find each other, served by rank 0; None where torchrun has one.
+
+    It has no key, and torch's own listens on all addresses: this one listens on MASTER_ADDR alone, if that is an
+    address of this machine. Where all ranks are on this machine, gloo listens on it alone, too.
+    """
+    from torch.distributed.distributed_c10d import default_pg_timeout
+
+    if os.environ["MASTER_ADDR"] == "127.0.0.1" and sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    address, port, listener = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None
+    if rank == 0:
+        with suppress(OSError):
+            listener = socket.create_server((address, port)).detach()
+    store = torch.distributed.TCPStore  # pyright: ignore[reportPrivateImportUsage]
+    return store(address, port, world, rank == 0, default_pg_timeout, master_listen_fd=listener)
 
 
 def shard(model: Decoder, ranks: Ranks) -> None:

@@ -163,6 +163,40 @@ def test_what_a_model_wrote_is_only_shown(tmp_path):
     assert not re.search(r'(?:src|href)="(?!data:,")', page)
 
 
+def hostile(value):
+    """The value with HTML at the end of every text, but where a text is one of a few, or a time."""
+    if isinstance(value, dict):
+        fixed = ("format", "kind", "status", "time", "started", "ended")
+        return {key: one if key in fixed else hostile(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [hostile(one) for one in value]
+    return f"{value}\"'>{HOSTILE}" if isinstance(value, str) else value
+
+
+def test_html_in_what_a_run_says_of_itself_is_only_shown(tmp_path):
+    git = {"revision": "0" * 40, "dirty": True}
+    facts = {
+        "stopped_by": "kl", "failure": "it failed", "exact": False, "inexact": [{"step": 1, "cause": "a deadline"}],
+        "git": git, "drift": [{"step": 1, "settings": {"a": "b"}, "sources": {"c": "d"}}],
+        "target": {"metric": "reward/mean", "value": 0.5, "target": "above 0.4", "step": 3},
+        "parent": {"id": "id-b", "dir": "outputs/b", "step": 1}, "versions": {"hone-rl": "0.1.0"},
+        "resumes": [{"step": 1, "time": "2026-01-01T00:00:00+00:00", "command": ["hone"], "git": git}],
+    }  # fmt: skip
+    run = make_run(tmp_path / "run", {0: evaluation([WRONG] * 4), 4: evaluation([RIGHT] * 4)}, **hostile(facts))
+    events = [
+        {"kind": "alarm", "step": 1, "name": "zero_std", "evidence": "groups agree"},
+        {"kind": "restart", "step": 1, "role": "trainer", "cause": "it was killed"},
+        {"kind": "inexact", "step": 1, "cause": "a deadline"},
+        {"kind": "failed", "step": None, "cause": "it failed"},
+    ]
+    (run / "events.jsonl").write_text("".join(json.dumps(hostile(event)) + "\n" for event in events))
+    config = (run / "config.toml").read_text()
+    (run / "config.toml").write_text(config.replace('"some/model"', json.dumps(hostile("some/model"))))
+    page = whole_page(facts_of(run))
+    assert not {"script", "img"} & set(re.findall(r"<(\w+)", page)) and "onerror=alert(2)&gt;" in page
+    assert "it failed&#34;&#39;&gt;" in page or "a deadline&#34;&#39;&gt;" in page
+
+
 def test_a_certificate_is_shown_while_it_fits(run):
     def checks():
         return facts_of(run).tables["What was checked"]
