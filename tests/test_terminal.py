@@ -9,6 +9,7 @@ import sys
 import pytest
 from rich.text import Text
 
+from hone.cli import _print_traceback
 from hone.terminal import SafeStream, make_console, printable, raw, safe_output
 
 HOSTILE = "a\x1b[2J\x07\r\x7f\x9b31m\u202e\u2066\u200b\ud800\U000e0001 é 数\tb\nc"
@@ -34,6 +35,11 @@ def test_all_that_is_printed_goes_through_it_but_what_hone_draws(monkeypatch):
         exec("print('\\r 50 %', end='')", {"__name__": "tqdm.std"})
     assert (sys.stdout, sys.stderr) == (out, err)
     assert out.getvalue() == ESCAPED + "\x1b[K\r 50 %" and err.getvalue() == r"\x1b[31m"
+
+
+def test_a_traceback_goes_through_it(capsys):
+    _print_traceback(RuntimeError, RuntimeError("a\x1b[2J"), None)
+    assert capsys.readouterr().err == "RuntimeError: a\\x1b[2J\n"
 
 
 @pytest.mark.parametrize("given", [HOSTILE, Text(HOSTILE, "bold red")])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.cli import prepare_process
-from hone.errors import KEYWORDS, UserError, in_python
+from hone.errors import FROM_PYTHON, UserError, in_python
 from hone.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ prepare_process()
 @contextmanager
 def _keywords() -> Iterator[None]:
     """Name keywords instead of flags, in what is printed and in errors."""
-    before = KEYWORDS.set(True)
+    before = FROM_PYTHON.set(True)
     try:
         yield
     except UserError as error:
         error.args = (in_python(str(error)), *error.args[1:])
         raise
     finally:
-        KEYWORDS.reset(before)
+        FROM_PYTHON.reset(before)
 
 
 @_keywords()

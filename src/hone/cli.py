@@ -235,6 +235,7 @@ def _fail(sentence: str) -> int:
     return 2
 
 
+@safe_output()
 def _print_traceback(*error: Any) -> None:
     print(redact("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 

@@ -8,11 +8,12 @@ import re
 from collections.abc import Mapping
 from contextvars import ContextVar
 
-KEYWORDS: ContextVar[bool] = ContextVar("keywords", default=False)
+FROM_PYTHON: ContextVar[bool] = ContextVar("from_python", default=False)
 """True while a program calls hone: messages then name keywords instead of flags (`in_python`)."""
+KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
+"""Keys of RLConfig that have another name, and take objects, as keywords of `hone.rl`."""
 _COMMANDS = re.compile(r"(`[^`]*`|\b(?:hone|rl|sft|inference|pip) [^;,()]*)")
 _FLAG = re.compile(r"--(no-)?([a-z][\w.-]*\w)(?: (?:[A-Z][A-Z_:/]*\b|(\d[\w.-]*)))?")
-_KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
 
 
 class UserError(ValueError):
@@ -24,15 +25,15 @@ def in_python(text: str) -> str:
 
     def keyword(match: re.Match[str]) -> str:
         name = match[2].replace("-", "_")
-        return f"{_KEYWORDS.get(name, name)}{'=False' if match[1] else f'={match[3]}' if match[3] else ''}"
+        return f"{KEYWORDS.get(name, name)}{'=False' if match[1] else f'={match[3]}' if match[3] else ''}"
 
     parts = _COMMANDS.split(text)
     return "".join(part if index % 2 else _FLAG.sub(keyword, part) for index, part in enumerate(parts))
 
 
 def for_reader(text: str) -> str:
-    """Return a message in the words of who reads it: keywords for a program (`KEYWORDS`), else flags."""
-    return in_python(text) if KEYWORDS.get() else text
+    """Return a message in the words of who reads it: keywords for a program (`FROM_PYTHON`), else flags."""
+    return in_python(text) if FROM_PYTHON.get() else text
 
 
 class Halt(UserError):

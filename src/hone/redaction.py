@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 SHORTEST = 6
@@ -27,3 +29,12 @@ def redact(text: str) -> str:
         for form in {value, json.dumps(value)[1:-1], repr(value)[1:-1], quote(value, safe="")}:
             text = text.replace(form, f"[{name}]")
     return text
+
+
+def redact_texts(value: Any) -> Any:
+    """Return a value of JSON, redacted in its texts: a key such as "123456" also occurs in numbers."""
+    if isinstance(value, str):
+        return redact(value)
+    if isinstance(value, Mapping):
+        return {name: redact_texts(one) for name, one in value.items()}
+    return [redact_texts(one) for one in value] if isinstance(value, list | tuple) else value

@@ -306,6 +306,8 @@ def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> No
     assert sorted(path.name for path in folder.iterdir()) == ["inner", "notes.txt"]
     assert (other / "run.json").exists() and Path("elsewhere/kept").read_text() == "mine"
     assert hone("rm", "outputs/a/inner", "--yes") == "Deleted outputs/a/inner.\n" and not other.exists()
+    hone("rm", str(make_run(Path("outputs/\x1b[2J"))))
+    assert asked[1].startswith("Delete outputs/\\x1b[2J (")
 
 
 def test_rm_refuses_what_is_no_run_what_is_being_written_and_to_delete_unasked(capsys, monkeypatch) -> None:

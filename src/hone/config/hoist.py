@@ -49,18 +49,17 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
     return first.rpartition(":")[2] or command or PurePath(str(args.get("data") or "")).stem or env_id
 
 
-def task_of_run(kind: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the task in the config.toml of a run of `hone KIND`, as `env`, `args` and `template`; None if that does
-    not train. Raises UserError for several tasks.
+def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> dict[str, Any]:
+    """Return the task in the config.toml of a run of `hone KIND`, as `env` and the keys `args` and `template`.
+
+    Returns the whole table if the run trains on no task. Raises UserError for several tasks.
     """
-    section = {"rl": "orchestrator", "sft": "data"}.get(kind)
-    if section is None:
-        return None
-    if len(table.get(section, {}).get("envs", [])) > 1:
+    section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
+    if len(section.get("envs", [])) > 1:
         raise UserError("the run has several tasks: name one, and its arguments by -a")
-    env = table.get(section, {}).get("env", {})
-    found = {"env": env.get("id"), "args": env.get("args"), "template": env.get("template")}
-    return {name: value for name, value in found.items() if value not in (None, {})}
+    env = section.get("env", {})
+    found = {"env": env.get("id"), args: env.get("args"), template: env.get("template")}
+    return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
 def compose(settings: Settings) -> dict[str, Any]:
