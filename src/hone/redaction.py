@@ -1,4 +1,4 @@
-"""Keys and passwords, taken out of all that hone writes and prints."""
+"""Takes API keys out of everything that hone writes and prints."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _names = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY
 
 
 def add_key_variable(name: str | None) -> str | None:
-    """Have `redact` take the value of this environment variable out, too. Returns the name."""
+    """Have `redact` also take out the value of this environment variable. Returns the name."""
     if name:
         _names.add(name)
     return name
 
 
 def redact(text: str) -> str:
-    """Return the text with `[NAME]` in place of the value of each variable that holds a key."""
+    """Return the text with `[NAME]` instead of the value of each variable that holds a key."""
     values = sorted(((os.environ.get(name, "").strip(), name) for name in _names), key=lambda one: -len(one[0]))
     for value, name in values:
         if len(value) < SHORTEST:

@@ -1,4 +1,4 @@
-"""What all HTTP clients of hone share: no proxy for this machine, no redirects, answers of bounded size.
+"""Rules of all HTTP clients of hone: no proxy for this machine, no redirects, answers of bounded size.
 
 httpx.AsyncClient(**client_options(url, MIB), timeout=10)
 """
@@ -79,15 +79,15 @@ def retry_after(headers: Any) -> float | None:
 
 
 def client_options(url: str, largest: int) -> dict[str, Any]:
-    """Return the arguments of an httpx client for the server at `url`, whose answers have at most `largest` bytes.
+    """Return the arguments of an httpx client for the server at `url`.
 
-    A larger answer raises TooLarge while it is read.
+    An answer of more than `largest` bytes raises TooLarge while it is read.
     """
 
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise TooLarge("the answer is compressed, which it was not asked to be")
-        # openai brings a fork of httpx, whose streams are called alike
+        # openai may use a fork of httpx: its streams have the same names
         library = sys.modules[type(response).__module__.partition(".")[0]]
         response.stream = _bounded(library.AsyncByteStream, response.stream, largest)
 

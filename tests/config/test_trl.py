@@ -58,7 +58,7 @@ def test_the_same_as_flags(cls: type, flag: str, hint: str) -> None:
 def test_a_file_is_told_its_key_and_not_the_keyword(tmp_path: Path) -> None:
     file = tmp_path / "rl.toml"
     file.write_text('train_dataset = "x"\n')
-    with pytest.raises(UserError, match="did you mean data[?]"):
+    with pytest.raises(UserError, match=r"did you mean data\?"):
         parse(RLConfig, ["@", str(file)], "prog")
 
 

@@ -71,7 +71,7 @@ def print_table(rows: Sequence[Mapping[str, str]]) -> None:
 
 
 def print_json(text: str) -> None:
-    """Print JSON. Where standard output lacks a character of it, all that are not ASCII are written as JSON escapes."""
+    """Print JSON. If standard output lacks one of its characters, all beyond ASCII are written as JSON escapes."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

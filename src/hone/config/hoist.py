@@ -31,7 +31,7 @@ TASK_KEYS = {
 }
 """Keys of the top that describe a task without a file, and the arguments of that task."""
 NEEDED = ("reward", "agent", "agent_command", "data")
-"""Of these, the ones that make a task; the others only add to it."""
+"""The keys that make a task; the other keys only add to it."""
 FUNCTIONS = "functions"
 """Id of the task that is made of reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
@@ -44,7 +44,7 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
     if env_id != FUNCTIONS:
         return env_id
     rewards = args.get("rewards") or args.get("agent") or ""
-    first = rewards if isinstance(rewards, str) else str(rewards[0])
+    first = str(rewards[0] if isinstance(rewards, list | tuple) else rewards)
     command = PurePath(next((word for word in str(args.get("agent_command") or "").split() if "." in word), "")).stem
     return first.rpartition(":")[2] or command or PurePath(str(args.get("data") or "")).stem or env_id
 
@@ -134,7 +134,7 @@ def name_task(settings: Settings) -> None:
     """Put the task that `reward` and `data` describe in the place of the one that is named.
 
     A flag that names another task goes before files that describe one. `eval_data` turns evaluation on. Raises
-    UserError if flags do both, or for what is no name.
+    UserError if flags do both, or if a value is no name.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (

@@ -87,7 +87,7 @@ def _keyword(path: Path) -> str:
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: which key was meant; `other` if none is like it. Arguments of TRL's have hints of their own."""
+    """Return a hint: the key that was meant, or what `TRL` says of an argument of TRL; `other` if no key is like it."""
     name, note = TRL.get(unknown[0].replace("-", "_"), ("", "")) if len(unknown) == 1 else ("", "")
     name = KEYS.get(name, name)
     known = lookup(cls, tuple(name.split("."))) or lookup(cls, tuple(name.removeprefix("trainer.").split(".")))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 ROWS, WIDTH = 10, 40
 """Most rows that are shown, and most characters of a cell."""
 COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
-"""Columns of samples that are shown, those that are there."""
+"""Columns of samples that are shown, if the table has them."""
 
 
 class Samples:
