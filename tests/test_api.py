@@ -542,13 +542,14 @@ def test_errors_of_every_door_name_keywords_and_those_of_commands_flags(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "file").touch()
-    words = {"output_dir": str(here / "file"), "model": "hone/tiny", "display": "none", "audit": False}
-    task = {"dataset": ROWS, "reward_funcs": ["rewards:digits"]}
+    words = {"output_dir": str(here / "file"), "model": "hone/tiny", "display": "none"}
+    pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS]
+    task = {"dataset": ROWS, "reward_funcs": ["rewards:digits"], "audit": False}
     with pytest.raises(UserError, match="another output_dir"):
         hone.rl(**task, **words)
     with pytest.raises(UserError, match="another output_dir"), hone.RL(**task, **words):
         pass
-    with pytest.raises(UserError, match="another output_dir"), hone.SFT(dataset="problems.jsonl", **words):
+    with pytest.raises(UserError, match="another output_dir"), hone.SFT(dataset=pairs, **words):
         pass
     flags = ["--reward", "rewards:digits", "--data", "problems.jsonl", "--output-dir", "file", "--no-audit"]
     assert main(["rl", *flags, "--model.name", "hone/tiny"]) == 2

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import quote
 
+T = TypeVar("T")
 SHORTEST = 6
 """Characters that a value must have to be taken out: "none" and "EMPTY" are no keys."""
 _names = {"HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "WANDB_API_KEY"}
@@ -31,10 +32,13 @@ def redact(text: str) -> str:
     return text
 
 
-def redact_texts(value: Any) -> Any:
-    """Return a value of JSON, redacted in its texts: a key such as "123456" also occurs in numbers."""
+def map_texts(change: Callable[[str], str], value: T) -> T:
+    """Return the value with each text in it changed, also in lists and in keys and values of dicts."""
+    new: Any = value
     if isinstance(value, str):
-        return redact(value)
-    if isinstance(value, Mapping):
-        return {name: redact_texts(one) for name, one in value.items()}
-    return [redact_texts(one) for one in value] if isinstance(value, list | tuple) else value
+        new = change(value)
+    elif isinstance(value, dict):
+        new = {map_texts(change, key): map_texts(change, item) for key, item in value.items()}
+    elif isinstance(value, list | tuple):
+        new = [map_texts(change, item) for item in value]
+    return new

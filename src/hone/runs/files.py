@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.redaction import redact_texts
+from hone.redaction import map_texts, redact
 
 TMP_PREFIX = ".tmp-hone-"
 NEW_PREFIX = TMP_PREFIX + "new-"
@@ -40,11 +40,11 @@ _NUMBERS = ("metrics.jsonl", "timings.jsonl")
 
 
 def dumps(value: Any) -> str:
-    """Return one line of canonical JSON: keys in insertion order, floats by repr, and API keys taken out.
+    """Return one line of canonical JSON: keys in insertion order, floats by repr, API keys taken out of texts.
 
     NaN and infinity are refused.
     """
-    return json.dumps(redact_texts(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False)
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -65,7 +65,7 @@ def write_file(path: Path, content: bytes | str) -> None:
 
 def write_json(path: Path, value: Any) -> None:
     """Write indented JSON as `write_file` does, without API keys; NaN is refused."""
-    write_file(path, json.dumps(redact_texts(value), ensure_ascii=False, allow_nan=False, indent=2) + "\n")
+    write_file(path, json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False, indent=2) + "\n")
 
 
 def _fsync(path: Path) -> None:
