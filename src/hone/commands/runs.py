@@ -31,7 +31,6 @@ from hone.runs.listing import count_text, find_run, find_runs, is_previous
 from hone.runs.outputs import ELSEWHERE, PAUSED, delete_run, existing_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
-from hone.terminal import printable
 
 HINTS = 5
 """At most so many runs that could go on are named below the list."""
@@ -207,9 +206,10 @@ def remove(config: configs.RunsRmConfig) -> int:
         if not sys.stdin.isatty():
             raise UserError(f"nobody can be asked here whether to delete {path}: add --yes")
         gib = size_of_run(path) / 2**30
-        what = printable(f"{path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)")
-        answer = input(f"Delete {what}? [y/N] ")  # on a terminal Python writes this past sys.stdout
-        if answer.strip().lower() not in ("y", "yes"):
+        # not by `input`, which writes past sys.stdout on a terminal
+        what = f"Delete {path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)? [y/N] "
+        print(what, end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("Nothing was deleted.")
             return 1
     delete_run(path)
