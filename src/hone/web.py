@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import socket
 import sys
 import time
@@ -50,9 +51,7 @@ def is_local(url: str) -> bool:
 def shown_url(url: str) -> str:
     """Return a URL as it may be shown and written: without a password and the values of its query."""
     place, mark, _ = url.partition("#")[0].partition("?")
-    scheme, _, rest = place.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{mark and '?…'}"
+    return re.sub(r"^(\w+://)?[^/]*@", r"\1", place) + (mark and "?…")
 
 
 def may_pass(status: int) -> bool:
