@@ -18,7 +18,7 @@ COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
 
 
 class Samples:
-    """Completions of a step: an Arrow table with all its methods and attributes, which is shown as rows."""
+    """Completions of a step, shown as rows: has all methods and attributes of `table`, an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.table = table
