@@ -463,7 +463,7 @@ def test_an_evaluation_is_that_of_the_command(here, tiny_model_dir, capfd):
     assert len(every.samples) == len(ROWS)
     with pytest.raises(UserError, match="has its own data and rewards"):
         hone.evaluate("reverse-text", correct="exact", **counts)
-    assert repr(own).startswith("<EvalResult functions: reward ") and "12 completions" in repr(own)
+    assert repr(own).startswith("<EvalResult digits: reward ") and "12 completions" in repr(own)
 
 
 RELATIVE = """
@@ -536,3 +536,21 @@ def test_no_rows_are_said_to_be_none(empty, here, tiny_model_dir):
             train(model=str(tiny_model_dir), dataset=empty, reward_funcs=["rewards:digits"])
     with pytest.raises(UserError, match=r"^dataset is empty"):
         hone.sft(model=str(tiny_model_dir), dataset=empty)
+
+
+def test_errors_of_every_door_name_keywords_and_those_of_commands_flags(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (here / "file").touch()
+    words = {"output_dir": str(here / "file"), "model": "hone/tiny", "display": "none"}
+    pairs = [{"prompt": row["prompt"], "completion": row["answer"]} for row in ROWS]
+    task = {"dataset": ROWS, "reward_funcs": ["rewards:digits"], "audit": False}
+    with pytest.raises(UserError, match="another output_dir"):
+        hone.rl(**task, **words)
+    with pytest.raises(UserError, match="another output_dir"), hone.RL(**task, **words):
+        pass
+    with pytest.raises(UserError, match="another output_dir"), hone.SFT(dataset=pairs, **words):
+        pass
+    flags = ["--reward", "rewards:digits", "--data", "problems.jsonl", "--output-dir", "file", "--no-audit"]
+    assert main(["rl", *flags, "--model.name", "hone/tiny"]) == 2
+    assert "another --output-dir" in capsys.readouterr().err

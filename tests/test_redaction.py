@@ -20,7 +20,7 @@ from hone.orchestrator.agents import writable
 from hone.orchestrator.child import Child, Log
 from hone.redaction import redact
 from hone.runs.display import PlainDisplay
-from hone.runs.files import JsonlLog, write_json
+from hone.runs.files import JsonlLog, dumps, write_json
 from hone.runs.progress import Progress
 from hone.runs.writer import _log_warnings
 from hone.types import Outcome
@@ -49,6 +49,12 @@ def test_a_variable_that_a_config_names_holds_a_key(monkeypatch: pytest.MonkeyPa
     ClientConfig(api_key_var="NAMED_BY_CONFIG")
     api_key("NAMED_BY_FLAG", "-k")
     assert redact("abcdefgh ijklmnop") == "[NAMED_BY_CONFIG] [NAMED_BY_FLAG]"
+
+
+def test_a_key_of_digits_leaves_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "123456")
+    record = {"tokens": 1123456, "loss": 0.123456, "texts": ["key 123456"]}
+    assert json.loads(dumps(record)) == record | {"texts": ["key [OPENAI_API_KEY]"]}
 
 
 def test_all_writers_take_keys_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import socket
 import sys
 
 import pytest
+from fastapi import FastAPI
 from rich.text import Text
 
+from hone.cli import _print_traceback
+from hone.commands.serving import settings
 from hone.terminal import SafeStream, make_console, printable, raw, safe_output
 
 HOSTILE = "a\x1b[2J\x07\r\x7f\x9b31m\u202e\u2066\u200b\ud800\U000e0001 é 数\tb\nc"
@@ -36,6 +40,11 @@ def test_all_that_is_printed_goes_through_it_but_what_hone_draws(monkeypatch):
     assert out.getvalue() == ESCAPED + "\x1b[K\r 50 %" and err.getvalue() == r"\x1b[31m"
 
 
+def test_a_traceback_goes_through_it(capsys):
+    _print_traceback(RuntimeError, RuntimeError("a\x1b[2J"), None)
+    assert capsys.readouterr().err == "RuntimeError: a\\x1b[2J\n"
+
+
 @pytest.mark.parametrize("given", [HOSTILE, Text(HOSTILE, "bold red")])
 def test_tables_and_colours_of_rich_escape_their_text(given):
     out = io.StringIO()
@@ -46,3 +55,8 @@ def test_tables_and_colours_of_rich_escape_their_text(given):
     assert r"a\x1b[2J" in shown and r"\u202e" in shown
     assert not {"\x07", "\x7f", "\x9b", "\u202e", "\u2066"} & {*shown}
     assert ("\x1b[1;31m" in shown) == isinstance(given, Text) and "\x1b[2J" not in shown
+
+
+def test_warnings_of_servers_have_no_colours_that_would_be_escaped():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert settings(FastAPI(), listener, 1).use_colors is False

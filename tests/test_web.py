@@ -245,6 +245,7 @@ def test_programs_get_no_proxy_for_this_machine() -> None:
 def test_a_url_is_shown_without_password_and_query() -> None:
     assert shown_url("http://me:word@host:1/a/b?api_key=1&b#c") == "http://host:1/a/b?…"
     assert shown_url("HTTP://Host:1/a") == "HTTP://Host:1/a"
+    assert shown_url("hub.example") == "hub.example" and shown_url("me:word@host/a@b") == "host/a@b"
 
 
 @pytest.mark.parametrize("url", ["http://me:word@host/v1", "http://word@host", "http://me:word@"])

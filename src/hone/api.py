@@ -9,13 +9,12 @@ Every key of a command's config is a keyword, by its name or dotted name: `max_s
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.cli import prepare_process
-from hone.errors import KEYWORDS, UserError, in_python
+from hone.errors import UserError, called_from
 from hone.runs.reader import Run
 
 if TYPE_CHECKING:
@@ -33,20 +32,7 @@ if TYPE_CHECKING:
 prepare_process()
 
 
-@contextmanager
-def _keywords() -> Iterator[None]:
-    """Name keywords instead of flags, in what is printed and in errors."""
-    before = KEYWORDS.set(True)
-    try:
-        yield
-    except UserError as error:
-        error.args = (in_python(str(error)), *error.args[1:])
-        raise
-    finally:
-        KEYWORDS.reset(before)
-
-
-@_keywords()
+@called_from(python=True)
 def rl(
     config: RLConfig | str | Path | None = None,
     *,
@@ -82,7 +68,7 @@ def rl(
     return _ended(train_rl(found, refuses=False, **task))
 
 
-@_keywords()
+@called_from(python=True)
 def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **settings: Any) -> Run:
     """Fine-tune on examples, in this process, as `hone sft` does; returns the run.
 
@@ -96,7 +82,7 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
     return _ended(train_sft(found, dataset=rows))
 
 
-@_keywords()
+@called_from(python=True)
 def evaluate(
     env: str | None = None,
     *,
@@ -154,7 +140,7 @@ def evaluate(
     return result
 
 
-@_keywords()
+@called_from(python=True)
 def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
     """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
 

@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from hone import __version__
-from hone.errors import RankLost, UserError
+from hone.errors import RankLost, UserError, called_from
 from hone.redaction import redact
 from hone.terminal import hanging, raw, safe_output
 
@@ -203,6 +203,7 @@ def _is_among_ranks() -> bool:
 
 
 @safe_output()
+@called_from(python=False)
 def _guarded(action: Callable[[], int | None], quiet: bool = False) -> int:
     """Return the exit code of `action`, whatever ends it short of a bug. `quiet`: rank 0 prints what was wrong."""
     write_backslashes()
@@ -239,6 +240,7 @@ def _fail(sentence: str) -> int:
     return 2
 
 
+@safe_output()
 def _print_traceback(*error: Any) -> None:
     print(redact("".join(traceback.format_exception(*error))), end="", file=sys.stderr)
 

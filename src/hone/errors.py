@@ -5,14 +5,15 @@ traceback.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from contextvars import ContextVar
 
-KEYWORDS: ContextVar[bool] = ContextVar("keywords", default=False)
-"""True while a program calls hone: messages then name keywords instead of flags (`in_python`)."""
+KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
+"""Keys of RLConfig that have another name, and take objects, as keywords of `hone.rl`."""
 _COMMANDS = re.compile(r"(`[^`]*`|\b(?:hone|rl|sft|inference|pip) [^;,()]*)")
 _FLAG = re.compile(r"--(no-)?([a-z][\w.-]*\w)(?: (?:[A-Z][A-Z_:/]*\b|(\d[\w.-]*)))?")
-_KEYWORDS = {"reward": "reward_funcs", "data": "dataset", "eval_data": "eval_dataset"}
+_from_python: ContextVar[bool | None] = ContextVar("from_python", default=None)
 
 
 class UserError(ValueError):
@@ -20,19 +21,38 @@ class UserError(ValueError):
 
 
 def in_python(text: str) -> str:
-    """Return a message with keywords in place of flags, except in commands: `--no-audit` → `audit=False`."""
+    """Return a message with keywords instead of flags, except in commands: `--no-audit` → `audit=False`."""
 
     def keyword(match: re.Match[str]) -> str:
         name = match[2].replace("-", "_")
-        return f"{_KEYWORDS.get(name, name)}{'=False' if match[1] else f'={match[3]}' if match[3] else ''}"
+        return f"{KEYWORDS.get(name, name)}{'=False' if match[1] else f'={match[3]}' if match[3] else ''}"
 
     parts = _COMMANDS.split(text)
     return "".join(part if index % 2 else _FLAG.sub(keyword, part) for index, part in enumerate(parts))
 
 
 def for_reader(text: str) -> str:
-    """Return a message in the words of who reads it: keywords for a program (`KEYWORDS`), else flags."""
-    return in_python(text) if KEYWORDS.get() else text
+    """Return a message with keywords within `called_from` Python, else with flags."""
+    return in_python(text) if _from_python.get() else text
+
+
+@contextmanager
+def called_from(python: bool) -> Iterator[None]:
+    """Name keywords in this block, in messages and errors, if a program calls hone; flags if a command does.
+
+    Of several such blocks inside each other the outermost decides.
+    """
+    if _from_python.get() is not None:
+        yield
+        return
+    before = _from_python.set(python)
+    try:
+        yield
+    except UserError as error:
+        error.args = (for_reader(str(error)), *error.args[1:])
+        raise
+    finally:
+        _from_python.reset(before)
 
 
 class Halt(UserError):

@@ -1,7 +1,7 @@
 """Text on a terminal: what came from a file, a model or a server must not steer it.
 
-Within `safe_output`, which every command runs in, all that is printed goes through `printable`. What hone draws itself
-(a status line, colours, tables of rich) is written to the stream below it: `raw`, `make_console`.
+Every command runs in `safe_output`: all that it prints goes through `printable`. A status line, colours and tables of
+rich are written to the stream below it: `raw`, `make_console`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def hanging(text: str) -> str:
 
 
 class SafeStream:
-    """A text stream that escapes what could steer a terminal; all else is that of the stream below it, `raw`."""
+    """A text stream that escapes what could steer a terminal; the stream below it, `raw`, does everything else."""
 
     def __init__(self, stream: TextIO) -> None:
         self.raw = stream
@@ -82,7 +82,7 @@ def safe(stream: TextIO) -> TextIO:
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Escape, in this block, what is written to the standard output and the standard error."""
+    """Escape, in this block, all text that is written to standard output and standard error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and safe(stream) for stream in before)  # None where there is none
     try:

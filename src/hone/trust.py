@@ -1,4 +1,4 @@
-"""Decides whose code is executed: what somebody's run names is executed only if it is trusted.
+"""Decides which code is executed: code that somebody's run names, only if it is trusted.
 
 A command that opens a run does its work inside `opened_run`. Whatever is about to load code asks here, however deep in
 other tasks it is called: task files and functions (`environments.task_files`), tasksets of other libraries, command
@@ -21,7 +21,7 @@ FLAG = "--trust-local-task"
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run that a command works with; `digests` are those that its run.json has of task files and functions."""
+    """A run that a command works with; `digests` are the digests of task files and functions in its run.json."""
 
     folder: Path
     digests: frozenset[str]
@@ -30,7 +30,7 @@ class OpenedRun:
 
 _opened: OpenedRun | None = None
 _noted: set[tuple[Path, str]] = set()
-"""Runs, and what was said of code that is executed for them."""
+"""Runs, and the notes that were printed about their code."""
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool) -> Iterator
 
 
 def check_named(what: str) -> None:
-    """Raise UserError for code that the opened run chooses by a name of its own, unless it is trusted."""
+    """Raise UserError for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
         raise UserError(f"the run names {what}, which is not executed: read its code first, and pass {FLAG}")
 

@@ -1,4 +1,4 @@
-"""What all HTTP clients of hone share: no proxy for this machine, no redirects, answers of bounded size.
+"""Rules of all HTTP clients of hone: no proxy for this machine, no redirects, answers of bounded size.
 
 httpx.AsyncClient(**client_options(url, MIB), timeout=10)
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ipaddress
 import math
+import re
 import socket
 import sys
 import time
@@ -50,9 +51,7 @@ def is_local(url: str) -> bool:
 def shown_url(url: str) -> str:
     """Return a URL as it may be shown and written: without a password and the values of its query."""
     place, mark, _ = url.partition("#")[0].partition("?")
-    scheme, _, rest = place.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}{mark and '?…'}"
+    return re.sub(r"^(\w+://)?[^/]*@", r"\1", place) + (mark and "?…")
 
 
 def may_pass(status: int) -> bool:
@@ -79,9 +78,9 @@ def retry_after(headers: Any) -> float | None:
 
 
 def client_options(url: str, largest: int) -> dict[str, Any]:
-    """Return the arguments of an httpx client for the server at `url`, whose answers have at most `largest` bytes.
+    """Return the arguments of an httpx client for the server at `url`.
 
-    A larger answer raises TooLarge while it is read.
+    An answer of more than `largest` bytes raises TooLarge while it is read.
     """
 
     async def bound(response: Any) -> None:

@@ -297,15 +297,17 @@ def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> No
     Path("elsewhere").mkdir()
     Path("elsewhere/kept").write_text("mine")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda question: "no")
-    assert hone("rm", "outputs/a", code=1) == "Nothing was deleted.\n" and (folder / "run.json").exists()
-    asked: list[str] = []
-    monkeypatch.setattr("builtins.input", lambda question: asked.append(question) or "y")
-    assert hone("rm", "outputs/a") == "Deleted outputs/a, but for other files in it.\n"
-    assert asked[0].startswith("Delete outputs/a (rl, done, ")
+    for answer in ("no\n", ""):
+        monkeypatch.setattr(sys.stdin, "readline", lambda answer=answer: answer)
+        asked = hone("rm", "outputs/a", code=1)
+        assert asked.startswith("Delete outputs/a (rl, done, ") and asked.endswith("Nothing was deleted.\n")
+        assert (folder / "run.json").exists()
+    monkeypatch.setattr(sys.stdin, "readline", lambda: "y\n")
+    assert hone("rm", "outputs/a").endswith("Deleted outputs/a, but for other files in it.\n")
     assert sorted(path.name for path in folder.iterdir()) == ["inner", "notes.txt"]
     assert (other / "run.json").exists() and Path("elsewhere/kept").read_text() == "mine"
     assert hone("rm", "outputs/a/inner", "--yes") == "Deleted outputs/a/inner.\n" and not other.exists()
+    assert hone("rm", str(make_run(Path("outputs/\x1b[2J")))).startswith("Delete outputs/\\x1b[2J (")
 
 
 def test_rm_refuses_what_is_no_run_what_is_being_written_and_to_delete_unasked(capsys, monkeypatch) -> None:

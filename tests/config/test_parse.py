@@ -224,6 +224,9 @@ def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
     rl.write_text(f"{CONFIG_OF}rl\n[orchestrator]\nenvs = [{{id = 'a'}}, {{id = 'b'}}]\n")
     with pytest.raises(UserError, match="has several tasks: name one"):
         parse(EvalConfig, ["@", str(rl)], "hone eval")
+    sft.write_text(f"{CONFIG_OF}sft\nmax_steps = 3\n[data]\npath = 'rows.jsonl'\n")
+    with pytest.raises(UserError, match="it is the config of a run of `hone sft`"):
+        parse(EvalConfig, ["@", str(sft)], "hone eval")
 
 
 @pytest.mark.parametrize(
@@ -234,6 +237,7 @@ def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
         ({"agent": "agents:play", "data": "p.jsonl"}, "play"),
         ({"agent_command": "python my_agent.py --fast", "data": "p.jsonl"}, "my_agent"),
         ({"agent_command": "runner", "data": "folder/p.jsonl"}, "p"),
+        ({"rewards": 5}, "5"),
         ({}, "functions"),
     ],
 )

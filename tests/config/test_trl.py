@@ -10,7 +10,7 @@ from hone.config.base import lookup
 from hone.config.parse import from_settings, parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.config.trl import KEYWORDS, TRL, table
+from hone.config.trl import KEYS, TRL, table
 from hone.errors import UserError, in_python
 
 
@@ -18,7 +18,7 @@ from hone.errors import UserError, in_python
 def test_each_key_of_the_table_is_there(name: str) -> None:
     key, note = TRL[name]
     assert key or note
-    assert not key or lookup(RLConfig, tuple(KEYWORDS.get(key, key).split(".")))
+    assert not key or lookup(RLConfig, tuple(KEYS.get(key, key).split(".")))
 
 
 @pytest.mark.parametrize(
@@ -46,11 +46,20 @@ def test_an_argument_of_trl_has_a_hint(name: str, hint: str) -> None:
         (RLConfig, "--train-dataset", "--data"),
         (SFTConfig, "--per-device-train-batch-size", "--data.batch-size"),
         (SFTConfig, "--learning-rate", "--optim.lr"),
+        (SFTConfig, "--lr-scheduler-type", "--scheduler.type"),
+        (RLConfig, "--optim.lr", "--trainer.optim.lr"),
     ],
 )
 def test_the_same_as_flags(cls: type, flag: str, hint: str) -> None:
     with pytest.raises(UserError, match=f"did you mean {hint}[?]"):
         parse(cls, [flag, "1"], "prog")
+
+
+def test_a_file_is_told_its_key_and_not_the_keyword(tmp_path: Path) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text('train_dataset = "x"\n')
+    with pytest.raises(UserError, match=r"did you mean data\?"):
+        parse(RLConfig, ["@", str(file)], "prog")
 
 
 def test_the_documentation_has_the_table() -> None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from run_folders import checkpoint, held, make_run, write_lines
 
-from hone.runs.summary import describe_event, summarize
+from hone.runs.summary import describe_event, evaluating, summarize
 
 
 def test_a_run_that_says_running_is_killed_if_nobody_holds_it(tmp_path: Path) -> None:
@@ -32,6 +32,20 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     (run / "superseded" / "1").mkdir(parents=True)  # what a resume rolled back was spent all the same
     write_lines(run / "superseded" / "1" / "timings.jsonl", [{"step": 3, "time/step": 0.5, "time/total": 99.5}])
     assert summarize(run).seconds == 99.5
+
+
+def test_the_command_that_evaluates_names_a_file_where_that_has_one_task(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    task = 'id = "gsm8k"\nname = "NAME"\nargs = {mode = "sparse"}'
+    settings = f'output_dir = "{run}"\nmax_steps = 4\n[orchestrator.env]\nid = "gsm8k"\nargs = {{mode = "sparse"}}\n'
+    (run / "config.toml").write_text(settings)
+    weights = Path("w")
+    by_file = f"hone eval @ {run}/config.toml -m w -n 100 -r 4"
+    assert evaluating(summarize(run), weights).startswith(by_file)
+    several = "".join(f"[[orchestrator.envs]]\n{task.replace('NAME', name)}\n" for name in "ab")
+    (run / "config.toml").write_text(settings + several)
+    by_words = """hone eval gsm8k -m w -n 100 -r 4 -a '{"mode": "sparse"}'"""
+    assert evaluating(summarize(run), weights).startswith(by_words)
 
 
 def test_an_event_in_words() -> None:

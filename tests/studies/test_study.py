@@ -269,6 +269,16 @@ def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monke
     assert right_leniently(gone, GradingConfig()) is None
 
 
+def test_the_code_that_a_study_names_is_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("counting.py").write_text(
+        "import hone.environments\ndef load_environment(): return hone.environments.load_environment('char-count')\n"
+    )
+    run = make_run(tmp_path / "run", {4: evaluation([RIGHT] * 2 + [WRONG] * 2)})
+    (run / "config.toml").write_text((run / "config.toml").read_text().replace("char-count", "counting"))
+    assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
+
+
 MARKUP = "a | $b$ and $c <script>alert(1)</script>"
 NAMES = ("SFT 100", "SFT 400", MARKUP, "_late")
 

@@ -115,7 +115,7 @@ class Prober:
     subjects: Sequence[Subject]
     seed: int = 0
     form: str = ""
-    """The template by which `with_derived` made the references; "" if the task declares them."""
+    """The template that `with_derived` made the references with; "" if the task declares them."""
     tried: tuple[str, ...] = ()
     """The templates that `with_derived` tried."""
     graded: list[Probe] = field(default_factory=list)
@@ -171,10 +171,10 @@ class Prober:
 
 
 def with_derived(prober: Prober) -> Prober:
-    """Return a prober whose subjects without a reference state their answer in the form that is right most often.
+    """Return a prober with references made from the answers, in the form that the task calls right most often.
 
-    The task's own path decides, on a few examples. Without a right form, or where correctness does not depend on the
-    answer, the subjects stay as they are.
+    The forms are tried on a few examples. The subjects stay as they are if the task declares references, if no form is
+    right, or if correctness does not depend on the answer.
     """
     env, subjects = prober.env, [subject for subject in prober.distinct if subject.example.answer]
     declared = any(subject.reference is not None for subject in prober.subjects)

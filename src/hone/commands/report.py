@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext, redirect_stdout
 
+from hone import trust
 from hone.commands.status import print_json
 from hone.config.runs import ReportConfig
 from hone.errors import UserError
@@ -31,7 +32,8 @@ def run(config: ReportConfig) -> int:
     def read(run, evaluated):
         from hone.viewer.card.lenient import read_recorded
 
-        return read_recorded(run, evaluated, config.grading, config.seconds, config.trust_local_task)
+        with trust.opened_run(run.path, run.info, config.trust_local_task):
+            return read_recorded(run, evaluated, config.grading, config.seconds, config.trust_local_task)
 
     with redirect_stdout(sys.stderr) if config.as_json else nullcontext():  # what a task prints is no JSON
         card = facts_of(path, read if config.lenient else stored)

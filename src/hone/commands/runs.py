@@ -206,8 +206,10 @@ def remove(config: configs.RunsRmConfig) -> int:
         if not sys.stdin.isatty():
             raise UserError(f"nobody can be asked here whether to delete {path}: add --yes")
         gib = size_of_run(path) / 2**30
-        answer = input(f"Delete {path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)? [y/N] ")
-        if answer.strip().lower() not in ("y", "yes"):
+        # not by `input`, which writes past sys.stdout on a terminal
+        what = f"Delete {path} ({info['kind']}, {info['status']}, {info['id']}, {gib:.2f} GiB)? [y/N] "
+        print(what, end="", flush=True)
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             print("Nothing was deleted.")
             return 1
     delete_run(path)

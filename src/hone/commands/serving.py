@@ -52,6 +52,7 @@ def settings(app: ASGIApp, listener: socket.socket, grace: int) -> uvicorn.Confi
         http="h11",
         ws="none",
         log_level="warning",
+        use_colors=False,  # hone.terminal would escape them
         access_log=False,
         timeout_graceful_shutdown=grace,
         timeout_keep_alive=75,  # with 5, uvicorn's own, a call now and then meets the end of its idle connection

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from hone.runs.display import say
+from hone.runs.shown import aligned
 from hone.terminal import hanging, printable, raw
 
 
@@ -65,18 +66,12 @@ class Ticking:
 
 def print_table(rows: Sequence[Mapping[str, str]]) -> None:
     """Print rows with the same keys, which head the columns; nothing of none."""
-    columns = (
-        [[str(cell).replace("\n", "\\n") for cell in (name, *(row[name] for row in rows))] for name in rows[0]]
-        if rows
-        else []
-    )
-    padded = [[cell.ljust(max(map(len, column))) for cell in column] for column in columns]
-    for cells in zip(*padded, strict=True):
-        print("  ".join(cells).rstrip())
+    for line in aligned([{name: str(cell).replace("\n", "\\n") for name, cell in row.items()} for row in rows]):
+        print(line)
 
 
 def print_json(text: str) -> None:
-    """Print JSON. Where standard output lacks a character of it, all that are not ASCII are written as JSON escapes."""
+    """Print JSON. If standard output lacks one of its characters, all beyond ASCII are written as JSON escapes."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -14,7 +14,7 @@ from hone.commands.serving import listen, serve
 from hone.config.runs import ViewConfig
 from hone.inference.endpoint import api_key
 from hone.viewer.app import create_app
-from hone.viewer.catalog import Catalog
+from hone.viewer.catalog import Catalog, counted
 from hone.viewer.site import Site
 from hone.viewer.store import warm
 
@@ -42,7 +42,7 @@ def _intro(config: ViewConfig, catalog: Catalog) -> str:
     url, entries, around = f"http://{HOST}:{config.port}/", catalog.entries(), catalog.around
     if len(entries) == 1 and entries[0].path == config.root and not entries[0].damage:
         url += f"run/{entries[0].slug}/"
-    text = f"Showing {catalog.counted()} under {config.root} at {url}\n"
+    text = f"Showing {counted(entries)} under {config.root} at {url}\n"
     if not entries:
         lies = f"{config.root} lies in the run {around}: `hone view {quote(str(around))}` shows it"
         none = f"there is no run under {config.root}: name a run, or the folder that holds your runs"

@@ -24,6 +24,7 @@ from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
 from hone.environments.loading import configured
+from hone.environments.rubric import component_name
 from hone.environments.services import Service
 from hone.environments.task_files import find_function
 from hone.errors import UserError
@@ -187,7 +188,7 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
     first = next((one for one in given if one is not None), None)
     if first is None:
         return config.task_name
-    return first.rpartition(":")[2] if isinstance(first, str) else str(getattr(first, "__name__", "functions"))
+    return first.rpartition(":")[2] if isinstance(first, str) else component_name(first)
 
 
 def with_given_task(

@@ -36,7 +36,7 @@ from hone.environments.agents import AgentEnv
 from hone.environments.data import Overlap
 from hone.environments.references import Reference
 from hone.environments.rubric import RewardFunc
-from hone.errors import Halt, UserError
+from hone.errors import Halt, UserError, called_from
 from hone.evaluation.result import EvalResult
 from hone.model.chat import load_renderer
 from hone.model.hf import model_config
@@ -209,6 +209,7 @@ class RL(Training):
     steps: Steps
     teacher: Teacher | None = None
 
+    @called_from(python=True)
     def __init__(
         self,
         config: RLConfig | str | Path | None = None,
@@ -339,7 +340,7 @@ class RL(Training):
         for env in self.envs.values():
             if (least := env.rubric.least_reward) is not None and least < 0:
                 raise UserError(
-                    f'orchestrator.advantage.scale = "group_mean" needs rewards of 0 or more, and those of {env.id} '
+                    f'orchestrator.advantage.scale = "group_mean" needs rewards of 0 or more, and a reward of {env.id} '
                     f"can be {least:g}: add {-least:g} to a component, or take another scale"
                 )
 

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 from hone.composition import parts
 from hone.composition.machine import configure, device_of, resolved
 from hone.composition.training import Training
+from hone.config.hoist import task_label
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
 from hone.digests import of_rows, text_sha256
 from hone.environments.data import Rows, given_rows, load_rows, to_jsonl
 from hone.environments.loading import configured
-from hone.errors import UserError
+from hone.errors import UserError, called_from
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id
@@ -189,6 +190,7 @@ class SFT(Training):
     kind = "sft"
     steps: SFTSteps
 
+    @called_from(python=True)
     def __init__(
         self,
         config: SFTConfig | str | Path | None = None,
@@ -305,9 +307,7 @@ DATA = "data.jsonl"
 def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
-    """Return the config, in a folder of its own, with the data set that a program gives in the place of its own, and
-    the rows of that.
-    """
+    """Return the config with the data set that a program gives, and its rows; the config names a run directory."""
     rows = given_rows(dataset, "dataset")
     if rows is None:
         return _in_own_folder(from_settings(SFTConfig, config, settings), ranks), None
@@ -324,9 +324,9 @@ def with_dataset(
 
 
 def _in_own_folder(config: SFTConfig, ranks: Ranks) -> SFTConfig:
-    """Return the config with a folder of its own, the same on all ranks, if it names none."""
+    """Return the config with a new run directory, the same on all ranks, if it names none."""
     data = config.data
-    name = data.env.id if data.env else Path(data.name or data.path or data.run or "").stem
+    name = task_label(data.env.id, data.env.args) if data.env else Path(data.name or data.path or data.run or "").stem
     return ranks.agree(ranks.together(lambda: with_own_folder(config, f"sft-{name}") if ranks.first else config))
 
 

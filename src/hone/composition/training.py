@@ -14,7 +14,7 @@ import torch
 
 from hone.composition.machine import kept_settings
 from hone.config.shared import CkptConfig
-from hone.errors import Halt, UserError
+from hone.errors import Halt, UserError, called_from
 from hone.runs import predictions
 from hone.runs.alarms import AlarmStop
 from hone.runs.observer import Observer
@@ -102,7 +102,7 @@ class Training(ABC):
         """Put this around what takes steps or saves: an error in there is no error of the block that uses the run."""
         self._check_left(takes_step)
         try:
-            with torch.inference_mode(False):  # whatever the program around it has set
+            with called_from(python=True), torch.inference_mode(False):  # whatever the program around it has set
                 yield
         except BaseException as error:
             self._error = error
@@ -114,7 +114,7 @@ class Training(ABC):
         with ExitStack() as stack:
             stack.enter_context(kept_settings())
             try:
-                with torch.inference_mode(False):  # whatever the program around it has set
+                with called_from(python=True), torch.inference_mode(False):  # whatever the program has set
                     self._open(stack)
             except BaseException as error:
                 self._error = error

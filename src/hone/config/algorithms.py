@@ -57,8 +57,8 @@ class LossConfig(BaseConfig):
     """Add the divergence to the loss; or take a completion's sum off its reward, before baseline and scale (with the
     scale `token_std`: what a token and those after it have)."""
     kl_bias_correction: bool = False
-    """Multiply the divergence in the loss by the ratio, which makes its gradient that of KL(policy || reference) with
-    `k1` and `k3`, as `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
+    """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
+    KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
     reference_interval: int | None = Field(default=None, ge=1)
     """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
     entropy_coef: float = Field(default=0.0, ge=0)

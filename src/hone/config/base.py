@@ -24,11 +24,12 @@ SYNONYMS = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if ke
     "group_size": "rollouts_per_example",
     "max_length": "seq_len",
     "max_new_tokens": "max_tokens",
+    "optim": "optim",  # a section here, the optimiser's name in TRL
     "optimiser": "optim",
     "optimizer": "optim",
     "steps": "max_steps",
 }
-"""Other trainers' words for keys of ours, beside those of TRL."""
+"""Other trainers' words for keys of ours."""
 CLOSE = 0.8
 """Names that are less alike than this are not suggested for each other."""
 

@@ -30,8 +30,7 @@ class EvalConfig(BaseConfig):
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
         """Return the task of a run that trains, set up as it is there."""
-        task = task_of_run(kind, table)
-        return table if task is None else {"env_args" if name == "args" else name: task[name] for name in task}
+        return task_of_run(kind, table, "env_args", "template")
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""

@@ -31,7 +31,7 @@ TASK_KEYS = {
 }
 """Keys of the top that describe a task without a file, and the arguments of that task."""
 NEEDED = ("reward", "agent", "agent_command", "data")
-"""Of these, the ones that make a task; the others only add to it."""
+"""The keys that make a task; the other keys only add to it."""
 FUNCTIONS = "functions"
 """Id of the task that is made of reward functions and a data set (hone.environments.functions)."""
 ENV = ("orchestrator", "env")
@@ -44,23 +44,22 @@ def task_label(env_id: str, args: Mapping[str, Any]) -> str:
     if env_id != FUNCTIONS:
         return env_id
     rewards = args.get("rewards") or args.get("agent") or ""
-    first = rewards if isinstance(rewards, str) else str(rewards[0])
+    first = str(rewards[0] if isinstance(rewards, list | tuple) else rewards)
     command = PurePath(next((word for word in str(args.get("agent_command") or "").split() if "." in word), "")).stem
     return first.rpartition(":")[2] or command or PurePath(str(args.get("data") or "")).stem or env_id
 
 
-def task_of_run(kind: str, table: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the task in the config.toml of a run of `hone KIND`, as `env`, `args` and `template`; None if that does
-    not train. Raises UserError for several tasks.
+def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> dict[str, Any]:
+    """Return the task in the config.toml of a run of `hone KIND`, as `env` and the keys `args` and `template`.
+
+    Returns the whole table if the run trains on no task. Raises UserError for several tasks.
     """
-    section = {"rl": "orchestrator", "sft": "data"}.get(kind)
-    if section is None:
-        return None
-    if len(table.get(section, {}).get("envs", [])) > 1:
+    section = table.get({"rl": "orchestrator", "sft": "data"}.get(kind, ""), {})
+    if len(section.get("envs", [])) > 1:
         raise UserError("the run has several tasks: name one, and its arguments by -a")
-    env = table.get(section, {}).get("env", {})
-    found = {"env": env.get("id"), "args": env.get("args"), "template": env.get("template")}
-    return {name: value for name, value in found.items() if value not in (None, {})}
+    env = section.get("env", {})
+    found = {"env": env.get("id"), args: env.get("args"), template: env.get("template")}
+    return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
 def compose(settings: Settings) -> dict[str, Any]:
@@ -135,7 +134,7 @@ def name_task(settings: Settings) -> None:
     """Put the task that `reward` and `data` describe in the place of the one that is named.
 
     A flag that names another task goes before files that describe one. `eval_data` turns evaluation on. Raises
-    UserError if flags do both, or for what is no name.
+    UserError if flags do both, or if a value is no name.
     """
     given = {name: setting for name in TASK_KEYS if (setting := settings.pop((name,), None))}
     for name, kind, objects in (

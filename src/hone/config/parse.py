@@ -28,8 +28,8 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
-from hone.config.trl import KEYWORDS, TRL
-from hone.errors import UserError
+from hone.config.trl import KEYS, TRL
+from hone.errors import KEYWORDS, UserError
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -72,7 +72,7 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
         key = lookup(cls, path := tuple(name.split(".")))
         if key is None:
             command = cls.__name__.removesuffix("Config").lower()
-            hint = _meant(cls, path, f"; `hone {command} --help all` lists all keys")
+            hint = _meant(cls, path, f"; `hone {command} --help all` lists all keys", _keyword)
             raise UserError(f"there is no key {name!r}{hint}")
         if key.section and isinstance(value, bool):
             value = {} if value else None
@@ -82,12 +82,17 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
     return _validated(cls, merged, "hone")
 
 
+def _keyword(path: Path) -> str:
+    return KEYWORDS.get(dotted(path), dotted(path))
+
+
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
-    """Return a hint: which key was meant; `other` if none is like it. Arguments of TRL's have hints of their own."""
+    """Return a hint: the key that was meant, or what `TRL` says of an argument of TRL; `other` if no key is like it."""
     name, note = TRL.get(unknown[0].replace("-", "_"), ("", "")) if len(unknown) == 1 else ("", "")
-    known = lookup(cls, tuple(KEYWORDS.get(name, name).split(".")))
+    name = KEYS.get(name, name)
+    known = lookup(cls, tuple(name.split("."))) or lookup(cls, tuple(name.removeprefix("trainer.").split(".")))
     if known or (note and not name):
-        asked = f"did you mean {name if show is dotted else flag(known.path)}?" if known else ""
+        asked = f"did you mean {show(known.path)}?" if known else ""
         return ": " + " ".join(filter(None, [asked, f"({note})" if name and note else note]))
     close = nearest(cls, unknown)
     return f": did you mean {show(close)}?" if close else other

@@ -18,7 +18,7 @@ from hone.web import shown_url
 
 Precision = Literal["fp32", "bf16_linear", "bf16"]
 KeyVariable = Annotated[str | None, AfterValidator(add_key_variable)]
-"""Name of an environment variable whose value is never written."""
+"""Name of an environment variable; its value is never written."""
 TRANSPORT = ".transport"
 """Folder in the run's own where the transport is, unless the config says where."""
 
@@ -399,7 +399,7 @@ class GradingConfig(BaseConfig):
     """Processes; by default one per core. 0: none, all runs in hone's own and without limits, for debugging."""
     timeout: float = Field(default=10.0, gt=0)
     """Seconds for a completion: if deterministic, of processor time (by the clock 6 times as many). A function of
-    `completions` has those of its whole group."""
+    `completions` has as many for each completion of its group."""
     memory_gib: float = Field(default=4.0, gt=0)
     """Memory, in GiB, that a process may take beyond what it takes to load the task."""
     max_failed: float = Field(default=0.1, ge=0, le=1)

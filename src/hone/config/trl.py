@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from hone.errors import KEYWORDS
+
 TRL = {
     "train_dataset": ("dataset", ""),
     "eval_dataset": ("eval_dataset", "evaluates on it, every `orchestrator.eval.interval` steps"),
@@ -22,7 +24,7 @@ TRL = {
     "weight_decay": ("trainer.optim.weight_decay", ""),
     "max_grad_norm": ("trainer.optim.max_norm", ""),
     "optim": ("trainer.optim.type", "`adamw` or `muon`; moments of 8 bits: `trainer.optim.state`"),
-    "num_train_epochs": ("max_steps", "a step draws `batch_size / rollouts_per_example` prompts"),
+    "num_train_epochs": ("max_steps", "a step of `rl` draws `batch_size / rollouts_per_example` prompts"),
     "per_device_train_batch_size": ("orchestrator.batch_size", "counts the completions of a step, on all devices"),
     "gradient_accumulation_steps": ("trainer.micro_batch_tokens", "a step is split by tokens; the result is the same"),
     "generation_batch_size": ("orchestrator.batch_size", ""),
@@ -39,7 +41,7 @@ TRL = {
     "top_p": ("orchestrator.sampling.top_p", ""),
     "top_k": ("orchestrator.sampling.top_k", ""),
     "min_p": ("orchestrator.sampling.min_p", ""),
-    "generation_kwargs": ("orchestrator.sampling", "`stop` and the like have keys of their own"),
+    "generation_kwargs": ("orchestrator.sampling", "it has keys for `stop` and the like"),
     "shuffle_dataset": ("orchestrator.curriculum.order", ""),
     "beta": ("trainer.loss.kl_coef", ""),
     "use_bias_correction_kl": ("trainer.loss.kl_bias_correction", "off by default, on in TRL"),
@@ -62,7 +64,7 @@ TRL = {
         '`"token_truncate"` is `"token"`, `"sequence_truncate"` is `"sequence"`',
     ),
     "vllm_importance_sampling_correction": ("trainer.correction.type", ""),
-    "use_vllm": ("inference.backend", '`"vllm"`, with a server of its own: `hone inference`'),
+    "use_vllm": ("inference.backend", '`"vllm"`, in a separate server: `hone inference`'),
     "vllm_server_base_url": ("orchestrator.client.base_url", ""),
     "gradient_checkpointing": ("trainer.checkpointing", ""),
     "bf16": ("precision", '`"bf16"`; the default computes products in bf16'),
@@ -81,9 +83,7 @@ TRL = {
 }
 """By TRL's name: the key or keyword here, "" if there is none, and a note."""
 
-
-KEYWORDS = {"dataset": "data", "eval_dataset": "eval_data"}
-"""Keywords of `hone.rl` that are no keys of its config, and the keys that take files instead."""
+KEYS = {keyword: key for key, keyword in KEYWORDS.items()}
 
 
 def table() -> str:

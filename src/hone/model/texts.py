@@ -19,6 +19,8 @@ from typing import Any, TypeVar
 
 from tokenizers import Tokenizer
 
+from hone.redaction import map_texts
+
 T = TypeVar("T")
 MARK = "\x7f"
 """Stands behind the first character of each special token in a text of data, and behind each DEL. JSON does not escape
@@ -147,18 +149,6 @@ class SpecialTexts:
             where, tokens = self._first
             event("special_tokens", step, texts=len(self), first=where, tokens=tokens)
             say(f"Warning: {self}")
-
-
-def map_texts(change: Callable[[str], str], value: T) -> T:
-    """Return the value with each text in it changed, also in lists and in keys and values of dicts."""
-    new: Any = value
-    if isinstance(value, str):
-        new = change(value)
-    elif isinstance(value, dict):
-        new = {map_texts(change, key): map_texts(change, item) for key, item in value.items()}
-    elif isinstance(value, list | tuple):
-        new = [map_texts(change, item) for item in value]
-    return new
 
 
 def composed(value: T) -> T:

@@ -258,7 +258,7 @@ class Host:
         """Serve the endpoint on a free port of this machine."""
         with socket.create_server(("127.0.0.1", 0)) as listener:
             config = uvicorn.Config(
-                self.app, http="h11", ws="none", lifespan="off", log_level="warning", access_log=False
+                self.app, http="h11", ws="none", lifespan="off", log_level="warning", use_colors=False, access_log=False
             )
             config.timeout_graceful_shutdown = 1
             # a client may send its next call just as the server closes the idle connection

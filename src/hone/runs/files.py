@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.redaction import redact
+from hone.redaction import map_texts, redact
 
 TMP_PREFIX = ".tmp-hone-"
 NEW_PREFIX = TMP_PREFIX + "new-"
@@ -40,11 +40,11 @@ _NUMBERS = ("metrics.jsonl", "timings.jsonl")
 
 
 def dumps(value: Any) -> str:
-    """Return one line of canonical JSON: keys in insertion order, floats by repr, and API keys taken out.
+    """Return one line of canonical JSON: keys in insertion order, floats by repr, API keys taken out of texts.
 
     NaN and infinity are refused.
     """
-    return redact(json.dumps(value, ensure_ascii=False, allow_nan=False))
+    return json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False)
 
 
 def write_file(path: Path, content: bytes | str) -> None:
@@ -78,7 +78,7 @@ def write_json(path: Path, value: Any) -> None:
 
 def to_json(value: Any) -> str:
     """Return indented JSON with a final line end, without API keys; NaN is refused."""
-    return redact(json.dumps(value, ensure_ascii=False, allow_nan=False, indent=2)) + "\n"
+    return json.dumps(map_texts(redact, value), ensure_ascii=False, allow_nan=False, indent=2) + "\n"
 
 
 def _fsync(path: Path) -> None:

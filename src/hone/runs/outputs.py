@@ -62,7 +62,7 @@ NAMES = (
 
 FORMAT = "hone-run-1"
 OUTPUTS = Path("outputs")
-"""Holds the runs that do not say where they are to be."""
+"""Holds the runs of configs without an `output_dir`."""
 PREVIOUS = ".previous"
 LOCK = ".hone.lock"
 LAUNCHER = ".hone.launcher.lock"
@@ -175,10 +175,10 @@ def check_target(path: Path, flag: str) -> None:
 
 
 def with_own_folder(config: Config, name: str) -> Config:
-    """Return the config with a folder of its own, `outputs/NAME-1` or the first number that is free, if it names none.
+    """Return the config with an `output_dir`; if it names none, a new `outputs/NAME-1`, or the first free number.
 
-    The folder is made, so that no other run takes it; `delete_unused` deletes it if it stays empty. A run that is to go
-    on is the last one of that name.
+    The folder is made, so that no other run takes it; `delete_unused` deletes it if it stays empty. With `resume` it is
+    the folder of the last run of that name.
     """
     if "output_dir" in config.model_fields_set:
         return config

@@ -6,17 +6,19 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from hone.terminal import printable
+
 if TYPE_CHECKING:
     import pyarrow
 
 ROWS, WIDTH = 10, 40
 """Most rows that are shown, and most characters of a cell."""
 COLUMNS = ("prompt", "text", "reward", "outcome", "detail")
-"""Columns of samples that are shown, those that are there."""
+"""Columns of samples that are shown, if the table has them."""
 
 
 class Samples:
-    """Completions of a step: an Arrow table with all its methods and attributes, which is shown as rows."""
+    """Completions of a step, shown as rows: has all methods and attributes of `table`, an Arrow table."""
 
     def __init__(self, table: pyarrow.Table) -> None:
         self.table = table
@@ -62,10 +64,14 @@ class Samples:
 
 def text_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Return rows with the same keys as lines, under the keys."""
-    cells = [[*rows[0]], *([_cell(value) for value in row.values()] for row in rows)] if rows else []
+    return "\n".join(aligned([{name: _cell(value) for name, value in row.items()} for row in rows]))
+
+
+def aligned(rows: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return rows with the same keys as lines under the keys, in columns; no lines for no rows."""
+    cells = [[*rows[0]], *([*row.values()] for row in rows)] if rows else []
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = ("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in cells)
-    return "\n".join(line.rstrip() for line in lines)
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
 
 def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -78,6 +84,5 @@ def html_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def _cell(value: Any) -> str:
     if value is None:
         return "-"
-    text = f"{value:.4g}" if isinstance(value, float) else " ".join(str(value).split())
-    text = "".join(c if c.isprintable() else "\ufffd" for c in text)
+    text = f"{value:.4g}" if isinstance(value, float) else printable(" ".join(str(value).split()))
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 1]}…"

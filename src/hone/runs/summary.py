@@ -215,11 +215,14 @@ def evaluating(run: Summary, weights: Path) -> str:
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
         with suppress(UserError):  # it may be gone
             of = summarize(find_run(sampled))
-    trees = [(flag, of.env[name]) for flag, name in (("-a", "args"), ("--template", "template")) if of.env.get(name)]
-    by_file = trees and of.kind != "eval" and os.path.normpath(of.config.get("output_dir", "")) == str(of.path)
-    task = ["@", str(of.path / "config.toml")] if by_file else [of.env.get("id", "ENV")]
+    given = [(flag, of.env[name]) for flag, name in (("-a", "args"), ("--template", "template")) if of.env.get(name)]
+    task = [of.env.get("id", "ENV")]
+    several = len(of.config.get("orchestrator", {}).get("envs", [])) > 1
+    in_place = os.path.normpath(of.config.get("output_dir", "")) == str(of.path)
+    if given and of.kind != "eval" and in_place and not several:
+        task, given = ["@", str(of.path / "config.toml")], []
     command = ["hone", "eval", *task, "-m", str(weights), "-n", "100", "-r", "4"]
-    for flag, tree in [] if by_file else trees:
+    for flag, tree in given:
         command += [flag, json.dumps(tree)]
     if run.kind == "rl" and (template := run.config.get("model", {}).get("chat_template")):
         command += ["--chat-template", template]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -106,13 +107,6 @@ class Catalog:
         found = [self._entry(slug, path) for slug, path in self._slugs().items()]
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
 
-    def counted(self) -> str:
-        """Return how many readable runs there are, as `hone runs list` counts them: `4 runs, 1 evaluation`."""
-        entries = [one for one in self.entries() if not one.damage]
-        evaluations = sum(one.is_evaluation for one in entries)
-        previous = sum(one.previous and not one.is_evaluation for one in entries)
-        return count_text(len(entries) - evaluations - previous, evaluations, previous)
-
     def studies(self) -> dict[str, Path]:
         """Return the pages of the studies under the root whose runs are there, by the study's path."""
         folders = {path.parent.parent for path in self._slugs().values() if len(path.relative_to(self.root).parts) > 1}
@@ -162,6 +156,14 @@ class Catalog:
         entry = Entry(slug, name, path, is_previous(relative), summary, damage)
         self._known[path] = files, entry
         return entry
+
+
+def counted(entries: Sequence[Entry]) -> str:
+    """Return how many readable runs there are, as `hone runs list` counts them: `4 runs, 1 evaluation`."""
+    readable = [one for one in entries if not one.damage]
+    evaluations = sum(one.is_evaluation for one in readable)
+    previous = sum(one.previous and not one.is_evaluation for one in readable)
+    return count_text(len(readable) - evaluations - previous, evaluations, previous)
 
 
 def _as_text(name: str) -> str:

@@ -169,8 +169,8 @@ def _phases(lines: list[Line]) -> list[Line]:
 
 
 def sparkline(values: Sequence[float], width: int = 128, height: int = 28, top: float | None = None) -> Markup:
-    """Draw values, of which there is at least one, as a small line above its area: from 0, or the least value below it,
-    to `top`, by default the largest value.
+    """Draw values, at least one, as a small line with the area below it: from 0, or the least value below 0, to `top`,
+    by default the largest value.
 
     Longer ones than `width / 2` are averaged over stretches.
     """

@@ -13,7 +13,7 @@ from starlette.datastructures import QueryParams
 from hone.runs.progress import duration, percent, reward_interval, thousands
 from hone.runs.settings import differing
 from hone.runs.summary import environments, exactness, latest, local_time, shortened
-from hone.viewer.catalog import Entry, NotFound, RunState
+from hone.viewer.catalog import Entry, NotFound, RunState, counted
 from hone.viewer.charts import sparkline
 from hone.viewer.site import Site, names_in
 
@@ -95,7 +95,7 @@ def runs(site: Site, query: QueryParams) -> str:
         tables={id: _table(id, part, settings, group) for id, part in parts.items()},
         shown=len(shown),
         total=len(rows),
-        counted=site.catalog.counted(),
+        counted=counted(entries),
         studies=list(site.catalog.studies()),
         unreadable=[entry for entry in entries if entry.damage],
         around=None if entries else site.catalog.around,

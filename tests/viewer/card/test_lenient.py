@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,6 +11,7 @@ from dataclasses import replace
 import pytest
 from samples_made import BARE, LOST, RIGHT, evaluation, make_run, row
 
+from hone import trust
 from hone.audit.answers import Kind, answer_of, wrong_answers
 from hone.audit.probes import subject_of
 from hone.audit.restyling import RESTYLINGS
@@ -240,6 +242,7 @@ def test_a_task_that_is_gone_or_another_here_is_not_executed(name, why, tmp_path
     run = make_run(tmp_path / "run", {0: evaluation([BARE] * 5)}, sources={"environment": "0" * 64})
     (run / "config.toml").write_text((run / "config.toml").read_text().replace("char-count", name))
     (tmp_path / "trap_task.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')")
-    card = facts_of(run, lambda one, some: read_recorded(one, some, GradingConfig(), 10.0))
+    with trust.opened_run(run, json.loads((run / "run.json").read_text()), trusted=False):
+        card = facts_of(run, lambda one, some: read_recorded(one, some, GradingConfig(), 10.0))
     assert why in card.leniency.why_not and not card.lenient
     assert not (tmp_path / "executed").exists()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from hone import rng, trust
+from hone import rng
 from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
 from hone.audit.probes import Subject, subject_of
 from hone.config.shared import EnvConfig, GradingConfig
@@ -52,15 +52,9 @@ def read_recorded(
 ) -> Leniency:
     """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded.
 
-    Code that is not trusted is not executed.
+    Call this within `trust.opened_run` for a run that may be somebody else's. With `trust_local_task` the task may have
+    changed since the run.
     """
-    with trust.opened_run(run.path, run.info, trust_local_task):
-        return _read_recorded(run, evaluated, grading, seconds, trust_local_task)
-
-
-def _read_recorded(
-    run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool
-) -> Leniency:
     config = Run(run.path).config
     recorded = run.info.get("sources", {}).get("environment")
     try:

@@ -193,7 +193,7 @@ def changes(
 ) -> dict[str, Change]:
     """Return the change of each measure, over the examples that are in both; one without such an example is absent.
 
-    The counts are those of each example's completions.
+    The counts are the numbers of completions by example.
     """
     found: dict[str, Change] = {}
     for name in before:

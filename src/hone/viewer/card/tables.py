@@ -74,7 +74,7 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
 
 
 def _digests(run: Summary) -> Facts:
-    """Return the hashes by which to tell that another run is the same."""
+    """Return the hashes that an equal run has, too."""
     facts: dict[str, str | list[str]] = {}
     if run.kind != "eval":
         for line in Run(run.path).hashes()[-1:]:
