@@ -282,8 +282,10 @@ class Group:
 
     @property
     def all_masked(self) -> bool:
-        """True if every completion was stopped by length and is therefore not trained on."""
-        return self.masks_truncated and all(one.truncated for t in self.trajectories for one in t.trajectories)
+        """True if every completion with a score was stopped by length, and none is trained on."""
+        graded = [t for t, s in zip(self.trajectories, self.scores, strict=True) if not s.outcome.is_failure]
+        masked = all(one.truncated for t in graded for one in t.trajectories)
+        return self.masks_truncated and bool(graded) and masked
 
 
 @dataclass(frozen=True)

@@ -397,6 +397,18 @@ def test_the_text_is_the_same_in_every_process(here):
     assert len(texts) == 1 and b"table = set([" in texts.pop()
 
 
+def test_an_object_that_holds_itself_is_kept(here):
+    (here / "script.py").write_text(
+        "class Loop:\n"
+        "    def __init__(self):\n        self.me, self.worth = self, 2.0\n\n"
+        "    def __call__(self, completion):\n        return self.me.me.worth\n\n"
+        "from hone.environments.kept_source import kept_source\n"
+        "text, why = kept_source([Loop()])\nnames = {}\nexec(text, names)\nprint(why, names['reward_Loop'](''))"
+    )
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2.0"
+
+
 LENGTH = 3
 STREAM = open(__file__)  # noqa: SIM115
 UNUSED = STREAM

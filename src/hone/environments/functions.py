@@ -240,7 +240,7 @@ class _Grader:
             )
 
     def reward_func(self) -> RewardFunc:
-        """Return the function as a rubric calls it: for one completion with what a rubric offers, or for a group."""
+        """Return the function as a rubric calls it: for one completion, by the names in `OFFERED`, or for a group."""
         func = self.func
         if self.batched:
             return self._by_group()

@@ -123,7 +123,7 @@ class _Writer:
         """Return an expression for a value; one that needs more is added under its own name, or else this one."""
         if (source := _literal(value)) is not None:
             return source
-        known = next((key for key, one in module.items() if one is value), name)
+        known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)
         if known == name and isinstance(value, type | FunctionType):
             known = value.__name__
         self._define(known, value, module)

@@ -85,7 +85,7 @@ class Measured:
     seconds: float
 
     def joined(self, group: Measured) -> Measured:
-        """Return this with what the functions of its group gave."""
+        """Return this with the components and the failure of its group."""
         components, failure = self.components | group.components, self.failure or group.failure
         return Measured(components, self.answer, failure, self.seconds + group.seconds)
 
@@ -149,12 +149,7 @@ class Rubric:
         """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
-    @property
-    def num_async(self) -> int:
-        """The number of async functions, each of which may wait as long as it may take."""
-        return sum(map(is_async, self.funcs.values()))
-
-    def num_waits(self, of_groups: bool) -> int:
+    def num_async(self, of_groups: bool) -> int:
         """Return the number of async functions that are called for groups, or for single completions."""
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
@@ -204,7 +199,7 @@ class Rubric:
     def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
         """Run the functions of a group on its completions, up to the first that fails as a whole.
 
-        Such a failure is that of each completion; a value that is no finite number is that of its own alone.
+        Then each completion fails. A value that is not a finite number fails its own completion alone.
         """
         started = time.perf_counter()
         components: list[dict[str, float]] = [{} for _ in samples]

@@ -52,7 +52,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     """Yield a fresh folder among the temporary files that only this user can enter, and remove it afterwards, unless it
     holds a file `KEPT`.
 
-    Those that killed processes left are removed first, as `shared_folder` does.
+    The folders of killed processes are removed first, as `shared_folder` does.
     """
     root, prefix = Path(tempfile.gettempdir()), f"hone-{kind}-{os.geteuid()}-"
     _sweep(root, prefix)

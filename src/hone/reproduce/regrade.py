@@ -196,7 +196,7 @@ def regrade(
 
 
 def _spread(recorded: Sequence[Recorded], count: int, whole_groups: bool) -> list[Recorded]:
-    """Return about `count` of the completions, evenly spread; or, of as many, all of their groups."""
+    """Return about `count` of the completions, evenly spread; with `whole_groups` in whole groups."""
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
