@@ -1,4 +1,4 @@
-"""How often a study's test is wrong where there is no effect, and how often it finds one that is there, by simulation.
+"""Simulate how often a study's test is wrong where there is no effect, and how often it finds one that is there.
 
     .venv/bin/python benchmarks/study_errors.py --out benchmarks/results/study_errors.json
 

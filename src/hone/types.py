@@ -306,7 +306,7 @@ class PackedBatch:
     -1, is the segment whose tokens come before those of segment i: a prompt that a group shares, laid down once, before
     its completions. `parents` None: every segment is a whole sequence. `loss_lengths`, `groups` and `samples` (-1: a
     shared prompt) say of each segment how many tokens carry loss, and whose it is; `rewards` (None: not needed) and
-    `pools`, of which completion and task.
+    `pools` are the reward of its completion and the number of its task.
 
     `[N]`: `token_ids`; `positions`, which count within the sequence, so a segment goes on where its parent ends;
     `previous`, the index of the token that precedes a token in its sequence, -1 for a first token; all int64.

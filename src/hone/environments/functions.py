@@ -395,7 +395,7 @@ def given_task(
 def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
 
-    An object, a bound method or a partial is found if a global variable of its class's or function's module is that.
+    An object, a bound method or a partial is found if it is a global variable of the module of its class or function.
     """
     home, names = unwrapped(func).__module__, [component_name(func)]
     if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:
@@ -409,8 +409,10 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return the function, if it is one with a name; as a reward also a partial or a bound method of such a one, or an
-    object that can be called. Raises UserError if not."""
+    """Return a named function; as a reward also a callable object, or a partial or bound method of a named function.
+
+    Raises UserError for anything else.
+    """
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

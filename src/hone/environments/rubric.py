@@ -39,7 +39,7 @@ def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
     """Mark a function as one of a group: it is called once for the `Sample`s of one prompt that are graded together,
     and returns a list with a value for each, or a GraderFailure.
 
-    `ids`: it takes the samples' `completion_ids`, `needs_ids`: and cannot do without.
+    `ids`: it takes the samples' `completion_ids`; `needs_ids`: it fails without them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func

@@ -1,5 +1,5 @@
 """A folder in memory, for weights on their way to a server of the same machine: this user's alone, gone with its run.
-So are the scratch folders of a run's launcher.
+The scratch folders of a run's launcher are made and removed in the same way.
 
 Standard library only, as the launcher that makes it.
 """
@@ -22,7 +22,7 @@ ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
 """Names the folder to the roles of a run; the trainer is told by the orchestrator."""
 KEPT = ".kept"
-"""A file in a scratch folder that stays, for a message names a log in there."""
+"""Marks a scratch folder that is not removed, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
 
 
