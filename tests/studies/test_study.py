@@ -198,7 +198,7 @@ def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    reverse_text_with(tmp_path, "env.rubric.funcs = {name: raises for name in env.rubric.funcs}")
+    reverse_text_with(tmp_path, "env.rubric.sample_funcs = {name: raises for name in env.rubric.funcs}")
     settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
     for _ in range(2):
         found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]
