@@ -295,10 +295,9 @@ class _Grader:
         if isinstance(values, list | tuple) and len(values) == count:
             return list(values)
         got = f"a list of {len(values)}" if isinstance(values, list | tuple) else f"{values!r:.60}"
-        detail = (
-            f"{component_name(self.func)} returned {got} for {count} completion{'s' * (count != 1)}: return a list "
-        )
-        return GraderFailure(Outcome.GRADER_ERROR, f"{detail}with a number (or None) for each")
+        name, plural = component_name(self.func), "s" * (count != 1)
+        detail = f"{name} returned {got} for {count} completion{plural}: return a list with a number (or None) for each"
+        return GraderFailure(Outcome.GRADER_ERROR, detail)
 
 
 @dataclass(frozen=True)
