@@ -24,9 +24,11 @@ Message = dict[str, Any]
 GREEDY_BELOW = 1e-5
 """A sampling temperature below this is greedy: logits divided by it may exceed what float32 holds."""
 
-LARGEST_REWARD = 1e38
-"""The largest absolute reward: advantages, which are differences of rewards, are float32."""
-TOO_LARGE = f"is not within ±{LARGEST_REWARD:g}: scale the rewards down"
+LARGEST_REWARD = 1e6
+"""The largest absolute reward. A larger one is a mistake: float32, in which advantages are, then rounds away what the
+other components pay."""
+BOUND = f"±{LARGEST_REWARD:,.0f}"
+TOO_LARGE = f"is not within {BOUND}: scale the rewards down"
 
 
 class Outcome(StrEnum):
@@ -240,6 +242,12 @@ class Score:
 
     def __post_init__(self) -> None:
         assert math.isnan(self.reward) == self.outcome.is_failure, (self.reward, self.outcome)
+
+    @property
+    def too_large(self) -> bool:
+        """True if the weighted sum of the components is no reward because of its size."""
+        total = sum(self.weights[name] * value for name, value in self.components.items())
+        return not abs(total) <= LARGEST_REWARD
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ async def late(completion):
         (lambda completion: "0.5", "returned '0.5', which is neither a number nor None"),
         (lambda completion: [1.0], "a value of type list"),
         (lambda completion: 10**400, "a value of type int"),
-        (lambda completion: 2e38, "is not within ±1e+38: scale the rewards down"),
+        (lambda completion: 1e6 + 1, "is not within ±1,000,000: scale the rewards down"),
         (lambda completion: None, "every reward function that has a weight abstained"),
     ],
 )
@@ -217,6 +217,9 @@ def test_each_function_has_arguments_of_its_own_but_for_what_it_adds_to_the_stat
         (lambda: Rubric([right], correctness="exact"), "correctness is 'exact'.*'right'"),
         (lambda: Rubric([right], ranges={"exact": Range((1, 1), (0, 0))}), r"ranges names \['exact'\]"),
         (lambda: Rubric([right], ranges={"right": Range((1, math.inf), (0, 0))}), "the range of right has no end"),
+        (lambda: Rubric([right], [-2e6]), r"allow a reward of 2e\+06; a reward must be within ±1,000,000"),
+        (lambda: Rubric([right, late], [6e5, 6e5]), r"allow a reward of 1\.2e\+06"),
+        (lambda: Rubric([right], [1e4], ranges={"right": Range((1, 200), (-1, 0))}), r"allow a reward of 2e\+06"),
         (lambda: Rubric([lambda completion, judge: 1.0]), "parameter 'judge'.*it offers completion, answer"),
     ],
 )

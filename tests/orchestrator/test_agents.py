@@ -799,7 +799,7 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     [
         ([1.0], "gave 1 rewards of calls; 4 were answered"),
         ([0, 1, "no", 2], "'no' as calls[2]"),
-        ([1e39, -1e39, 0, 0], "1e+39 as calls[0]; a reward is a number within ±1e+38"),
+        ([2e6, -1e6, 0, 0], "2000000.0 as calls[0]; a reward is a number within ±1,000,000"),
         (np.zeros((4, 1)), "as calls; a reward is a number"),
     ],
 )

@@ -5,7 +5,7 @@ import pytest
 
 from hone.config.alarms import AlarmsConfig
 from hone.runs.alarm_rules import RULES
-from hone.runs.alarms import Alarms
+from hone.runs.alarms import WITHOUT_RULE, Alarms
 from hone.runs.history import History
 
 ONSET, END = 30, 60
@@ -95,7 +95,7 @@ def test_an_update_that_had_nothing_to_train_on_is_no_gradient_that_was_not_fini
 def test_there_is_a_case_for_every_rule_and_a_setting_with_a_default():
     assert CASES.keys() == RULES.keys()
     names = [name for name in AlarmsConfig.model_fields if name not in ("action", "window")]
-    assert sorted(names) == sorted([*RULES, "gap"])
+    assert sorted(names) == sorted([*RULES, *WITHOUT_RULE])
     assert all(AlarmsConfig().of(name).threshold for name in RULES)
 
 

@@ -82,6 +82,17 @@ def test_a_gap_that_was_told_before_a_resume_is_not_told_again():
     assert list(alarms.active) == [] and alarms.raised(3, "gap", found()) is not None
 
 
+def test_other_scores_of_recorded_completions_stay_an_alarm_also_after_a_resume():
+    alarms = Alarms(AlarmsConfig(window=2, truncation={"action": "off"}))
+    assert alarms.raised(0, "regraded", found()) is not None
+    assert look(alarms, *[0.0] * 9) == [] and list(alarms.active) == ["regraded"]
+    alarms = Alarms(AlarmsConfig(window=2))
+    alarms.restore(lines(0.0), [{"kind": "alarm", "step": 0, "name": "regraded"}])
+    assert list(alarms.active) == ["regraded"] and alarms.raised(1, "regraded", found()) is None
+    with pytest.raises(ValueError, match="the alarm regraded has no threshold"):
+        AlarmsConfig(regraded={"threshold": 0.5})
+
+
 def config(folder, **settings) -> RLConfig:
     return RLConfig(output_dir=folder, max_steps=9, display="plain", **settings)
 

@@ -21,7 +21,7 @@ from hone.environments.parsers import completion_text
 from hone.environments.references import forms, reference_of
 from hone.errors import UserError
 from hone.grading import last_line
-from hone.types import Example, Message, Outcome, Reply, Score
+from hone.types import BOUND, Example, Message, Outcome, Reply, Score
 
 Script = str | Sequence[Message]
 """The model's output: a text, or messages, of which only the assistant's count."""
@@ -31,6 +31,8 @@ MOST_HUNG = 4
 """Most names of texts at which a grader may hang; then no more are tried."""
 DERIVED_FROM = 4
 """Examples on which forms of a derived reference are tried."""
+TOO_LARGE = "too-large"
+"""The finding that no run may begin with."""
 _SHOWN = 3
 """Texts that a finding keeps."""
 
@@ -180,7 +182,8 @@ def with_derived(prober: Prober) -> Prober:
         return prober
     few, tried = subjects[:DERIVED_FROM], forms(subjects[0].example)
     texts = [Text(subject, form, reference_of(subject.example, form)) for form in tried for subject in few]
-    right = Counter(probe.name for probe in replace(prober, graded=[]).grade(texts) if probe.correct)
+    probes = replace(prober, graded=[]).grade(texts)
+    right = Counter(probe.name for probe in probes if probe.correct or probe.score.too_large)
     form = max(tried, key=lambda one: right[one])
     if not right[form]:
         return replace(prober, tried=tuple(tried))
@@ -240,10 +243,16 @@ _FAILURES = {
 
 
 def failures(probes: Sequence[Probe]) -> list[Finding]:
-    """Return at most one finding `raises` and one `hangs` for all of the probes."""
+    """Return at most one finding each of `raises`, `hangs` and `too-large` for all of the probes."""
     findings = []
+    if large := [probe for probe in probes if probe.score.too_large]:
+        names = tuple(dict.fromkeys(probe.name for probe in large))
+        title = f"the reward is beyond {BOUND} at {len(large)} of {len(probes)} texts ({listed(names)}): "
+        title += str(large[0].score.components)
+        shown = examples_of(large, f"a reward within {BOUND}")
+        findings.append(Finding(TOO_LARGE, Verdict.FAIL, title, "scale the rewards or weights down", names, shown))
     for outcome, (name, verb, remedy) in _FAILURES.items():
-        if failed := [probe for probe in probes if probe.score.outcome is outcome]:
+        if failed := [probe for probe in probes if probe.score.outcome is outcome and not probe.score.too_large]:
             names = tuple(dict.fromkeys(probe.name for probe in failed))
             reason = last_line(failed[0].score.detail)
             title = f"the grader {verb} at {len(failed)} of {len(probes)} texts ({listed(names)}): {reason}"

@@ -29,7 +29,8 @@ SHOWN = 3
 class Audit(Observer):
     """Audits the task of a run before it begins; one that fails is refused, or, without `refuses`, reported.
 
-    A grader that fails at all texts is always refused: no run can learn from it. `refuses` is False for a program.
+    A grader that fails at all texts, or gives a reward beyond the largest, is always refused: no run can learn from it.
+    `refuses` is False for a program.
     A resume of a run that had its audit needs none.
     """
 
@@ -62,6 +63,7 @@ class Audit(Observer):
 
     def _audit(self, training: Any, config: RLConfig, env: Environment) -> dict[str, Any]:
         """Audit a task; return its record, without what differs between equal runs. Raises UserError if it fails."""
+        from hone.audit.probes import TOO_LARGE
         from hone.audit.report import Verdict
 
         report = _audit(training, config, env)
@@ -69,7 +71,9 @@ class Audit(Observer):
         flags = {"a": task.args, "env_template": task.template, "seed": config.seed or None}
         see = command("hone", "audit", task.id, **flags)
         failed = [finding for finding in report.failures if finding.name != MAX_TOKENS_FAILURE]
-        if failed and (self._refuses or report.facts["failed"] == report.facts["texts"]):
+        unfit = [finding for finding in failed if finding.name == TOO_LARGE]
+        failed = unfit or failed
+        if unfit or (failed and (self._refuses or report.facts["failed"] == report.facts["texts"])):
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
             raise UserError(
                 f"the reward of {env.label} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hone.commands.detach import COMMAND, hand_over
+from hone.commands.reward_check import RewardCheck
 from hone.commands.status import command
 from hone.composition.machine import device_of
 from hone.composition.training import predictions_text
@@ -112,9 +113,11 @@ def _train(training: Any) -> Any:
 
 def attached(config: SFTConfig | RLConfig, kind: str, *more: Observer) -> list[Observer]:
     """Return what watches a run of a command: what its config asks for, its first lines, `more`, and its card."""
-    # At the end they are told in reverse: what is pushed has the card.
-    push = [hub.Push(config.push_to_hub)] if config.push_to_hub else []
-    return [*watching(config, kind), Introduction(), *more, *push, *([Card()] if config.report else []), HandOver()]
+    # At the end they are told in reverse: the card has the last check of the rewards, and what is pushed has the card.
+    last = [hub.Push(config.push_to_hub)] if config.push_to_hub else []
+    last += [Card()] if config.report else []
+    last += [RewardCheck()] if kind == "rl" else []
+    return [*watching(config, kind), Introduction(), *more, *last, HandOver()]
 
 
 class Introduction(Observer):

@@ -23,6 +23,7 @@ ALARMS = {
     "kl": (0.1, "The KL to the initial policy is above this many nats a token; needs `loss.kl_coef` above 0."),
     "ratio": (0.2, "This share of tokens had their importance ratio clipped."),
     "gap": (None, "Sampler and trainer are apart; the bounds are those of `gap`."),
+    "regraded": (None, "Recorded completions were graded again, and got other scores: the reward changes, or draws."),
     "grad_spike": (10, "The gradient's norm is this many times that of the 20 steps before, or is not finite."),
     "identical": (0.5, "This share of completions equal one of another prompt, more than at first, and are wrong."),
     "grader": (0.02, "This share of completions could not be graded."),
@@ -60,9 +61,11 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
     """Steps that are averaged, now and at the beginning, before the two are compared."""
 
     @model_validator(mode="after")
-    def _check_gap(self) -> AlarmsConfig:
+    def _check_thresholds(self) -> AlarmsConfig:
         if self.of("gap").threshold is not None:
             raise UserError("the alarm gap has no threshold: set gap.mean, gap.max and gap.stop")
+        if self.of("regraded").threshold is not None:
+            raise UserError("the alarm regraded has no threshold: any other score raises it")
         return self
 
     def of(self, name: str) -> AlarmConfig:

@@ -27,7 +27,7 @@ from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
 from hone.redaction import add_key_variable
-from hone.types import LARGEST_REWARD, TOO_LARGE, Example, Outcome, Reply, Score, Trajectory
+from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Outcome, Reply, Score, Trajectory
 from hone.web import without_local_proxy
 
 MOST_REWARDS = 64
@@ -259,7 +259,7 @@ def finite(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if not abs(number) <= LARGEST_REWARD:
-        raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a number within ±{LARGEST_REWARD:g}")
+        raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a number within {BOUND}")
     return number
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
 import json
 import math
@@ -172,6 +173,17 @@ class Environment:
         if self._workers is not None:
             self._workers.pool.close()
             self._workers = None
+
+    def apart(self) -> Environment | None:
+        """Return a copy of this task that grades in one new process of its own, beside this one, also inline functions.
+
+        None if no process can load this task, or it has its own. Close its workers in the end.
+        """
+        made = copy.copy(self)
+        made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
+        made._workers, made.make_process, made.isolated = None, None, True
+        made.progress = lambda words: None
+        return None if made._workers_for(self.rubric.inline) is None else made
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:

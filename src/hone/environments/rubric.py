@@ -16,7 +16,7 @@ from hone.environments.parsers import Parser, completion_text
 from hone.errors import UserError
 from hone.grading import GraderFailure, Work, accepted_names, as_reward, attempt, decide_outcome, run_reward
 from hone.rng import stream
-from hone.types import LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
+from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
 """Gets one completion. One that is marked by `of_group` gets the samples of a group, and returns a list."""
@@ -134,6 +134,11 @@ class Rubric:
         for name, one in self.ranges.items():
             if not all(map(math.isfinite, (*one.right, *one.wrong))):
                 raise UserError(f"Rubric: the range of {name} has no end: give finite ones, or declare no range for it")
+        if not self._largest() <= LARGEST_REWARD:
+            raise UserError(
+                f"Rubric: weights and ranges allow a reward of {self._largest():.3g}; a reward must be within {BOUND}: "
+                "scale the weights down"
+            )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
         """Functions that are called once for a group; `sample_funcs` once for each completion."""
@@ -143,6 +148,15 @@ class Rubric:
         """The name of a function that cannot do without the ids of sampled tokens; None if there is none."""
         self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
+
+    def _largest(self) -> float:
+        """Return the largest absolute reward by weights and ranges; a function without a range gives 0 to 1."""
+        low = high = 0.0
+        for name, weight in self.weights.items():
+            one = self.ranges.get(name)
+            ends = [weight * end for end in ((*one.right, *one.wrong) if one else (1.0,))]
+            low, high = low + min(0.0, *ends), high + max(0.0, *ends)
+        return max(-low, high)
 
     @property
     def inline(self) -> bool:

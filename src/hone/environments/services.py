@@ -32,7 +32,7 @@ from hone.environments.parsers import completion_text
 from hone.errors import UserError
 from hone.redaction import add_key_variable, redact
 from hone.runs.outputs import JUDGEMENTS
-from hone.types import content_hash
+from hone.types import LARGEST_REWARD, content_hash
 from hone.web import MIB, TooLarge, client_options, may_pass, retry_after, shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
@@ -40,7 +40,6 @@ VARIABLE = "HONE_JUDGEMENTS"
 OPENAI = "https://api.openai.com/v1"
 LARGEST_ANSWER = MIB
 """Bytes of an answer."""
-LARGEST_REWARD = 1e6
 _FIELDS = re.compile(r"\{(prompt|completion|answer)\}")
 _OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 

@@ -93,7 +93,7 @@ class Grader:
                 row = {"prompt": example.prompt, "answer": example.answer, "info": example.info}
                 row |= self.template.row(row, f"sample {reply.sample_id}")
                 example = Example(example.prompt, str(row["answer"]), row["info"])
-            if isinstance(self.env, MultiTurnEnv):
+            if self.reads_state and isinstance(self.env, MultiTurnEnv):
                 state = self.env.initial_state(example, seed=0)
                 reply = Reply(reply.messages, reply.stop_reason, reply.sample_id, state=state)
             asked.append((example, reply))
@@ -174,7 +174,7 @@ def regrade(
         pairs = grader.grade(recorded, seed)
         if own is not None:
             quota = min((done + 1) * check // len(steps) - done * check // len(steps), len(recorded))
-            spread = _spread(recorded, quota, whole_groups=bool(own.env.rubric.group_funcs))
+            spread = spread_out(recorded, quota, bool(own.env.rubric.group_funcs))
             result.check(pairs if own is grader else own.grade(spread, seed))
         graded = [one.score for one in recorded if not one.score.outcome.is_failure]
         if old_main is None and graded:
@@ -195,12 +195,18 @@ def regrade(
     return result
 
 
-def _spread(recorded: Sequence[Recorded], count: int, whole_groups: bool) -> list[Recorded]:
-    """Return about `count` of the completions, evenly spread; with `whole_groups` in whole groups."""
+def spread_out(
+    recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
+) -> list[Recorded]:
+    """Return about `count` of the completions, evenly spread or drawn by the `generator`; with `whole_groups` in whole
+    groups.
+    """
     groups: dict[int, list[Recorded]] = {}
     for index, one in enumerate(recorded):
         groups.setdefault(one.draw if whole_groups else index, []).append(one)
     parts = list(groups.values())
+    if generator is not None:
+        parts = [parts[i] for i in generator.permutation(len(parts))]
     number = math.ceil(count * len(parts) / max(1, len(recorded)))
     return [one for i in range(number) for one in parts[i * len(parts) // number]]
 

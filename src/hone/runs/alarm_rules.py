@@ -379,4 +379,4 @@ RULES = {
         "(`hone audit`)",
     ),
 }
-"""By the name of the alarm. `gap` has no rule: `hone.orchestrator.canary` raises it."""
+"""By the name of the alarm; those without a rule are `hone.runs.alarms.WITHOUT_RULE`."""

@@ -2,7 +2,8 @@
 
 An alarm is raised at the first step at which its rule finds something, and is over when the rule has found nothing for
 a window of steps, the next time for two, then for four; until then it is not reported again. It is a function of the
-metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before.
+metrics alone, so equal runs raise equal alarms, and a resumed run knows what was raised before. The alarms
+`WITHOUT_RULE` depend on other things than the metrics.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
 
 TRAINED = ("reward/mean", "groups/trained", "loss")
 """Metrics, one of which every step has."""
-GAP = "gap"
-"""The alarm that has no rule: `hone.orchestrator.canary` raises it."""
+GAP, REGRADED = WITHOUT_RULE = ("gap", "regraded")
+"""Alarms that other modules raise: `hone.orchestrator.canary` and `hone.commands.reward_check`. `regraded` is never
+over."""
 SHIFTED = ("falling_reward", "wrong")
 """Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""
 OVER = "alarm_over"
@@ -70,7 +72,7 @@ class Alarms:
         shifting: bool = False,
     ) -> None:
         self.config = config
-        self.settings = {name: config.of(name) for name in [*RULES, GAP]}
+        self.settings = {name: config.of(name) for name in [*RULES, *WITHOUT_RULE]}
         for name in SHIFTED if shifting else ():
             if getattr(config, name).action is None:
                 self.settings[name] = AlarmConfig(action="off")
@@ -87,10 +89,14 @@ class Alarms:
         """Take in the metrics and the events before a resume, so as not to report their alarms again."""
         for line in lines:
             self.look(int(line["step"]), line)
-        kinds = [event["kind"] for event in events if event.get("name") == GAP and event["kind"] in ("alarm", OVER)]
-        self._times[GAP] = kinds.count("alarm")
-        if kinds and kinds[-1] == "alarm" and len(self.history):
-            self.active[GAP] = self.history.steps[-1]  # when it was measured last is in no metric of every mode
+        kinds: dict[str, list[str]] = {name: [] for name in WITHOUT_RULE}
+        for event in events:
+            if event["kind"] in ("alarm", OVER) and event.get("name") in kinds:
+                kinds[event["name"]].append(event["kind"])
+        for name, of_alarm in kinds.items():
+            self._times[name] = of_alarm.count("alarm")
+            if of_alarm[-1:] == ["alarm"] and len(self.history):
+                self.active[name] = self.history.steps[-1]  # when it was found last is in no metric of every mode
         self.done()
 
     @property
@@ -114,7 +120,7 @@ class Alarms:
                 raised.append(event)
         # What hovers about its threshold is not reported every few steps.
         patience = {name: self.config.window * 2 ** (self._times[name] - 1) for name in self.active}
-        over = [name for name, seen in self.active.items() if step - seen >= patience[name]]
+        over = [name for name, at in self.active.items() if name != REGRADED and step - at >= patience[name]]
         for name in over:
             del self.active[name]
         return raised, over

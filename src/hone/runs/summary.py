@@ -380,6 +380,15 @@ def audit_in_words(path: Path) -> str:
     return f"{', '.join(dict.fromkeys(bad)) or 'nothing found'}, of {count}"
 
 
+def regraded_in_words(info: Mapping[str, Any]) -> list[str]:
+    """Return what grading completions again while the run trained has found; empty for a run without it."""
+    record = info.get("regraded", {})
+    count, differing = record.get("completions", 0), record.get("differing", 0)
+    lines = [f"{count:,} completions: all equal" if not differing else f"{differing:,} of {count:,} differ"]
+    left_out = record.get("left_out", "")
+    return [*(lines if count else []), *([f"not checked: {left_out}"] if left_out else [])]
+
+
 def certificate_path(run: Path) -> Path:
     """Return where the certificate of the run in this directory lies: beside it, never in it."""
     folder = run.resolve()

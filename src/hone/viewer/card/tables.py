@@ -65,6 +65,7 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
     return {
         "reproducible": [summary.exactness(info) + again],
         "audit of the task": summary.audit_in_words(path),
+        "rewards graded again": summary.regraded_in_words(info),
         "alarms": [str(alarm) for alarm in summary.alarms_in(events)] or "none",
         "predictions": predictions.problem(info, path) or predicted,
         "certificate": certificate or verify,
