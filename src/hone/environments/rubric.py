@@ -149,14 +149,15 @@ class Rubric:
         self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
 
+    def _payments(self, name: str) -> list[float]:
+        """Return what a component pays at the ends of its range; a function without a range gives 0 to 1."""
+        one = self.ranges.get(name)
+        return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
+
     def _largest(self) -> float:
-        """Return the largest absolute reward by weights and ranges; a function without a range gives 0 to 1."""
-        low = high = 0.0
-        for name, weight in self.weights.items():
-            one = self.ranges.get(name)
-            ends = [weight * end for end in ((*one.right, *one.wrong) if one else (1.0,))]
-            low, high = low + min(0.0, *ends), high + max(0.0, *ends)
-        return max(-low, high)
+        """Return the largest absolute reward by weights and ranges. A component may abstain."""
+        payments = [[0.0, *self._payments(name)] for name in self.weights]
+        return max(-sum(map(min, payments)), sum(map(max, payments)))
 
     @property
     def inline(self) -> bool:
@@ -174,11 +175,10 @@ class Rubric:
     @property
     def least_reward(self) -> float | None:
         """The least reward by the declared ranges; None if a component that has a weight declares none."""
-        weights = {name: weight for name, weight in self.weights.items() if weight}
-        if not weights.keys() <= self.ranges.keys():
+        weighted = [name for name, weight in self.weights.items() if weight]
+        if not self.ranges.keys() >= set(weighted):
             return None
-        ends = {name: (*one.right, *one.wrong) for name, one in self.ranges.items()}
-        return sum(min(weight * end for end in ends[name]) for name, weight in weights.items())
+        return sum(min(self._payments(name)) for name in weighted)
 
     def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
         """Return the declared ranges as run.json holds them."""
