@@ -1,7 +1,8 @@
 """KL in the reward: each completion's divergence from the reference is taken off its reward, before the advantages.
 
 The orchestrator computes advantages from rewards alone; the reference's logprobs are here. So the trainer adds what the
-KL changes: the advantages of the rewards less the KL, minus the advantages of the rewards.
+KL changes: the advantages of the rewards less the KL, minus the advantages of the rewards. Only completions that are
+trained on are here: a masked one counts in the baseline of the rewards, but not in what the KL changes.
 """
 
 from __future__ import annotations
