@@ -397,6 +397,19 @@ def test_the_text_is_the_same_in_every_process(here):
     assert len(texts) == 1 and b"table = set([" in texts.pop()
 
 
+def test_an_answer_is_read_by_name_or_among_all_columns():
+    def by_name(completions, answer):
+        return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+    def among_all(completions, **columns):
+        return [float(text == right) for text, right in zip(completions, columns["answer"], strict=True)]
+
+    def of_none(completions, **columns):
+        return [float("<answer>" in text) for text in completions]
+
+    assert [task([func]).reads_answer for func in (by_name, among_all, of_none)] == [True, True, False]
+
+
 def test_an_object_that_holds_itself_is_kept(here):
     (here / "script.py").write_text(
         "class Loop:\n"

@@ -170,7 +170,7 @@ class FunctionTask(SingleTurnEnv):
             system_prompt=system_prompt,
             reference=reference,
         )
-        self._reads_answer = {component_name(one.func) for one in graders if "answer" in one.names}
+        self._reads_answer = {component_name(one.func) for one in graders if one.reads_answer}
         self.own_label = component_name(found[0].func) if found else FUNCTIONS
         self.module = next((source.file for source in found if source.file is not None), None)
         made_of = list(dict.fromkeys(source.digest for source in found))
@@ -238,6 +238,12 @@ class _Grader:
                 f"reward function {component_name(func)} has a parameter {min(refused)!r}, which it does not get here: "
                 f"it is offered {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
             )
+
+    @property
+    def reads_answer(self) -> bool:
+        """True if the function asks for `answer`, by a parameter or as a key of its `**columns`."""
+        code = getattr(inspect.unwrap(unwrapped(self.func)), "__code__", None)
+        return "answer" in self.names or (self.takes_all and "answer" in getattr(code, "co_consts", ()))
 
     def reward_func(self) -> RewardFunc:
         """Return the function as a rubric calls it: for one completion, by the names in `OFFERED`, or for a group."""
