@@ -463,7 +463,7 @@ def test_an_evaluation_is_that_of_the_command(here, tiny_model_dir, capfd):
     assert len(every.samples) == len(ROWS)
     with pytest.raises(UserError, match="has its own data and rewards"):
         hone.evaluate("reverse-text", correct="exact", **counts)
-    assert repr(own).startswith("<EvalResult functions: reward ") and "12 completions" in repr(own)
+    assert repr(own).startswith("<EvalResult digits: reward ") and "12 completions" in repr(own)
 
 
 RELATIVE = """
