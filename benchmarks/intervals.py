@@ -1,4 +1,4 @@
-"""How often the 95 % interval of a share holds the true share, with several completions per example, by simulation.
+"""Simulate how often the 95 % interval of a share holds the true share, with several completions per example.
 
     .venv/bin/python benchmarks/intervals.py --out benchmarks/results/intervals.json
 

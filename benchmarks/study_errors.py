@@ -1,4 +1,4 @@
-"""How often a study's test is wrong where there is no effect, and how often it finds one that is there, by simulation.
+"""Simulate how often a study's test is wrong where there is no effect, and how often it finds one that is there.
 
     .venv/bin/python benchmarks/study_errors.py --out benchmarks/results/study_errors.json
 
@@ -36,8 +36,8 @@ def main(argv: list[str] | None = None) -> None:
 
 def measure(seeds: int, sds: tuple[float, float, float], studies: int) -> dict[str, Any]:
     """Return how often no effect is called one, and how often the detectable effect, and 0.9 of it, are found."""
-    noise = sds[2] ** 2 / (seeds * EXAMPLES)
-    of_seeds, of_examples = (np.float64(sd**2 / n + noise) for sd, n in ((sds[0], seeds), (sds[1], EXAMPLES)))
+    noise = np.float64(sds[2] ** 2 / (seeds * EXAMPLES))
+    of_seeds, of_examples = (sd**2 / n + noise for sd, n in ((sds[0], seeds), (sds[1], EXAMPLES)))
     effect = Scatter(seeds, EXAMPLES, of_seeds, of_examples, noise).found_with(POWER, ALPHA)
     parts = [(mean, scatter.reach(ALPHA)) for mean, scatter in simulated(seeds, sds, studies)]
     mean, reach = (np.concatenate(one) for one in zip(*parts, strict=True))
@@ -54,19 +54,14 @@ def measure(seeds: int, sds: tuple[float, float, float], studies: int) -> dict[s
 
 def simulated(seeds: int, sds: tuple[float, float, float], studies: int) -> Iterator[tuple[np.ndarray, Scatter]]:
     """Yield the mean differences of studies without an effect, and their scatter, some studies at a time."""
-    generator, count = np.random.default_rng(0), seeds * EXAMPLES
+    generator = np.random.default_rng(0)
     for _ in range(studies // CHUNK):
         d_CSE = sds[0] * generator.standard_normal((CHUNK, seeds, 1))
         d_CSE = d_CSE + sds[1] * generator.standard_normal((CHUNK, 1, EXAMPLES))
         d_CSE += sds[2] * generator.standard_normal((CHUNK, seeds, EXAMPLES))
-        means_CS, means_CE, mean_C = d_CSE.mean(axis=2), d_CSE.mean(axis=1), d_CSE.mean(axis=(1, 2))
-        rest_CSE = d_CSE - means_CS[:, :, None] - means_CE[:, None] + mean_C[:, None, None]
-        noise_C = (rest_CSE**2).sum(axis=(1, 2)) / ((seeds - 1) * (EXAMPLES - 1) * count)
-        of_seeds_C, of_examples_C = means_CS.var(axis=1, ddof=1) / seeds, means_CE.var(axis=1, ddof=1) / EXAMPLES
-        scatter = Scatter(seeds, EXAMPLES, of_seeds_C, of_examples_C, noise_C)
-        one = Scatter.of(d_CSE[0])
-        assert one is not None and np.isclose(one.reach(ALPHA), scatter.reach(ALPHA)[0])
-        yield mean_C, scatter
+        scatter = Scatter.of(d_CSE)
+        assert scatter is not None
+        yield d_CSE.mean(axis=(1, 2)), scatter
 
 
 if __name__ == "__main__":

@@ -290,8 +290,10 @@ class Group:
 
     @property
     def all_masked(self) -> bool:
-        """True if every completion was stopped by length and is therefore not trained on."""
-        return self.masks_truncated and all(one.truncated for t in self.trajectories for one in t.trajectories)
+        """True if every completion with a score was stopped by length, and none is trained on."""
+        graded = [t for t, s in zip(self.trajectories, self.scores, strict=True) if not s.outcome.is_failure]
+        masked = all(one.truncated for t in graded for one in t.trajectories)
+        return self.masks_truncated and bool(graded) and masked
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,7 @@ class PackedBatch:
     -1, is the segment whose tokens come before those of segment i: a prompt that a group shares, laid down once, before
     its completions. `parents` None: every segment is a whole sequence. `loss_lengths`, `groups` and `samples` (-1: a
     shared prompt) say of each segment how many tokens carry loss, and whose it is; `rewards` (None: not needed) and
-    `pools`, of which completion and task.
+    `pools` are the reward of its completion and the number of its task.
 
     `[N]`: `token_ids`; `positions`, which count within the sequence, so a segment goes on where its parent ends;
     `previous`, the index of the token that precedes a token in its sequence, -1 for a first token; all int64.

@@ -85,7 +85,7 @@ def client_options(url: str, largest: int) -> dict[str, Any]:
 
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
-            raise TooLarge("the answer is compressed, which it was not asked to be")
+            raise TooLarge("the answer is compressed, though the request forbids it")
         # openai brings a fork of httpx, whose streams are called alike
         library = sys.modules[type(response).__module__.partition(".")[0]]
         response.stream = _bounded(library.AsyncByteStream, response.stream, largest)

@@ -8,14 +8,14 @@ import random
 import sys
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
 import hone
 from hone.cli import main
 from hone.commands import reward_check
-from hone.commands.reward_check import EVERY, not_checked
+from hone.commands.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
 from hone.environments.agents import AgentLimits, AgentTask
 from hone.environments.data import given_rows
@@ -190,6 +190,25 @@ def test_a_task_that_cannot_be_graded_again_says_why(settings):
     library = SingleTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}])
     library.has_own_process = True
     assert not_checked(library) == "a library's process grades them"
+
+
+def test_a_check_that_fails_at_the_end_is_not_begun_again(settings, monkeypatch):
+    from graded_rewards import honest
+
+    ends, at_end = Event(), RewardCheck.at_end
+
+    def fails(self: RewardCheck, name: str, step: int) -> Checked:
+        ends.wait()
+        return Checked(name, problem=f"broken at step {step}")
+
+    def at_end_with_a_check(self: RewardCheck, status: str) -> None:
+        ends.set()
+        at_end(self, status)
+
+    monkeypatch.setattr(RewardCheck, "_check", fails)
+    monkeypatch.setattr(RewardCheck, "at_end", at_end_with_a_check)
+    run = train(settings, honest)
+    assert run.info["regraded"] == {"completions": 0, "differing": 0, "left_out": f"broken at step {EVERY - 1}"}
 
 
 def test_the_recorded_reply_of_a_service_counts_and_it_is_not_asked_again(settings):

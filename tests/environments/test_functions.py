@@ -397,6 +397,31 @@ def test_the_text_is_the_same_in_every_process(here):
     assert len(texts) == 1 and b"table = set([" in texts.pop()
 
 
+def test_an_answer_is_read_by_name_or_among_all_columns():
+    def by_name(completions, answer):
+        return [float(text == right) for text, right in zip(completions, answer, strict=True)]
+
+    def among_all(completions, **columns):
+        return [float(text == right) for text, right in zip(completions, columns["answer"], strict=True)]
+
+    def of_none(completions, **columns):
+        return [float("<answer>" in text) for text in completions]
+
+    assert [task([func]).reads_answer for func in (by_name, among_all, of_none)] == [True, True, False]
+
+
+def test_an_object_that_holds_itself_is_kept(here):
+    (here / "script.py").write_text(
+        "class Loop:\n"
+        "    def __init__(self):\n        self.me, self.worth = self, 2.0\n\n"
+        "    def __call__(self, completion):\n        return self.me.me.worth\n\n"
+        "from hone.environments.kept_source import kept_source\n"
+        "text, why = kept_source([Loop()])\nnames = {}\nexec(text, names)\nprint(why, names['reward_Loop'](''))"
+    )
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "2.0"
+
+
 LENGTH = 3
 STREAM = open(__file__)  # noqa: SIM115
 UNUSED = STREAM

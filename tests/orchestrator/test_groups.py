@@ -153,6 +153,9 @@ def test_a_group_of_which_all_completions_are_masked_is_filtered_and_trains_noth
     assert [(one.group, one.sample) for one in batch.sequences] == [(1, 1)] and batch.filtered == Counts()
     metrics = step_metrics([masked, partly], version=4)
     assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["frac_reward_zero_std"]) == (1, 1, 0.0)
+    failed = [trajectory(text, stop_reason=why) for text, why in (("1", "length"), ("0", "length"), ("x", "stop"))]
+    (masked,) = grade_groups(ENV, examples[:1], [0], failed, config)
+    assert group_state(masked) == "filtered", "a completion that could not be graded is not trained either"
     kept = grade_groups(ENV, examples, [0, 1], ended, RLConfig())
     assert [group_state(group) for group in kept] == ["trained", "trained"]
 

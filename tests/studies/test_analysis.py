@@ -8,6 +8,7 @@ import study_errors
 from scipy import stats
 
 from hone.errors import UserError
+from hone.evaluation.intervals import Interval
 from hone.studies.analysis import at_equal_cost, detectable, effects, fit_curve, holm, interval_of, p_value
 
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
@@ -28,6 +29,7 @@ def test_where_only_seeds_or_only_examples_scatter_p_is_that_of_students_test():
     for d_SE in (over_seeds[:1], over_seeds[:, :1]):
         assert p_value(d_SE) is detectable(d_SE) is interval_of(d_SE) is None
     assert p_value(np.zeros((3, 5))) == 1.0 and p_value(np.full((3, 5), 0.1)) == 0.0
+    assert interval_of(np.zeros((3, 5))) == Interval(0.0, 0.0) and detectable(np.zeros((3, 5))) == 0.0
 
 
 def test_seeds_and_examples_add_up_and_noise_counts_once():

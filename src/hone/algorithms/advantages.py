@@ -67,8 +67,8 @@ def advantages_to_go(
 
     A_t = (R_t - mean) / (std + std_eps)        R_t = r - baseline - Σ_{s >= t} penalty_s
 
-    Mean and std are over all tokens of the step; so `advantages` has it, as "token_std", without penalties. `penalties`
-    `[T]` and `completions` (row and column of the reward) are those of each sequence.
+    Mean and std are over all tokens of the step. Without penalties this is the scale "token_std" of `advantages`. Each
+    sequence has `penalties` `[T]` and, in `completions`, the row and column of its reward.
     """
     deviations_PG = _advantages(rewards_PG, valid_PG, baseline, "none", std_ddof, std_eps)
     returns = [

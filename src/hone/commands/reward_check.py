@@ -127,6 +127,7 @@ class RewardCheck(Observer):
         """Start a check of the last step, unless one is running."""
         if not self._is_idle():
             return
+        self._take()  # a task that could not be graded is not tried again
         step = self._checked = self._last
         here = [name for name in self._graders if name not in self._apart]
         apart = [name for name in self._graders if name in self._apart]

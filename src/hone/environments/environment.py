@@ -19,7 +19,7 @@ from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
 from hone.environments.parsers import Parser
 from hone.environments.references import Reference, reference_of
-from hone.environments.rubric import Measured, Rubric, Sample
+from hone.environments.rubric import Measured, Rubric, Sample, is_async
 from hone.environments.services import Service
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
@@ -109,7 +109,7 @@ class Environment:
     """Findings of an audit that are intended, by name ("false-negative:crlf"), and why."""
 
     own_label: str = ""
-    """What people call the task, if not by its id."""
+    """Name of the task in messages; "" for its id."""
 
     def __init__(
         self,
@@ -146,7 +146,7 @@ class Environment:
 
     @property
     def label(self) -> str:
-        """What people call the task."""
+        """Name of the task in messages."""
         return self.own_label or self.id
 
     def loaded_by(self, origin: Origin) -> None:
@@ -239,7 +239,7 @@ class Environment:
     def reference(self, example: Example) -> str | list[Message]:
         """Return a completion that deserves full marks: its text or, of a task of several turns, its messages.
 
-        By default that of the argument `reference`, see `hone.environments.references`. Raises UserError without one.
+        By default the argument `reference` makes it, see `hone.environments.references`. Raises UserError without one.
         """
         if self.given_reference is not None:
             return reference_of(example, self.given_reference)
@@ -359,7 +359,7 @@ class Environment:
         return [next(graded) if score is None else score for score in scores]
 
     def _measure(self, samples: Sequence[Sample], members: Sequence[Sequence[int]]) -> list[Measured]:
-        """Run the functions of the rubric on the samples, and those of a group on its `members`."""
+        """Run the functions of one completion on the samples, and the functions of a group on its `members`."""
         groups = [[samples[i] for i in group] for group in members]
         workers = self._workers_for(self.rubric.inline)
         if workers is None:
@@ -388,7 +388,7 @@ class Environment:
         """The reason why completions are only graded after sampling, whatever `grading.overlap` says; None: none."""
         if self.tool_schemas:
             return "the task has tools"
-        if self.rubric.num_async:
+        if any(map(is_async, self.rubric.funcs.values())):
             return "it has async reward functions, which wait together if all are asked at once"
         if self._workers_for(self.rubric.inline) is None:
             if self.rubric.inline:
@@ -503,7 +503,7 @@ class EarlyGrading:
 def _joined(
     ones: Sequence[Measured], wholes: Sequence[Sequence[Measured]], members: Sequence[Sequence[int]]
 ) -> list[Measured]:
-    """Return what was measured of each sample, with what was measured of its group; `members` are the groups'."""
+    """Join the measurements of each sample with those of its group; `members` are the indices of its samples."""
     made = list(ones)
     for group, indices in zip(wholes, members, strict=True):
         for one, i in zip(group, indices, strict=True):

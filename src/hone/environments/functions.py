@@ -170,7 +170,7 @@ class FunctionTask(SingleTurnEnv):
             system_prompt=system_prompt,
             reference=reference,
         )
-        self._reads_answer = {component_name(one.func) for one in graders if "answer" in one.names}
+        self._reads_answer = {component_name(one.func) for one in graders if one.reads_answer}
         self.own_label = component_name(found[0].func) if found else FUNCTIONS
         self.module = next((source.file for source in found if source.file is not None), None)
         made_of = list(dict.fromkeys(source.digest for source in found))
@@ -239,8 +239,14 @@ class _Grader:
                 f"it is offered {', '.join(offered)} and the columns of the data. Leave it out, or give it a default"
             )
 
+    @property
+    def reads_answer(self) -> bool:
+        """True if the function asks for `answer`, by a parameter or as a key of its `**columns`."""
+        code = getattr(inspect.unwrap(unwrapped(self.func)), "__code__", None)
+        return "answer" in self.names or (self.takes_all and "answer" in getattr(code, "co_consts", ()))
+
     def reward_func(self) -> RewardFunc:
-        """Return the function as a rubric calls it: for one completion with what a rubric offers, or for a group."""
+        """Return the function as a rubric calls it: for one completion, by the names in `OFFERED`, or for a group."""
         func = self.func
         if self.batched:
             return self._by_group()
@@ -295,10 +301,9 @@ class _Grader:
         if isinstance(values, list | tuple) and len(values) == count:
             return list(values)
         got = f"a list of {len(values)}" if isinstance(values, list | tuple) else f"{values!r:.60}"
-        detail = (
-            f"{component_name(self.func)} returned {got} for {count} completion{'s' * (count != 1)}: return a list "
-        )
-        return GraderFailure(Outcome.GRADER_ERROR, f"{detail}with a number (or None) for each")
+        name, plural = component_name(self.func), "s" * (count != 1)
+        detail = f"{name} returned {got} for {count} completion{plural}: return a list with a number (or None) for each"
+        return GraderFailure(Outcome.GRADER_ERROR, detail)
 
 
 @dataclass(frozen=True)
@@ -395,7 +400,7 @@ def given_task(
 def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
 
-    An object, a bound method or a partial is found if a global variable of its class's or function's module is that.
+    An object, a bound method or a partial is found if it is a global variable of the module of its class or function.
     """
     home, names = unwrapped(func).__module__, [component_name(func)]
     if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:
@@ -409,8 +414,10 @@ def place_of(func: Callable[..., Any]) -> str | None:
 
 
 def checked_function(func: Any, where: str = "reward_funcs") -> Callable[..., Any]:
-    """Return the function, if it is one with a name; as a reward also a partial or a bound method of such a one, or an
-    object that can be called. Raises UserError if not."""
+    """Return a named function; as a reward also a callable object, or a partial or bound method of a named function.
+
+    Raises UserError for anything else.
+    """
     if isinstance(func, Service):
         return func  # type: ignore[return-value]
     inner = unwrapped(func) if where == "reward_funcs" else func

@@ -27,7 +27,9 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def kept_name(function: Callable[..., Any]) -> str:
-    """Return the name that a function has in the file that keeps it: what is no function is not called as its own."""
+    """Return the name of a function in the file that keeps it. A partial, a bound method or an object gets `reward_` in
+    front, because the file defines its function or class under that name.
+    """
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
@@ -120,10 +122,10 @@ class _Writer:
         self._pieces.append(f"{name} = {source}")
 
     def _part(self, name: str, value: Any, module: Mapping[str, Any]) -> str:
-        """Return an expression for a value; one that needs more is added under its own name, or else this one."""
+        """Return an expression for a value. One without a literal is defined first, under its global name or `name`."""
         if (source := _literal(value)) is not None:
             return source
-        known = next((key for key, one in module.items() if one is value), name)
+        known = next((key for key, one in [*module.items(), *self._defined.items()] if one is value), name)
         if known == name and isinstance(value, type | FunctionType):
             known = value.__name__
         self._define(known, value, module)

@@ -36,7 +36,7 @@ from hone.errors import UserError
 ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers", "verifiers-v0": "verifiers_v0"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
 SAFE_ADAPTERS = {"reasoning_gym"}
-"""Those whose tasks come with the library: names in their arguments import nothing."""
+"""Libraries that bring their tasks: no name in the arguments of such a task imports code."""
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:

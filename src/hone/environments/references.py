@@ -8,13 +8,13 @@ Without either, an audit states the answer in the forms of `forms` and uses the 
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any
 
 from hone.environments.template import Template
 from hone.errors import UserError
+from hone.grading import accepted_names
 from hone.types import Example
 
 Reference = str | Callable[..., Any]
@@ -34,15 +34,12 @@ def reference_of(example: Example, reference: Reference) -> Any:
     if isinstance(reference, str):
         return str(Template({"reference": reference}, "reference").row(columns, f"example {example.id}")["reference"])
     columns |= {"info": example.info, "example": example}
-    parameters = inspect.signature(reference).parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    named = {p.name: p.default for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    if missing := [
-        name for name, default in named.items() if name not in columns and default is inspect.Parameter.empty
-    ]:
-        raise UserError(f"reference takes {missing[0]!r}; the columns are {', '.join(sorted(columns))}")
     try:
-        return reference(**{name: value for name, value in columns.items() if takes_all or name in named})
+        names = accepted_names(reference, tuple(columns))
+    except ValueError as error:
+        raise UserError(f"reference takes {str(error)!r}; the columns are {', '.join(sorted(columns))}") from None
+    try:
+        return reference(**{name: columns[name] for name in names})
     except Exception as error:
         raise UserError(f"reference raised {type(error).__name__}: {error} (example {example.id})") from error
 
@@ -53,6 +50,4 @@ def forms(example: Example) -> list[str]:
     tags = [tag for tag in _PAIR.findall(text) if tag.lower() not in _THOUGHTS]
     asked = [f"<{tag}>{{answer}}</{tag}>" for tag in tags]
     asked += [form for form in _FORMS if form.partition("{")[0] in text]
-    if "\\boxed" in text:
-        asked.append(_FORMS[2])
     return list(dict.fromkeys([*asked, BARE, *_FORMS]))

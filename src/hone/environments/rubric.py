@@ -39,7 +39,7 @@ def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
     """Mark a function as one of a group: it is called once for the `Sample`s of one prompt that are graded together,
     and returns a list with a value for each, or a GraderFailure.
 
-    `ids`: it takes the samples' `completion_ids`, `needs_ids`: and cannot do without.
+    `ids`: it takes the samples' `completion_ids`; `needs_ids`: it fails without them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func
@@ -85,7 +85,7 @@ class Measured:
     seconds: float
 
     def joined(self, group: Measured) -> Measured:
-        """Return this with what the functions of its group gave."""
+        """Return this with the components and the failure of its group."""
         components, failure = self.components | group.components, self.failure or group.failure
         return Measured(components, self.answer, failure, self.seconds + group.seconds)
 
@@ -149,26 +149,22 @@ class Rubric:
         self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
 
+    def _payments(self, name: str) -> list[float]:
+        """Return what a component pays at the ends of its range; a function without a range gives 0 to 1."""
+        one = self.ranges.get(name)
+        return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
+
     def _largest(self) -> float:
-        """Return the largest absolute reward by weights and ranges; a function without a range gives 0 to 1."""
-        low = high = 0.0
-        for name, weight in self.weights.items():
-            one = self.ranges.get(name)
-            ends = [weight * end for end in ((*one.right, *one.wrong) if one else (1.0,))]
-            low, high = low + min(0.0, *ends), high + max(0.0, *ends)
-        return max(-low, high)
+        """Return the largest absolute reward by weights and ranges. A component may abstain."""
+        payments = [[0.0, *self._payments(name)] for name in self.weights]
+        return max(-sum(map(min, payments)), sum(map(max, payments)))
 
     @property
     def inline(self) -> bool:
         """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
-    @property
-    def num_async(self) -> int:
-        """The number of async functions, each of which may wait as long as it may take."""
-        return sum(map(is_async, self.funcs.values()))
-
-    def num_waits(self, of_groups: bool) -> int:
+    def num_async(self, of_groups: bool) -> int:
         """Return the number of async functions that are called for groups, or for single completions."""
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
@@ -179,11 +175,10 @@ class Rubric:
     @property
     def least_reward(self) -> float | None:
         """The least reward by the declared ranges; None if a component that has a weight declares none."""
-        weights = {name: weight for name, weight in self.weights.items() if weight}
-        if not weights.keys() <= self.ranges.keys():
+        weighted = [name for name, weight in self.weights.items() if weight]
+        if not self.ranges.keys() >= set(weighted):
             return None
-        ends = {name: (*one.right, *one.wrong) for name, one in self.ranges.items()}
-        return sum(min(weight * end for end in ends[name]) for name, weight in weights.items())
+        return sum(min(self._payments(name)) for name in weighted)
 
     def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
         """Return the declared ranges as run.json holds them."""
@@ -218,7 +213,7 @@ class Rubric:
     def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
         """Run the functions of a group on its completions, up to the first that fails as a whole.
 
-        Such a failure is that of each completion; a value that is no finite number is that of its own alone.
+        Then each completion fails. A value that is not a finite number fails its own completion alone.
         """
         started = time.perf_counter()
         components: list[dict[str, float]] = [{} for _ in samples]

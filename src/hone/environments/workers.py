@@ -56,9 +56,9 @@ class Workers:
     def grade(
         self, samples: Sequence[Sample], groups: Sequence[Sequence[Sample]], rubric: Rubric
     ) -> tuple[list[Measured], list[list[Measured]]]:
-        """Run the functions of one completion on each sample, and those of a group on each group."""
-        ones = self._ask("grade", samples, rubric.num_waits(of_groups=False), "grading")
-        wholes = self._ask("group", groups, rubric.num_waits(of_groups=True), "grading") if groups else []
+        """Run the functions of one completion on each sample, and the functions of a group on each group."""
+        ones = self._ask("grade", samples, rubric.num_async(of_groups=False), "grading")
+        wholes = self._ask("group", groups, rubric.num_async(of_groups=True), "grading") if groups else []
         return (
             [_measured(answer, rubric.sample_funcs) for answer in ones],
             [_group_measured(*pair, rubric) for pair in zip(wholes, groups, strict=True)],
@@ -139,7 +139,7 @@ class Workers:
 
 
 def _times(kind: str, items: Sequence[Any]) -> int:
-    """Return how many times the seconds of one completion a question may take: a group has those of its completions."""
+    """Return by how much a question multiplies the seconds of one completion: a group has them for each of its own."""
     return max(map(len, items)) if kind == "group" else 1
 
 

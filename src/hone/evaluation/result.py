@@ -127,7 +127,7 @@ class EvalResult:
     ranges: Mapping[str, Range] = field(default_factory=dict)
     """The values that a component of the reward may take, as the rubric declares them."""
     label: str = ""
-    """What people call the task, if not by its id."""
+    """Name of the task in messages; "" for its id."""
 
     def __repr__(self) -> str:
         """Return the figures, not the samples: a notebook shows this."""

@@ -34,11 +34,8 @@ def resolve_model(name: str | Path) -> Path:
     run, made, _ = name.partition("/weights/step_")
     if made:
         others = ", ".join(sorted(path.name for path in Path(run, "weights").glob("step_*")))
-        remedy = (
-            f"there is {others}"
-            if others
-            else f"the run that writes to {run} makes it: start that first, or go where it is"
-        )
+        missing = f"the run that writes to {run} makes it: start that first, or give its full path"
+        remedy = f"there is {others}" if others else missing
         raise UserError(f"there is no model folder {name}: {remedy}")
     if not is_hub_id(name):
         raise UserError(

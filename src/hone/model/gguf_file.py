@@ -1,4 +1,4 @@
-"""Reads what a GGUF file says that it holds, and compares it with what it does, before a model is made of it."""
+"""Read the header of a GGUF file, and compare it with the tensors in the file, before a model is made of them."""
 
 from __future__ import annotations
 

@@ -391,8 +391,9 @@ def check_tensors(
     config_source: str,
     names: Callable[[str], str] = str,
 ) -> None:
-    """Raise UserError unless tensors of these names and shapes are those of a model with this config, which takes no
-    memory to find out. `names` gives a tensor's name in `source` for its Hugging Face name.
+    """Raise UserError unless a model with this config has tensors of these names and shapes. Allocates no memory.
+
+    `names` gives a tensor's name in `source` for its Hugging Face name.
     """
     size = sum(math.prod(shape) for shape in found.values())
     if config.num_layers > len(found) or config.parameters > 64 * (size + 1):
@@ -424,7 +425,7 @@ def check_tensors(
 def _load_weights(model: Decoder, files: list[Path], mapped: bool = False) -> None:
     """Copy every weight of `files`, which fit the model, into its rows, cast to the parameter's dtype.
 
-    Raises UserError for one that is then not finite, but for those of `mapped` files.
+    Raises UserError for one that is then not finite, unless it is `mapped`.
     """
     in_place: set[str] = set()
     slices = hf_slices(model.config)

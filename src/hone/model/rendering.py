@@ -39,7 +39,7 @@ FORMAT_OF_RENDERER = {
 
 
 class _Marking:
-    """What both renderings do with the texts of messages before a template writes them."""
+    """Marks special tokens in the texts of messages before a template writes them, for both renderings."""
 
     encoder: TextEncoder
     format: Format | None

@@ -429,7 +429,7 @@ def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer graded samples than `least_graded`, `filtered` without
     advantages or if all its completions are masked, else `trained`; `surplus` or `cut` if a refill left it out.
 
-    Equal rewards give no advantages, unless they are compared with those of the batch. A group without advantages is
+    Equal rewards give no advantages, unless rewards are compared with the whole batch. A group without advantages is
     trained if the loss has a KL or entropy term (`trains_all`), and with a teacher, whose advantages are per token.
     """
     if group.left_out is not None:
@@ -516,9 +516,9 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
     distribution, how many ids it kept; with a teacher, the reverse KL to it. With one completion a prompt there is no
-    `frac_reward_zero_std`. With `lag`, the versions that the sampler
-    may be behind, the staleness of the stalest token, in versions, is added; if `refilled`, the groups that were drawn
-    and left out. Groups that were cut off are only counted.
+    `frac_reward_zero_std`. With `lag`, the versions that the sampler may be behind, the staleness of the stalest token,
+    in versions, is added; if `refilled`, the groups that were drawn and left out. Groups that were cut off are only
+    counted.
     """
     drawn = {"groups/drawn": len(groups)} | {f"groups/{s}": [g.left_out for g in groups].count(s) for s in LEFT_OUT}
     groups = [group for group in groups if group.left_out != "cut"]

@@ -1,5 +1,5 @@
 """A folder in memory, for weights on their way to a server of the same machine: this user's alone, gone with its run.
-So are the scratch folders of a run's launcher.
+The scratch folders of a run's launcher are made and removed in the same way.
 
 Standard library only, as the launcher that makes it.
 """
@@ -22,7 +22,7 @@ ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"
 """Names the folder to the roles of a run; the trainer is told by the orchestrator."""
 KEPT = ".kept"
-"""A file in a scratch folder that stays, for a message names a log in there."""
+"""Marks a scratch folder that is not removed, because a message names a log in it."""
 NO_ROOM = "there is no room left in memory"
 
 
@@ -52,7 +52,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
     """Yield a fresh folder among the temporary files that only this user can enter, and remove it afterwards, unless it
     holds a file `KEPT`.
 
-    Those that killed processes left are removed first, as `shared_folder` does.
+    The folders of killed processes are removed first, as `shared_folder` does.
     """
     root, prefix = Path(tempfile.gettempdir()), f"hone-{kind}-{os.geteuid()}-"
     _sweep(root, prefix)

@@ -198,7 +198,7 @@ def regrade(
 def spread_out(
     recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
 ) -> list[Recorded]:
-    """Return about `count` of the completions, evenly spread, or drawn by the `generator`; or, of as many, all of their
+    """Return about `count` of the completions, evenly spread or drawn by the `generator`; with `whole_groups` in whole
     groups.
     """
     groups: dict[int, list[Recorded]] = {}

@@ -80,30 +80,31 @@ class Scatter:
     examples: int
     of_seeds: np.ndarray
     of_examples: np.ndarray
-    noise: np.ndarray | float
+    noise: np.ndarray
 
     @classmethod
     def of(cls, d_SE: np.ndarray) -> Scatter | None:
-        """Measure it; None for fewer than two seeds or examples."""
-        seeds, examples = d_SE.shape
+        """Measure it, of one study or of many `[..., S, E]`; None for fewer than two seeds or examples."""
+        seeds, examples = d_SE.shape[-2:]
         if seeds < 2 or examples < 2:
             return None
-        means_S, means_E = d_SE.mean(axis=1), d_SE.mean(axis=0)
-        rest_SE = d_SE - means_S[:, None] - means_E + d_SE.mean()
-        noise = float((rest_SE**2).sum()) / ((seeds - 1) * (examples - 1) * seeds * examples)
-        return cls(seeds, examples, means_S.var(ddof=1) / seeds, means_E.var(ddof=1) / examples, noise)
+        means_S, means_E, both = d_SE.mean(axis=-1), d_SE.mean(axis=-2), (-2, -1)
+        rest_SE = d_SE - means_S[..., None] - means_E[..., None, :] + d_SE.mean(axis=both, keepdims=True)
+        noise = (rest_SE**2).sum(axis=both) / ((seeds - 1) * (examples - 1) * seeds * examples)
+        of_seeds, of_examples = means_S.var(axis=-1, ddof=1) / seeds, means_E.var(axis=-1, ddof=1) / examples
+        return cls(seeds, examples, of_seeds, of_examples, noise)
 
     @property
     def variance(self) -> np.ndarray:
-        """The variance of the mean: of seeds and examples, the noise once; at least that of either."""
+        """The variance of the mean: of seeds and examples, with the noise once; not less than either."""
         both = self.of_seeds + self.of_examples - self.noise
         return np.maximum(both, np.maximum(self.of_seeds, self.of_examples))
 
     @property
     def freedom(self) -> np.ndarray:
-        """The degrees of freedom of `variance` (Satterthwaite, 1946)."""
+        """The degrees of freedom of `variance` (Satterthwaite, 1946); 1 where nothing varies."""
         parts = self.of_seeds**2 / (self.seeds - 1) + self.of_examples**2 / (self.examples - 1)
-        return self.variance**2 / np.maximum(parts, 1e-300)
+        return np.where(parts > 0, self.variance**2 / np.maximum(parts, 1e-300), 1.0)
 
     def reach(self, alpha: float) -> np.ndarray:
         """Return half the width of the interval of level 1 - alpha.

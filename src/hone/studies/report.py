@@ -152,7 +152,7 @@ def _cells(row: Row, baseline: str) -> list[str]:
 
 
 def _n(seeds: Sequence[SeedResult]) -> str:
-    """Return seeds x examples, as they were used: those of which a completion was graded."""
+    """Return seeds x examples; an example counts if a completion of it was graded."""
     counts = sorted({len(one.values) for one in seeds})
     return f"{len(seeds)} x {counts[0]}{f' to {counts[-1]}' if len(counts) > 1 else ''}" if seeds else "0"
 

@@ -1,7 +1,8 @@
 """KL in the reward: each completion's divergence from the reference is taken off its reward, before the advantages.
 
 The orchestrator computes advantages from rewards alone; the reference's logprobs are here. So the trainer adds what the
-KL changes: the advantages of the rewards less the KL, minus the advantages of the rewards.
+KL changes: the advantages of the rewards less the KL, minus the advantages of the rewards. Only completions that are
+trained on are here: a masked one counts in the baseline of the rewards, but not in what the KL changes.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 class RewardKL:
     """`coef` weighs the KL, `rollouts` are the completions G of a prompt, `advantage` makes advantages of rewards.
 
-    With its scale "token_std" each token has an advantage of its own: its KL counts for it and the tokens before.
+    With its scale "token_std" tokens have separate advantages: the KL of a token counts for it and the tokens before.
     """
 
     coef: float
@@ -37,8 +38,8 @@ class RewardKL:
 
 @dataclass(frozen=True)
 class _Sequence:
-    """A sequence of the step, on any rank: the task and the prompt that it is of, its number there, the completion's
-    reward, and the KL `[T]` float64 of its loss tokens.
+    """A sequence of the step, on any rank: the numbers of its task, prompt and completion, the completion's reward, and
+    the KL `[T]` float64 of its loss tokens.
     """
 
     pool: int
@@ -50,10 +51,10 @@ class _Sequence:
 
 @torch.no_grad()
 def with_kl_in_reward(batches: list[PackedBatch], how: RewardKL, ranks: Ranks) -> list[PackedBatch]:
-    """Return the micro-batches of a step with advantages whose rewards have the KL taken off.
+    """Return the micro-batches of a step with the advantages of rewards less the KL.
 
-    The KL of a token is log pi_old - log pi_ref (k1), that of a completion its sum (RLOO, arXiv:2402.14740). All ranks
-    call this together.
+    A token has the KL log pi_old - log pi_ref (k1), a completion the sum over its tokens (RLOO, arXiv:2402.14740). All
+    ranks call this together.
     """
     parts = []
     for batch in batches:
