@@ -111,3 +111,32 @@ def test_a_flag_for_what_rewards_overrides_files_that_say_otherwise() -> None:
     args = {"data": "rows.jsonl", "agent_command": "run"}
     assert rl("@ agent.toml --agent-command run").orchestrator.env.args == args
     assert rl("@ agent.toml --reward b:exact").orchestrator.env.args == {"data": "rows.jsonl", "rewards": ["b:exact"]}
+
+
+TASK = ("--reward", "r:f", "--data", "a.jsonl")
+
+
+def parsed(*words: str) -> RLConfig:
+    return parse(RLConfig, list(words), "rl")
+
+
+@pytest.mark.parametrize("words", [["1.0", "0.5"], ["[1.0, 0.5]"], ["1", "--reward-weights", "0.5"]])
+def test_weights_of_rewards_are_numbers(words: list[str]) -> None:
+    args = parsed(*TASK, "--reward-weights", *words).orchestrator.env.args
+    assert args == {"rewards": ["r:f"], "data": "a.jsonl", "weights": [1.0, 0.5]}
+
+
+def test_a_task_without_a_file_takes_evaluation_data_a_system_prompt_and_a_reference() -> None:
+    words = ("--eval-data", "b.jsonl", "--system-prompt", "Be brief.", "--reference", "<a>{answer}</a>")
+    orchestrator = parsed(*TASK, *words).orchestrator
+    more = {"eval_data": "b.jsonl", "system_prompt": "Be brief.", "reference": "<a>{answer}</a>"}
+    assert orchestrator.env.args == {"rewards": ["r:f"], "data": "a.jsonl", **more}
+    assert orchestrator.eval is not None and orchestrator.eval.interval == 50, "it is on"
+    assert parsed(*TASK).orchestrator.eval is None
+    assert parsed(*TASK, *words, "--orchestrator.eval.interval", "7").orchestrator.eval.interval == 7
+    for words, sentence in (
+        (("--reward-weights", "1,2"), r"reward_weights is \['1,2'\]; it takes numbers"),
+        (("--system-prompt", "x", "--orchestrator.env.id", "gsm8k"), "system_prompt is for a task of reward functions"),
+    ):
+        with pytest.raises(UserError, match=sentence):
+            parsed(*(TASK if "gsm8k" not in words else ()), *words)

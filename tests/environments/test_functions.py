@@ -447,3 +447,16 @@ def test_what_can_not_be_written_down_is_told_and_what_is_not_used_does_not_matt
     names: dict = {}
     exec("def typed(completion):\n    return 1.0", {"__name__": __name__}, names)
     assert kept_source([names["typed"]])[1] == "there is no source of typed"  # as of one that is typed into a console
+
+
+def test_a_row_without_the_answer_that_a_function_of_lists_takes_is_refused():
+    def right(completions, answer):
+        return [float(text == one) for text, one in zip(completions, answer, strict=True)]
+
+    def lenient(completions, answer=None, **columns):
+        return [0.0 for _ in completions]
+
+    rows = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": float("nan")}]
+    with pytest.raises(UserError, match="row 1: 'answer' must be non-empty text, not None"):
+        task([right], rows).split("train")
+    assert len(task([lenient], rows).split("train"))

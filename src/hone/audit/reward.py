@@ -114,8 +114,8 @@ def check_restylings(prober: Prober) -> Check:
             tried, examples = sum(sorts[name] == sort for name in by_name), len({probe.example_id for probe in some})
             title = f"{len(names)} of {tried} {styles} lose a right answer: {listed(names)}"
             title += f" ({examples} of {len({probe.example_id for probe in probes})} examples)"
-            if prober.form and sort == "false-negative":
-                verdict = Verdict.WARN  # nobody has said that the answer is stated like this
+            if sort == "false-negative" and (prober.form or prober.env.given_reference is not None):
+                verdict = Verdict.WARN  # one form of the answer is known, and not that the prompt allows others
             findings.append(Finding(sort, verdict, title, remedy, names, examples_of(some, "correct")))
     figures = {
         "restylings": len(by_name),

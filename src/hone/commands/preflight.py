@@ -74,16 +74,20 @@ class Audit(Observer):
         unfit = [finding for finding in failed if finding.name == TOO_LARGE]
         failed = unfit or failed
         if unfit or (failed and (self._refuses or report.facts["failed"] == report.facts["texts"])):
+            # The rows and functions that a program gives lie in the run's folder, which a refused run does not keep.
+            shown = "" if training.given is not None else f"See it with: {see}   "
             others = f" ({len(failed) - 1} more such)" if len(failed) > 1 else ""
             raise UserError(
                 f"the reward of {env.label} fails its audit: {failed[0].name}: {printable(failed[0].title).rstrip('.')}"
-                f"{others}. To fix it, {failed[0].remedy}. See it with: {see}   Start anyway with --no-audit"
+                f"{others}. To fix it, {failed[0].remedy}. {shown}Start anyway with --no-audit"
             )
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
         if (task.args or task.template) and not config.orchestrator.envs:
             see = command("hone", "audit", "@", str(config.output_dir / "config.toml"), seed=config.seed or None)
         self._lines += [f"audit: all of it: {see}"] if bad else []
+        if failed:
+            self._lines.append("audit: the run starts all the same: hone.rl only warns of a failed audit")
         if form := report.facts.get("reference"):
             self._lines.append(
                 f"audit: right answers were written as {printable(form)}; for another form give --reference"

@@ -177,9 +177,11 @@ def regrade_run(config: RegradeConfig) -> Regrading:
     regraded = _grade(run, steps, graders, config)
     parts = windows(regraded.points)
     if not parts:
+        stateful = graders.new.reads_state
         raise UserError(
             f"no completion of {run.path} was graded both times: {regraded.failed_old:,} failed when they were "
             f"recorded, {regraded.failed_new:,} now ({regraded.failure or 'no failure now'})"
+            + ("; the functions read the state of a conversation, which is not recorded" if stateful else "")
         )
     ends = choose_ends(parts)
     if config.from_ is not None:

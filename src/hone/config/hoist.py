@@ -173,6 +173,18 @@ def name_task(settings: Settings) -> None:
             if path in found and not found[path].is_flag:
                 del found[path]
     for path, setting in given.items():
+        if path[-1] == "weights":
+            setting = setting._replace(value=_numbers(setting.value))
         if path[-1] == "rewards" and isinstance(setting.value, str):
             setting = setting._replace(value=[setting.value])
         settings.put(path, setting)
+
+
+def _numbers(value: Any) -> list[float]:
+    """Return the numbers of a flag, which come as words, or of a file. Raises UserError for anything else."""
+    try:
+        return [float(one) for one in (value if isinstance(value, list) else [value])]
+    except (TypeError, ValueError):
+        raise UserError(
+            f"reward_weights is {value!r}; it takes numbers, one for each function, such as 1.0 0.5"
+        ) from None

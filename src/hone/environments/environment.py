@@ -246,6 +246,11 @@ class Environment:
         raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
 
     @property
+    def needs_answer(self) -> bool:
+        """True if a reward function asks for the answer, so that a row without one is refused."""
+        return self.rubric.needs("answer")
+
+    @property
     def reads_answer(self) -> bool:
         """True if the function that decides what is correct asks for the answer."""
         return self.rubric.needs("answer", self.rubric.correctness)
@@ -315,7 +320,7 @@ class Environment:
         if prompt is None or prompt == "" or prompt == []:
             raise bad_column(where, row, "prompt", "question")
         answer = columns.get("answer")
-        if answer is None and self.rubric.needs("answer"):
+        if answer is None and self.needs_answer:
             raise bad_column(where, row, "answer")
         content = [self._messages(prompt, where), "" if answer is None else str(answer), _info(columns, where)]
         if not is_text(content):

@@ -170,6 +170,7 @@ class FunctionTask(SingleTurnEnv):
             system_prompt=system_prompt,
             reference=reference,
         )
+        self._lists_answers = any(one.batched and "answer" in one.columns for one in graders)
         self._reads_answer = {component_name(one.func) for one in graders if one.reads_answer}
         self.own_label = component_name(found[0].func) if found else FUNCTIONS
         self.module = next((source.file for source in found if source.file is not None), None)
@@ -191,6 +192,10 @@ class FunctionTask(SingleTurnEnv):
                 own = json.loads(own or "{}")
         info = {**own, **info} if isinstance(own, dict) else own or info
         return {"prompt": _raw_prompt(row), "answer": answer, "info": info}
+
+    @property
+    def needs_answer(self) -> bool:
+        return self._lists_answers or super().needs_answer
 
     @property
     def reads_answer(self) -> bool:
@@ -345,7 +350,8 @@ def given_task(
     """
     from hone.environments.agents import AgentLimits, AgentTask, check_agent
 
-    funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
+    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
+    funcs = [reward_funcs] if alone else list(reward_funcs or ())
     agent, command = agent or args.get("agent"), args.get("agent_command")
     if has_agent := agent is not None or command is not None:
         check_agent(agent, command, [*funcs, *_as_list(args.get("rewards", []))])

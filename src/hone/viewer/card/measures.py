@@ -204,7 +204,10 @@ def changes(
                 for values_E, counts in ((was_E, counts_before), (is_E, counts_after))
             )
             moved = int(np.count_nonzero(np.abs(is_E - was_E) > 1e-12))
-            found[name] = Change(was, now, _mean_level(is_E - was_E), len(both), moved)
+            difference = _mean_level(is_E - was_E)
+            if "reward" not in name and difference.low is not None and difference.high is not None:
+                difference = Level(difference.mean, max(difference.low, -1.0), min(difference.high, 1.0))
+            found[name] = Change(was, now, difference, len(both), moved)
     return found
 
 

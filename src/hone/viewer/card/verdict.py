@@ -42,8 +42,8 @@ def _change(card: Card, found: Comparison) -> Iterator[str]:
     reward, correct = found.measures["reward"], found.measures["correct"]
     examples = counted(reward.examples, "held-out example")
     found_out = f"No difference that {examples} can show"
-    if 0 < reward.moved < LEAST < reward.examples:
-        found_out += f", of which only {reward.moved} changed"
+    if 0 < reward.moved < LEAST:
+        found_out = f"Too few examples changed to tell ({reward.moved} of {examples})"
     if reward.sure:
         found_out = f"{'Better' if reward.difference.mean > 0 else 'Worse'} on the same {examples}"
     yield (
