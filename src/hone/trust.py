@@ -19,6 +19,10 @@ from hone.errors import UserError
 FLAG = "--trust-local-task"
 
 
+class NotTrusted(UserError):
+    """Code that a run names is not executed, and how to have it executed."""
+
+
 @dataclass(frozen=True)
 class OpenedRun:
     """A run that a command works with; `digests` are the digests of task files and functions in its run.json."""
@@ -46,13 +50,13 @@ def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool) -> Iterator
 
 
 def check_named(what: str) -> None:
-    """Raise UserError for code that the config of the opened run names, unless the run is trusted."""
+    """Raise NotTrusted for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
-        raise UserError(f"the run names {what}, which is not executed: read its code first, and pass {FLAG}")
+        raise NotTrusted(f"the run names {what}, which hone executes only with {FLAG}: read its code first")
 
 
 def check_file(what: str, path: Path, digest: str) -> None:
-    """Raise UserError for a local task file that is not trusted: another one than the opened run was made with, or one
+    """Raise NotTrusted for a local task file that is not trusted: another one than the opened run was made with, or one
     that came with the run. Says on standard error, once for the run, which file is executed.
     """
     if _opened is None:
@@ -61,9 +65,9 @@ def check_file(what: str, path: Path, digest: str) -> None:
     if not _opened.trusted:
         refused = f"so it is not executed: read it first, and pass {FLAG}"
         if path.resolve().is_relative_to(_opened.folder):
-            raise UserError(f"{what} is {path} inside the run, {refused}")
+            raise NotTrusted(f"{what} is {path} inside the run, {refused}")
         if not same:
-            raise UserError(
+            raise NotTrusted(
                 f"{what} is {path} here (digest {digest[:8]}), which is not the file that the run was made with, "
                 f"{refused}; or put the run's file there"
             )

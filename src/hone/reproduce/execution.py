@@ -60,6 +60,7 @@ from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
+from hone.trust import NotTrusted
 from hone.types import Example, Group, Kept, Outcome, Trajectory
 
 OnStep = Callable[[int], None]
@@ -391,6 +392,8 @@ def needed_here(what: str) -> Iterator[None]:
     """Say of a UserError that task or data have to be where the run had them."""
     try:
         yield
+    except NotTrusted:
+        raise
     except UserError as error:
         raise UserError(
             f"to execute steps again the {what} of the run is needed where the run had it: {error}"
