@@ -146,7 +146,11 @@ def test_the_conversation_goes_on_until_nothing_is_called(unguarded, example):
 
 
 @pytest.mark.parametrize(
-    "argv", [["rl", "--orchestrator.env.id", "math-python"], ["eval", "math-python", "-m", "hone/tiny"]]
+    "argv",
+    [
+        ["rl", "--orchestrator.env.id", "math-python", "--model.name", "hone/tiny"],
+        ["eval", "math-python", "-m", "hone/tiny"],
+    ],
 )
 def test_without_a_sandbox_nothing_starts(argv, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
