@@ -144,7 +144,7 @@ def test_reinforce_plus_plus_takes_one_rollout_of_a_prompt_and_is_done_again(rl,
 def test_rewards_below_0_are_refused_where_a_mean_reward_divides_or_warned_of(rl, tmp_path, capsys):
     flags = ["--no-audit", "--orchestrator.env.id", "lengths", "--algorithm", "maxrl"]
     assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0, "declared": true}') == 2
-    assert "needs rewards of 0 or more, and those of lengths can be -1: add 1" in capsys.readouterr().err
+    assert "needs rewards of 0 or more, and a reward of lengths can be -1: add 1" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
     assert rl(*flags, "--orchestrator.env.args", '{"least": -1.0}') == 0
     events = [json.loads(line) for line in (tmp_path / "out" / "events.jsonl").read_text().splitlines()]
