@@ -350,8 +350,8 @@ def given_task(
     """
     from hone.environments.agents import AgentLimits, AgentTask, check_agent
 
-    alone = isinstance(reward_funcs, str) or callable(reward_funcs)
-    funcs = [reward_funcs] if alone else list(reward_funcs or ())
+    reward_funcs = reward_funcs or ()
+    funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
     agent, command = agent or args.get("agent"), args.get("agent_command")
     if has_agent := agent is not None or command is not None:
         check_agent(agent, command, [*funcs, *_as_list(args.get("rewards", []))])
