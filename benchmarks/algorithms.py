@@ -37,6 +37,8 @@ BEGIN, END = "<!-- made by benchmarks/algorithms.py -->\n", "<!-- end -->\n"
 BASELINE, DEFAULTS = "after SFT", "defaults"
 LEARNING_RATES: dict[str, float] = {}
 """Of algorithms that learn more with another one than the recipe's."""
+OWN_FLAGS: dict[str, list[str]] = {"maxrl": ["--orchestrator.truncated", "mask"]}
+"""Of algorithms that cannot take the recipe's: a penalty makes rewards negative, and maxrl divides by their mean."""
 LEARNED, WINDOW = 0.9, 10
 
 
@@ -85,7 +87,7 @@ def cell(algorithm: str, seed: int, work: Path, sft_steps: int, steps: int, exam
     done, folder = work / "cells" / f"{algorithm}-{seed}.json", work / f"{algorithm.replace(' ', '-')}-{seed}"
     settings: dict[str, Any] = {"sft_steps": sft_steps, "examples": examples}
     if algorithm != BASELINE:
-        settings |= {"steps": steps, "lr": LEARNING_RATES.get(algorithm)}
+        settings |= {"steps": steps, "lr": LEARNING_RATES.get(algorithm), "flags": OWN_FLAGS.get(algorithm, [])}
     if done.exists() and (record := json.loads(done.read_text()))["settings"] == settings:
         return record
     shutil.rmtree(folder, ignore_errors=True)
@@ -96,6 +98,7 @@ def cell(algorithm: str, seed: int, work: Path, sft_steps: int, steps: int, exam
         start = work / f"{BASELINE.replace(' ', '-')}-{seed}" / "weights" / f"step_{sft_steps}"
         flags += ["--model.name", str(start), "--max-steps", str(steps), "--no-orchestrator.eval"]
         flags += [] if algorithm == DEFAULTS else ["--algorithm", algorithm]
+        flags += settings["flags"]
         flags += ["--trainer.optim.lr", str(settings["lr"])] if settings["lr"] else []
         seconds = train("rl", RL, *flags) / steps
     record = {"algorithm": algorithm, "seed": seed, "settings": settings, "seconds_per_step": seconds}

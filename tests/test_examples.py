@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from algorithms import OWN_FLAGS
 
 from hone.config.algorithms import ALGORITHMS
 from hone.config.base import BaseConfig
@@ -117,7 +118,8 @@ def test_algorithms_are_compared_by_the_tiny_recipe(name: str) -> None:
     )
     other = {"output_dir": plain.output_dir, "orchestrator": orchestrator}
     assert plain.output_dir != tiny.output_dir and tiny.model_copy(update=other) == plain
-    config = rl(f"@ examples/algorithms/tiny.toml --algorithm {name}")
+    own = " ".join(OWN_FLAGS.get(name, []))
+    config = rl(f"@ examples/algorithms/tiny.toml --algorithm {name} {own}")
     assert values(config, *ALGORITHMS[name]) == list(ALGORITHMS[name].values())
 
 

@@ -45,17 +45,6 @@ def test_bad_input(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.gguf", "cut.gguf", "full"]
 
 
-def test_the_conversion_of_a_gguf_draws_no_bar_into_a_pipe(tmp_path: Path, capsys) -> None:
-    file = tmp_path / "cut.gguf"
-    file.write_bytes(b"GGUF, but no more")
-    with pytest.raises(UserError):
-        fetch.write_gguf(file, tmp_path, "a file")
-    from transformers import modeling_gguf_pytorch_utils
-
-    assert list(modeling_gguf_pytorch_utils.tqdm([1, 2], desc="Converting")) == [1, 2]
-    assert "Converting" not in capsys.readouterr().err
-
-
 def test_a_known_name_is_taken_from_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.setenv("HONE_CACHE", str(tmp_path))
     flags = ["--model.name", "smollm2-135m", "--orchestrator.env.id", "reverse-text"]

@@ -199,7 +199,8 @@ def reverse_text_with(tmp_path: Path, change: str) -> None:
     """Write the task `changed`: reverse-text, with a line of code that changes `env`."""
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "changed.py").write_text(
-        "from reverse_text import load_environment as original\n\n\ndef raises(completion):\n"
+        "from hone.environments import Rubric\nfrom reverse_text import load_environment as original\n\n\n"
+        "def raises(completion):\n"
         f"    raise ValueError('no')\n\n\ndef load_environment():\n    env = original()\n    {change}\n    return env\n"
     )
 
@@ -226,7 +227,7 @@ def test_an_evaluation_that_could_not_be_graded_is_no_result_and_is_done_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    reverse_text_with(tmp_path, "env.rubric.sample_funcs = {name: raises for name in env.rubric.funcs}")
+    reverse_text_with(tmp_path, "env.rubric = Rubric([raises], correctness=raises)")
     settings = SMALL | {"cells": [{"name": "a", "rl": {"max_steps": 0}}], "eval.env": "changed"}
     for _ in range(2):
         found = hone.study(**FILES, output_dir=str(tmp_path / "study"), **settings)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,12 +120,9 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
     if HEAD not in shapes:
         _say(f"It has no {HEAD}, so its head is its embedding")
     try:
-        with quiet():
-            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, modeling_gguf_pytorch_utils
+        with quiet(), _bar_on_a_terminal():
+            from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
-            converter: Any = modeling_gguf_pytorch_utils
-            bar = converter.tqdm
-            converter.tqdm = lambda items, **more: bar(items, **more | {"disable": None})  # on a terminal only
             config = AutoConfig.from_pretrained(file.parent, gguf_file=file.name)
             decoder = DecoderConfig.from_hf(config.to_dict() | {"quantization_config": None})
             check_tensors(decoder, shapes, f"the tensors of {file}", "its header", gguf_name)
@@ -152,6 +150,20 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
         f"gone: it answers a little worse than the model that it was made from. {LICENCE_NOTE}\n",
         encoding="utf-8",
     )
+
+
+@contextmanager
+def _bar_on_a_terminal() -> Iterator[None]:
+    """Keep the conversion of transformers from drawing its progress bar into a pipe."""
+    from transformers import modeling_gguf_pytorch_utils
+
+    converter: Any = modeling_gguf_pytorch_utils
+    bar = converter.tqdm
+    converter.tqdm = partial(bar, disable=None)
+    try:
+        yield
+    finally:
+        converter.tqdm = bar
 
 
 def _check_extra() -> None:
