@@ -166,6 +166,22 @@ def test_resuming_a_finished_run_has_nothing_left_to_do(tmp_path, capsys):
         assert not run.nothing_left and run.start_step == 8
 
 
+def test_a_finished_run_whose_last_checkpoint_is_of_an_earlier_interruption_is_done(tmp_path):
+    with start(tmp_path) as run:
+        steps(run, 0, 4)
+    with start(tmp_path, resume=ResumeConfig()) as run:
+        steps(run, run.start_step, 8)
+        with run.weights_dir(8) as folder:
+            (folder / "model.safetensors").write_text("version 8")
+    assert Run(tmp_path).checkpoints.steps() == [2, 4, 6]
+    before = everything(tmp_path)
+    with start(tmp_path, resume=ResumeConfig()) as run:
+        assert run.nothing_left and run.start_step == 8
+    assert everything(tmp_path) == before
+    with start(tmp_path, resume=ResumeConfig(step=6)) as run:
+        assert not run.nothing_left and run.start_step == 6
+
+
 @pytest.mark.parametrize("call", range(1, 7))
 def test_killed_while_pruning_ends_with_the_same_files(tmp_path, monkeypatch, call):
     ckpt = CkptConfig(interval=2, keep_last=1)

@@ -240,8 +240,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version of a run that is at its end, with its weights: at its last checkpoint, or with none
-        at all; None if it is not.
+        """Return the last version of a run that is at its end, with its weights, whatever checkpoint it has from before;
+        None if it is not, or a checkpoint was asked for that is not the last.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
@@ -249,7 +249,7 @@ class Opening:
         if self.info["status"] != "done" or self._weights_problems(last):
             return None
         if self.restored is not None:
-            return last if self.start_step == last else None
+            return last if self.resume.step in (None, last) else None
         before = settings.settings_of(self.folder, self.config)
         same = self.resume.step is None and not self._changes(before, self.info.get("sources", {}))
         return last if same else None
