@@ -275,6 +275,7 @@ def test_the_tasks_of_the_page_grade_and_demonstrate(here: Path):
     example = env.example(question="…", answer="987")
     completions = ["<answer>987</answer>", "\\boxed{987}", "ANSWER: 987", "<answer>986</answer>", "987"]
     assert [env.grade(example, text).reward for text in completions] == [1.0, 1.0, 1.0, 0.1, 0.0]
+    assert env.grade(env.example(question="…", answer="none"), "ANSWER: none").reward == 0.0, "no number is no answer"
     times = load_environment("times")
     example = times.example(question="12 * 34?", answer="408", info={"a": 12, "b": 34})
     called = times.called("multiply", a=12, b=34)
