@@ -20,7 +20,7 @@ REPORT = """{id}: {task} (the task), {test} (its test), {recipes}/ (two recipes)
 next: pytest {test}        # after: pip install pytest
       sft @ {recipes}/tiny_sft.toml
       rl @ {recipes}/tiny.toml
-      hone eval {id} -m outputs/{id}-rl/weights/step_150 -n 100 -a '{{"prompt": "{{letters}}", "format_hint": false}}'
+      hone eval @ outputs/{id}-rl/config.toml -m outputs/{id}-rl/weights/step_150 -n 100
 Then make it yours: each place to change is marked CHANGE, in {task}, its test and the recipes."""
 
 
