@@ -3,8 +3,8 @@
     python tests/contracts/same_bytes.py REV [RUN ...] [--work FOLDER]
 
 Checks REV out beside this tree, does the same RUNS with both, one after the other on this machine, and compares what
-they wrote, key by key: metrics, hashes, rollouts, evaluations, checkpoints and weights. Then this tree resumes, verifies,
-replays, reports and shows runs that REV wrote. Exit code 1 if anything differs.
+they wrote, key by key: metrics, hashes, rollouts, evaluations, checkpoints and weights. Then this tree resumes,
+verifies, replays, reports and shows runs that REV wrote. Exit code 1 if anything differs.
 
 A key that one side alone has is a difference, unless `ONE_SIDED` lists it with its reason.
 """

@@ -240,8 +240,8 @@ class Opening:
             )
 
     def _last_step(self) -> int | None:
-        """Return the last version of a run that is at its end, with its weights, whatever checkpoint it has from before;
-        None if it is not, or a checkpoint was asked for that is not the last.
+        """Return the last version of a run that is at its end, with its weights, even if its checkpoint is older; None
+        if it is not at its end, or an older checkpoint was asked for.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
