@@ -28,6 +28,7 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
+from hone.config.retired import check_retired, is_dropped
 from hone.config.trl import KEYS, TRL
 from hone.errors import KEYWORDS, UserError
 
@@ -71,6 +72,7 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
     for name, value in settings.items():
         key = lookup(cls, path := tuple(name.split(".")))
         if key is None:
+            check_retired(path, "")
             command = cls.__name__.removesuffix("Config").lower()
             hint = _meant(cls, path, f"; `hone {command} --help all` lists all keys", _keyword)
             raise UserError(f"there is no key {name!r}{hint}")
@@ -171,6 +173,8 @@ class _Reader:
         """Yield the leaves of `tree`; refuses unknown keys, and true or false where a number belongs."""
         for name, value in tree.items():
             key = lookup(self.cls, (*prefix, name))
+            if key is None and is_dropped((*prefix, name), value, file):
+                continue
             if key is None:
                 raise UserError(self._unknown_key((*prefix, name), file))
             if isinstance(value, dict) and not (key.section or is_dict(key.type) or key.free):
@@ -205,6 +209,7 @@ class _Reader:
             self.given[FLAG].put(off.path, Setting(None if off.section else False, token, is_flag=True))
             return
         if key is None:
+            check_retired(tuple(on.split(".")), word)
             hint = _meant(self.cls, path, ", and none is like it; --help all lists them", flag)
             raise UserError(f"unknown flag {word}{hint}")
         if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
