@@ -1,7 +1,7 @@
 """Contract 1 between revisions: a change of the code does not change the bytes of a run.
 
-`base` names the commit whose bytes these are. A change that alters them on purpose raises `NUMERICS`, and moves that name
-to its own commit. `python tests/contracts/same_bytes.py REV` does all runs.
+`base` names the commit whose bytes these are. A change that alters them on purpose raises `NUMERICS`, and moves that
+name to its own commit. `python tests/contracts/same_bytes.py REV` does all runs.
 """
 
 from __future__ import annotations
