@@ -17,6 +17,7 @@ class Retired(NamedTuple):
 _CHAT = "`hone view` has no chat box any more: leave it out, and talk to a model with `hone chat MODEL`"
 
 RETIRED: dict[str, Retired] = {
+    "plan.gbit": Retired((10.0,), "`hone plan` plans for one device, and not for several nodes any more: leave it out"),
     "view.chat": Retired(([],), _CHAT),
     "view.api_key_var": Retired(("None",), _CHAT),
 }
