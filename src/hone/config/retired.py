@@ -17,6 +17,10 @@ class Retired(NamedTuple):
 _CHAT = "`hone view` has no chat box any more: leave it out, and talk to a model with `hone chat MODEL`"
 
 RETIRED: dict[str, Retired] = {
+    "push_to_hub": Retired(
+        ("None",),
+        "hone pushes no weights any more: leave it out, and run `hf upload USER/NAME outputs/weights/step_100`",
+    ),
     "plan.gbit": Retired((10.0,), "`hone plan` plans for one device, and not for several nodes any more: leave it out"),
     "view.chat": Retired(([],), _CHAT),
     "view.api_key_var": Retired(("None",), _CHAT),
