@@ -24,7 +24,7 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
 _FREE = (
     *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
-    *("grace_seconds", "push_to_hub"),
+    *("grace_seconds", "push_to_hub"),  # config.toml of older runs may have the second
     *("gap.action", "audit", "transport", "restarts", "mode"),
     *(f"inference.{name}" for name in ("port", "replicas", "tensor_parallel", "vllm_python")),
     *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
