@@ -14,7 +14,15 @@ class Retired(NamedTuple):
     instead: str
 
 
-RETIRED: dict[str, Retired] = {}
+RETIRED: dict[str, Retired] = {
+    "orchestrator.refill.cut": Retired(
+        (0.0,), "a refill waits for all its rollouts: leave this key out, or use the version of hone that began the run"
+    ),
+    "orchestrator.grading.overlap": Retired(
+        (None, "None", False, True),
+        "each rollout is graded when it ends, and scores are the same either way: leave this key out",
+    ),
+}
 """By dotted key."""
 
 
@@ -30,3 +38,12 @@ def is_dropped(path: tuple[str, ...], value: Any, file: str) -> bool:
     if old is not None and value not in old.harmless:
         raise UserError(f"{name} is {value!r} in {file}: {old.instead}")
     return old is not None
+
+
+def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the table of a config.toml without the retired keys whose values change nothing."""
+    return {
+        name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
+        for name, value in table.items()
+        if not ((old := RETIRED.get(".".join((*path, name)))) and value in old.harmless)
+    }
