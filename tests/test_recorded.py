@@ -206,7 +206,7 @@ def test_workers_cost_little_and_stand_hostile_graders():
 
 
 def test_grading_while_others_are_sampled_pays_where_a_core_is_left():
-    """What the default goes by, with one thread: on one core a grader that computes is not faster for it."""
+    """With one thread of the engine. On one core a grader that computes is not faster for it."""
     result = json.loads((RESULTS / "grading_overlap.json").read_text())
     assert (result["workload"]["prompts"], result["workload"]["rollouts"]) == (8, 8)
     two, one = (result["settings"][name] for name in ("2 cores, 1 thread", "1 core, 1 thread"))

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
 
 import pytest
+import tomli_w
 
 from hone.config.base import BaseConfig
-from hone.config.parse import from_settings, parse
+from hone.config.parse import CONFIG_OF, from_settings, parse
 from hone.config.plan import PlanConfig
 from hone.config.retired import RETIRED
 from hone.config.rl import RLConfig
 from hone.config.runs import ViewConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.runs.settings import changes, flat, read_toml, run_toml
 
 HARMLESS = [
     (RLConfig, "push_to_hub", 'push_to_hub = "None"'),
     (SFTConfig, "push_to_hub", 'push_to_hub = "None"\ndata.name = "x"'),
+    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.0"),
+    (RLConfig, "orchestrator.grading.overlap", "orchestrator.grading.overlap = false"),
     (PlanConfig, "plan.gbit", "gbit = 10.0"),
     (ViewConfig, "view.chat", "chat = []"),
     (ViewConfig, "view.api_key_var", 'api_key_var = "None"'),
@@ -26,6 +31,8 @@ HARMLESS = [
 FILES = [
     (RLConfig, "push_to_hub", 'push_to_hub = "me/model"'),
     (SFTConfig, "push_to_hub", '[push_to_hub]\nrepo = "me/model"'),
+    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.25"),
+    (RLConfig, "orchestrator.grading.overlap", 'orchestrator.grading.overlap = "late"'),
     (PlanConfig, "plan.gbit", "gbit = 100"),
     (ViewConfig, "view.chat", 'chat = ["http://localhost:8000/v1"]'),
     (ViewConfig, "view.api_key_var", 'api_key_var = "KEY"'),
@@ -36,6 +43,8 @@ FLAGS = [
     (RLConfig, "push_to_hub", "--no-push-to-hub"),
     (SFTConfig, "push_to_hub", "--push-to-hub.strategy every_save"),
     (SFTConfig, "push_to_hub", "--push-to-hub.no-private"),
+    (RLConfig, "orchestrator.refill.cut", "--orchestrator.refill.cut 0.0"),
+    (RLConfig, "orchestrator.grading.overlap", "--no-orchestrator.grading.overlap"),
     (PlanConfig, "push_to_hub", "--push-to-hub me/model"),
     (PlanConfig, "plan.gbit", "--gbit 100"),
     (ViewConfig, "view.chat", "--chat http://localhost:8000/v1"),
@@ -82,3 +91,15 @@ def test_a_keyword_is_refused(name: str) -> None:
 def test_a_key_of_one_command_is_not_retired_for_another() -> None:
     with pytest.raises(UserError, match="did you mean --"):
         parse(RLConfig, ["--api-key-var", "KEY"], "hone rl")
+
+
+def test_a_run_that_has_a_harmless_value_is_read_as_if_it_had_none_and_another_is_shown(tmp_path: Path) -> None:
+    config, file = parse(RLConfig, ["--orchestrator.refill", "--model.name", "hone/tiny"], "rl"), tmp_path / "a.toml"
+    table = tomllib.loads(run_toml(config, "rl"))
+    for cut, overlap in ((0.0, True), (0, False), (0.0, "None"), (0.25, "None")):
+        table["orchestrator"]["refill"]["cut"], table["orchestrator"]["grading"]["overlap"] = cut, overlap
+        file.write_text(f"{CONFIG_OF}rl\n{tomli_w.dumps(table)}")
+        settings = flat(read_toml(file))
+        assert "orchestrator.grading.overlap" not in settings
+        assert settings.get("orchestrator.refill.cut", 0) == cut
+        assert cut or (parse(RLConfig, ["@", str(file)], "rl") == config and changes(settings, config, {}) == [])

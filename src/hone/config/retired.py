@@ -24,6 +24,13 @@ RETIRED: dict[str, Retired] = {
     "plan.gbit": Retired((10.0,), "`hone plan` plans for one device, and not for several nodes any more: leave it out"),
     "view.chat": Retired(([],), _CHAT),
     "view.api_key_var": Retired(("None",), _CHAT),
+    "orchestrator.refill.cut": Retired(
+        (0.0,), "a refill waits for all its rollouts: leave this key out, or use the version of hone that began the run"
+    ),
+    "orchestrator.grading.overlap": Retired(
+        (None, "None", False, True),
+        "each rollout is graded when it ends, and scores are the same either way: leave this key out",
+    ),
 }
 """By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""
 
@@ -46,3 +53,12 @@ def _retired(command: str, path: tuple[str, ...]) -> Retired | None:
     names = [part.replace("-", "_") for part in path]
     keys = [".".join(names[:end]) for end in range(len(names), 0, -1)]
     return next((RETIRED[at] for key in keys for at in (f"{command}.{key}", key) if at in RETIRED), None)
+
+
+def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the table of a config.toml without the retired keys whose values change nothing."""
+    return {
+        name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
+        for name, value in table.items()
+        if not ((old := RETIRED.get(".".join((*path, name)))) and value in old.harmless)
+    }

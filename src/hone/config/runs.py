@@ -65,7 +65,7 @@ class RunsLedgerConfig(OneRun):
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
     """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a
-    refill, cut off by it."""
+    refill; `cut`: cut off by the refill of an older run."""
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)
