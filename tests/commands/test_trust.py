@@ -78,7 +78,6 @@ NAMED_CODE: dict[str, Attack] = {
     "wrapped agent": task("one_shot", task="functions", args=FUNCTIONS | {"agent": "evil:agent"}),
     "agent command": task("functions", **FUNCTIONS, agent_command=f"touch {MARKER}"),
     "verifiers taskset": task("verifiers:evil-task"),
-    "verifiers taskset, of its old version": task("verifiers_v0:evil-task"),
     "wrapped verifiers taskset": task("one_shot", task="verifiers:evil-task"),
     "loss": setting("trainer.loss.function", "evil:f"),
     "loss of a file in the run": setting("trainer.loss.function", "run/rewards.py:f"),
@@ -138,13 +137,10 @@ def stranger(recorded, bench, tmp_path, monkeypatch) -> Path:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(text)
     (here / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 20)
-    for interpreter in (".venv-verifiers/bin/python", ".venv-verifiers-v0/bin/python"):
-        (here / interpreter).parent.mkdir(parents=True)
-        (here / interpreter).write_text(f"#!/bin/sh\ntouch {here / MARKER}\n")
-        (here / interpreter).chmod(0o755)
-    old = here / ".venv-verifiers-v0/lib/python3/site-packages/verifiers-0.3.1.dist-info"
-    old.mkdir(parents=True)
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: verifiers\nVersion: 0.3.1\n")
+    interpreter = here / ".venv-verifiers/bin/python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text(f"#!/bin/sh\ntouch {here / MARKER}\n")
+    interpreter.chmod(0o755)
     model = json.loads((here / "model/config.json").read_text())
     auto = {"AutoConfig": "modeling_evil.f", "AutoModelForCausalLM": "modeling_evil.f"}
     (here / "model/config.json").write_text(json.dumps(model | {"auto_map": auto}))
