@@ -85,6 +85,7 @@ NAMED_CODE: dict[str, Attack] = {
     "advantages": setting("orchestrator.advantage.function", "evil:f"),
     "code without a sandbox": task("math-python", sandbox="none"),
 }
+STORED = ("reward function of a file in the run", "loss of a file in the run")
 DATA_ONLY: dict[str, Attack] = {
     "chat template": setting("model.chat_template", SYSTEM),
     "model folder with code": setting("model.name", "model"),
@@ -174,8 +175,12 @@ def hone(capsys: pytest.CaptureFixture[str], words: list[str]) -> tuple[int, str
 @pytest.mark.parametrize("way", NAMED_CODE)
 def test_what_a_strangers_run_names_is_not_executed(way, stranger, capsys):
     named_by_run(NAMED_CODE[way])
-    refused = [words[0] for words in EXECUTING if "--trust-local-task" in hone(capsys, words)[1]]
+    flag = "--reward run/rewards.py:f" if way in STORED else "--trust-local-task"
+    refused = [words[0] for words in EXECUTING if flag in hone(capsys, words)[1]]
     assert not executed()
+    if way in STORED:
+        assert flag in hone(capsys, ["verify", "run", "--steps", "1", "--trust-local-task"])[1]
+        assert not executed()
     trained = "loss" in way or "advantages" in way
     assert "verify" in refused and ("replay" in refused) == trained
     if not trained and way not in ("one of several tasks", "task of evaluations"):
@@ -203,6 +208,7 @@ def test_looking_at_a_strangers_run_executes_nothing(way, stranger, capsys, monk
         ("task file", ["regrade", "run"]),
         ("wrapped task file", ["regrade", "run"]),
         ("reward function", ["regrade", "run"]),
+        ("reward function of a file in the run", ["regrade", "run", "--reward", "run/rewards.py:f"]),
         ("loss", ["replay", "run"]),
         ("advantages", ["verify", "run", "--steps", "1"]),
         ("verifiers taskset", ["regrade", "run"]),
