@@ -168,9 +168,8 @@ def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
     def recorded(one: Evaluated, level: Level) -> Level:
         last = card.run.progress.evals if one.step is None else {}
         metrics = next((line for line in card.lines if line["step"] == one.step), last)
-        env = card.env or next(iter(environments(list(metrics))), "")
-        ends = reward_interval(metrics, env)
-        return level if ends is None or ends[0] == ends[1] else Level(level.mean, *ends)
+        ends = reward_interval(metrics, card.env or next(iter(environments(list(metrics))), ""))
+        return Level(level.mean, *ends) if ends else level
 
     if found.apart:
         return found
