@@ -13,7 +13,7 @@ import torch
 from pydantic import ValidationError
 
 from hone.composition.memory import fitted, memory, server_bytes
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, lookup, meta_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
@@ -53,8 +53,6 @@ def device_of(name: str) -> str:
 
 
 Config = TypeVar("Config", bound=RLConfig | SFTConfig)
-DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs", "overlap")
-"""Settings that the machine decides where the user does not, in whichever section of a config they are."""
 
 
 def resolved(
@@ -119,8 +117,8 @@ def _as_begun(config: Config, file: Path) -> Config:
         type(config).model_validate_json(values, strict=True)
     except ValidationError as error:
         for one in error.errors(include_url=False):
-            if one["loc"][-1] in DECIDED:
-                name = ".".join(map(str, one["loc"]))
+            name = ".".join(map(str, one["loc"]))
+            if (key := lookup(type(config), tuple(name.split(".")))) and key.meta.from_machine:
                 why = f"{name} = {one['input']!r}: {one['msg']}"
                 raise UserError(f"{file} is damaged ({why}): {RESTORE}") from None
     return config
@@ -157,10 +155,13 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 
 def _filled(config: Any, table: dict[str, Any]) -> Any:
     """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
-    update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
-    for name in ("trainer", "data", "inference", "orchestrator", "grading"):
-        if isinstance(section := getattr(config, name, None), BaseConfig) and isinstance(table.get(name), dict):
-            update[name] = _filled(section, table[name])
+    update = {}
+    for name in type(config).model_fields.keys() & table:
+        value = getattr(config, name)
+        if isinstance(value, BaseConfig) and isinstance(table[name], dict):
+            update[name] = _filled(value, table[name])
+        elif value is None and meta_of(type(config).model_fields[name]).from_machine:
+            update[name] = table[name]
     return config.model_copy(update=update)
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Any, ClassVar, NamedTuple, Self, Union, get_args, get_origin
+from functools import cache
+from typing import Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, model_validator
@@ -34,6 +35,45 @@ CLOSE = 0.8
 """Names that are less alike than this are not suggested for each other."""
 
 
+@dataclass(frozen=True)
+class Meta:
+    """What a field says of itself beside its type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
+
+    Without it a key is rare, decides the bytes of a run, and a resume refuses to change it. The docstring has the unit.
+    """
+
+    common: str | None = ""
+    """Kinds of keys that most people set, of those in `BaseConfig.headings`; None: no key of this section is common."""
+    place: int = 0
+    """Where it stands under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
+    decides: Literal["bytes", "rounding", "nothing", "start"] = "bytes"
+    """What of a run it decides: its bytes; only how they are rounded; nothing that is computed; how a process starts,
+    which config.toml does not have. Holds for the keys of a section. All but the first are free on resume."""
+    from_machine: bool = False
+    """The machine decides it, where it is None."""
+    shared: int = 0
+    """Its place among the keys of the top that each role's section takes; 0: no section takes it."""
+    agreed: Literal["", "always", "tiny"] = ""
+    """Orchestrator and trainer must have it equal: `always`, or only for `hone/tiny`, which is made from the seed."""
+    listed: bool = True
+    """Named in a list of a run's settings, if it is not the default."""
+
+    @property
+    def is_free(self) -> bool:
+        """Return True if a resume may change it, and two runs that differ in it alone are compared as equal."""
+        return self.decides != "bytes"
+
+    def within(self, section: Meta) -> Meta:
+        """Return what holds for the field in a section that says `section`."""
+        common = None if section.common is None else self.common
+        decides = section.decides if section.is_free else self.decides
+        return replace(self, common=common, place=self.place or section.place, decides=decides)
+
+
+PLAIN = Meta()
+"""What most fields say."""
+
+
 class BaseConfig(pydantic_config.BaseConfig):
     """A typed section. Unknown keys are errors; the string `"None"` is null, which TOML cannot write.
 
@@ -48,10 +88,10 @@ class BaseConfig(pydantic_config.BaseConfig):
     """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
     section: ClassVar[str] = ""
     """Section that files without one are read as, and flags that the top does not know."""
-    shared: ClassVar[tuple[str, ...]] = ()
-    """Keys of the top that are accepted in this section too."""
-    common: ClassVar[dict[str, str]] = {}
-    """Keys that most people set, by heading: `--help` shows these. Without any, it shows all."""
+    is_role: ClassVar[bool] = False
+    """True for a section that takes the shared keys of the top too."""
+    headings: ClassVar[dict[str, str]] = {}
+    """Headings of `--help`, and the kinds of common keys under each. Without any, it shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """What each value of a key stands for: `--help KEY` shows it."""
 
@@ -150,6 +190,12 @@ class Key:
     type: Any
     optional: bool
     free: bool = False
+    meta: Meta = PLAIN
+
+    @classmethod
+    def of(cls, path: Path, field: FieldInfo, section: Meta) -> Key:
+        """Return the key of a field in a section that says `section`."""
+        return cls(path, *unwrap(field.annotation), meta=meta_of(field).within(section))
 
     @property
     def section(self) -> type[BaseModel] | None:
@@ -190,6 +236,18 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]
 
 
+def meta_of(field: FieldInfo) -> Meta:
+    """Return what a field says of itself."""
+    return next((one for one in field.metadata if isinstance(one, Meta)), PLAIN)
+
+
+@cache
+def shared_keys(cls: type[BaseModel]) -> list[str]:
+    """Return the keys of the top that each role's section takes, in their order."""
+    places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
+    return sorted(filter(places.get, places), key=places.__getitem__)
+
+
 def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
     """Return the key at `parts` (dashes and aliases allowed), its path in canonical names; None if there is none."""
     path: Path = ()
@@ -198,25 +256,25 @@ def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
     for index, part in enumerate(parts):
         if section is None:
             assert key is not None
-            return Key(key.path + parts[index:], Any, True, free=True) if is_dict(key.type) else None
+            return Key(key.path + parts[index:], Any, True, True, key.meta) if is_dict(key.type) else None
         name = part.replace("-", "_")
-        holder = cls if name in getattr(section, "shared", ()) else section
+        holder = cls if getattr(section, "is_role", False) and name in shared_keys(cls) else section
         canonical = next((n for n, field in holder.model_fields.items() if name in names_of(n, field)), None)
         if canonical is None:
             return None
         path += (canonical,)
-        key = Key(path, *unwrap(holder.model_fields[canonical].annotation))
+        key = Key.of(path, holder.model_fields[canonical], key.meta if key else PLAIN)
         section = key.section
     return key
 
 
-def walk(cls: type[BaseModel], prefix: Path = ()) -> Iterator[Key]:
+def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterator[Key]:
     """Yield every key, sections before what they hold."""
     for name, field in cls.model_fields.items():
-        key = Key((*prefix, name), *unwrap(field.annotation))
+        key = Key.of((*prefix, name), field, meta)
         yield key
         if key.section:
-            yield from walk(key.section, key.path)
+            yield from walk(key.section, key.path, key.meta)
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:

@@ -8,11 +8,12 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from hone.config.base import BaseConfig
+from hone.config.base import PLAIN, BaseConfig, Meta, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
 from hone.config.shared import RunConfig
@@ -20,19 +21,6 @@ from hone.errors import UserError
 from hone.runs.files import RESTORE, check_plain, read_file
 from hone.runs.outputs import GIVEN
 
-START = {"resume": None, "allow_drift": False, "detach": False}
-"""Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
-_FREE = (
-    *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
-    *("grace_seconds", "push_to_hub"),
-    *("gap.action", "audit", "transport", "restarts", "mode"),
-    *(f"inference.{name}" for name in ("port", "replicas", "tensor_parallel", "vllm_python")),
-    *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
-    *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("base_url", "api_key_var")),
-    *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("timeout", "max_retries")),
-    *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib", "overlap")),
-)
-"""Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""
 _SERVER = "orchestrator.client.base_url"
 """A server's address: its presence matters, its value does not."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
@@ -64,7 +52,9 @@ class Change:
 
 def run_toml(config: RunConfig, kind: str) -> str:
     """Return the whole config, but for how a process started; its first line names the command that it is for."""
-    return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=START))
+    fields = type(config).model_fields.items()
+    usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
+    return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=usual))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -127,7 +117,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     return [
         name
         for name in names
-        if not (_is_free(name) or (name.startswith(_BY_DIGEST) and not names_matter))
+        if not (about(name).is_free or (name.startswith(_BY_DIGEST) and not names_matter))
         or (name == _SERVER and not split and (name in old) != (name in new))
     ]
 
@@ -135,12 +125,15 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 def digest(table: Mapping[str, Any]) -> str:
     """Return the SHA-256 over the settings in a nested config that change the numbers."""
     settings = _with_own_paths(flat(table))
-    deciding = {name: value for name, value in settings.items() if not _is_free(name)}
+    deciding = {name: value for name, value in settings.items() if not about(name).is_free}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
-def _is_free(name: str) -> bool:
-    return name in _FREE or name.split(".")[0] in _FREE
+@cache
+def about(name: str) -> Meta:
+    """Return what a setting of a run that trains says of itself, by its dotted name."""
+    found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
+    return next((key.meta for key in found if key), PLAIN)
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
