@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from hone.composition import machine
-from hone.composition.machine import resolved, serving_kv_gib
+from hone.composition.machine import Machine, resolve, serving_kv_gib
 from hone.composition.memory import MARGIN, memory
 from hone.config.base import walk
 from hone.config.parse import parse
@@ -19,6 +19,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.inference.memory import GIB, kv_bytes_per_token
+from hone.model.config import DecoderConfig
 from hone.planning.shape import KNOWN
 from hone.runs.settings import run_toml
 from hone.trainer.memory import longest
@@ -48,6 +49,10 @@ def rl(*flags: object) -> RLConfig:
 
 def needs(config: RLConfig, phase: str) -> float:
     return sum(memory(config, MODEL, "cuda", *longest(config)).of(phase).values()) / GIB
+
+
+def resolved(config: Any, model: DecoderConfig, device: str, **more: Any) -> Any:
+    return resolve(config, Machine(model, device, **more))
 
 
 def decided(config: RLConfig) -> tuple[Any, ...]:

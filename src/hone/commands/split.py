@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
+from hone.config.base import changed
 from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
@@ -146,9 +147,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     names = server_roles(len(placement.inference))
     for number, (name, gpus) in enumerate(zip(names, placement.inference, strict=True)):
         served, port = scratch / f"{name}.toml", config.inference.port + number
-        served.write_text(
-            to_toml(serve_config(config, on_gpus, shares).model_copy(update={"port": port})), encoding="utf-8"
-        )
+        served.write_text(to_toml(changed(serve_config(config, on_gpus, shares), {"port": port})), encoding="utf-8")
         command = [*python, INFERENCE, "@", str(served)]
         here = None if config.cluster else port  # on a node it has another one
         servers.append(Role(name, command, env=computing(gpus, 1), port=here))

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
-from hone.composition.machine import configure, device_of, resolved
+from hone.composition.machine import Machine, configure, device_of, resolve
 from hone.composition.training import Training
+from hone.config.base import changed
 from hone.config.hoist import task_label
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
@@ -206,15 +207,15 @@ class SFT(Training):
         device = device_of(parsed.model.device)
         self.observers, self.ranks = checked_observers(observers), ranks
 
-        def resolve() -> tuple[SFTConfig, str]:
+        def resolved() -> tuple[SFTConfig, str]:
             check_state(parsed.optim, ranks.world)
             parsed.check_lora(parsed.optim)
             source = parts.model_source(parsed)
             model = model_config(source, parsed.model.init, parsed.model.implementation)
-            return resolved(parsed, model, ranks.device(device), ranks), source
+            return resolve(parsed, Machine(model, ranks.device(device), ranks)), source
 
         self.config: SFTConfig
-        self.config, self.source = ranks.agree(ranks.together(resolve))
+        self.config, self.source = ranks.agree(ranks.together(resolved))
 
         def make() -> Trainer:
             shard(self.model, ranks)
@@ -290,7 +291,7 @@ class SFT(Training):
 
         ckpt = config.ckpt
         if ckpt and not self.ranks.alone:
-            ckpt = ckpt.model_copy(update={"background": False})
+            ckpt = changed(ckpt, {"background": False})
         stack.enter_context(self._saving(export, snapshot, ckpt))
 
 
@@ -319,8 +320,7 @@ def with_dataset(
     parsed = _in_own_folder(parsed, ranks)
     if not isinstance(rows, Rows):
         return parsed, None
-    data = parsed.data.model_copy(update={"path": str(parsed.output_dir / DATA)})
-    return parsed.model_copy(update={"data": data}), rows
+    return changed(parsed, {"data.path": str(parsed.output_dir / DATA)}), rows
 
 
 def _in_own_folder(config: SFTConfig, ranks: Ranks) -> SFTConfig:

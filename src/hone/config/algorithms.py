@@ -7,12 +7,11 @@ groups without a signal count nothing; no KL.
 
 from __future__ import annotations
 
-from functools import reduce
 from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from hone.config.base import BaseConfig, Meta
+from hone.config.base import BaseConfig, Meta, value_of
 from hone.errors import UserError
 
 LossType = Literal["clip", "gspo", "cispo", "sapo", "dppo", "reinforce"]
@@ -216,6 +215,6 @@ def by_algorithm(config: Any) -> str:
     """Return "by NAME", with the keys that are set otherwise than the algorithm sets them; "" without one."""
     if config.algorithm is None:
         return ""
-    values = {key: reduce(getattr, key.split("."), config) for key in ALGORITHMS[config.algorithm]}
+    values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}
     others = [f"{key} = {value}" for key, value in values.items() if value != ALGORITHMS[config.algorithm][key]]
     return f"by {config.algorithm}" + (f", but {', '.join(others)}" if others else "")

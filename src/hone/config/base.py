@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from functools import cache
-from typing import Any, ClassVar, Literal, NamedTuple, Self, Union, get_args, get_origin
+from functools import cache, reduce
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, model_validator
@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 from hone.config.trl import TRL
 
 Path = tuple[str, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 SYNONYMS = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key} | {
     "checkpoint": "ckpt",
@@ -234,6 +235,19 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]
+
+
+def value_of(config: Any, name: str) -> Any:
+    """Return the value of a key by its dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+def changed(config: Model, values: Mapping[str, Any]) -> Model:
+    """Return the config with other values, which are not validated, of keys by dotted name."""
+    for name, value in values.items():
+        section, dot, key = name.partition(".")
+        config = config.model_copy(update={section: changed(getattr(config, section), {key: value}) if dot else value})
+    return config
 
 
 def meta_of(field: FieldInfo) -> Meta:

@@ -23,11 +23,15 @@ class _AboutRun(BaseConfig):
         return create_model(cls.__name__, __base__=(cls, kind), __doc__=cls.__doc__)  # pyright: ignore
 
     @property
+    def own(self) -> set[str]:
+        """The keys that are the command's, not the run's."""
+        return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
+
+    @property
     def run(self) -> RLConfig | SFTConfig | None:
         """The config of the run, without the command's own keys; None if there is none."""
         kind = next((kind for kind in (RLConfig, SFTConfig) if isinstance(self, kind)), None)
-        own = kind and type(self).model_fields.keys() - kind.model_fields
-        return kind and kind.model_validate(self.model_dump(exclude=own, exclude_unset=True))
+        return kind and kind.model_validate(self.model_dump(exclude=self.own, exclude_unset=True))
 
 
 class PlanConfig(_AboutRun):

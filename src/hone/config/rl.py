@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
-from hone.config.base import BaseConfig, Meta, Settings
+from hone.config.base import BaseConfig, Meta, Settings, changed
 from hone.config.servers import ClientConfig, ClusterConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
@@ -362,7 +362,7 @@ class RLConfig(RunConfig):
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
         sampled = {env.name: env.sampled(evals.sampling) for env in evals.envs}
-        of = {name: evals.model_copy(update={"sampling": own, "envs": []}) for name, own in sampled.items()}
+        of = {name: changed(evals, {"sampling": own, "envs": []}) for name, own in sampled.items()}
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
@@ -393,7 +393,7 @@ class RLConfig(RunConfig):
         )
 
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
-        return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})
+        return changed(self, {f"orchestrator.{name}": value for name, value in orchestrator.items()})
 
     @property
     def most_tokens(self) -> int | None:

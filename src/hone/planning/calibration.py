@@ -16,6 +16,7 @@ from typing import Any
 
 from hone.composition.memory import Memory, memory
 from hone.config.alarms import AlarmsConfig
+from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.errors import UserError, first_line
 from hone.orchestrator.placement import memory_fields
@@ -44,8 +45,7 @@ def calibrate(plan: Plan) -> Plan:
     if shape is None or plan.memory is None or plan.worst is None:
         raise UserError("--calibrate scales a plan, which needs the model's shape: name a folder or hub id")
     if isinstance(config, RLConfig) and config.cluster is not None:  # one node is measured
-        alone = {"orchestrator": config.orchestrator.model_copy(update={"max_async_level": 0})}
-        config = config.model_copy(update=alone | {"cluster": None, "mode": "colocated"})
+        config = changed(config, {"orchestrator.max_async_level": 0, "cluster": None, "mode": "colocated"})
     if isinstance(config, RLConfig) and (config.mode == "split" or config.sampled_by is not None):
         raise UserError(
             f"--calibrate measures a run of one process and hone's own engine, and this one samples from "
@@ -105,9 +105,9 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     off |= {"display": "none", "predict": [], "report": False, "detach": False, "alarms": AlarmsConfig(action="off")}
     off |= {"output_dir": folder, "max_steps": min(STEPS, config.max_steps)}
     rl = isinstance(config, RLConfig)
-    off |= {"orchestrator": config.orchestrator.model_copy(update={"eval": None})} if rl else {"val": None}
+    off |= {"orchestrator.eval" if rl else "val": None}
     trajectories, metrics = [], {}
-    with (RL if rl else SFT)(config.model_copy(update=off)) as run:
+    with (RL if rl else SFT)(changed(config, off)) as run:
         start = process_seconds()
         while not run.done:
             if isinstance(run, SFT):

@@ -13,7 +13,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from hone.config.base import PLAIN, BaseConfig, Meta, lookup, meta_of
+from hone.config.base import PLAIN, BaseConfig, Meta, changed, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
 from hone.config.shared import RunConfig
@@ -54,7 +54,7 @@ def run_toml(config: RunConfig, kind: str) -> str:
     """Return the whole config, but for how a process started; its first line names the command that it is for."""
     fields = type(config).model_fields.items()
     usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
-    return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=usual))
+    return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from hone.config.base import BaseConfig, dotted, walk
+from hone.config.base import BaseConfig, dotted, value_of, walk
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.model.files import TINY
@@ -20,15 +19,15 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
     """Return the keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`: those that decide
     what a trainer computes. A model in a folder here goes by its whole path.
     """
-    name = config.model.name
+    model = config.model.name
     values: dict[str, Any] = {}
     for key in walk(RLConfig):
-        if key.meta.agreed == "always" or (key.meta.agreed == "tiny" and name == TINY):
-            value = reduce(getattr, key.path, config)
-            named = {dotted(key.path): value.model_dump() if isinstance(value, BaseConfig) else value}
+        if key.meta.agreed == "always" or (key.meta.agreed == "tiny" and model == TINY):
+            value = value_of(config, name := dotted(key.path))
+            named = {name: value.model_dump() if isinstance(value, BaseConfig) else value}
             values |= named if key.optional else flat(named)
-    if name != TINY and Path(name).exists():
-        values["model.name"] = str(Path(name).resolve())
+    if model != TINY and Path(model).exists():
+        values["model.name"] = str(Path(model).resolve())
     return values
 
 
