@@ -22,7 +22,9 @@ FREE = {
         orchestrator.client.max_retries teacher.api_key_var teacher.timeout teacher.max_retries""",
     "start": "resume allow_drift detach",
 }
-"""All keys that a resume may change. A section stands for its keys."""
+"""All keys that a resume may change."""
+MARKED = FREE | {"digest": "model.name model.chat_template model.init"}
+"""All keys but those that decide the bytes by their value. A section stands for its keys."""
 UNITS = {"timeout": "second", "usd": "dollar", "seq_len": "token", "positions": "token", "interval": "step"}
 """Last words of names of numbers that do not have the unit, and the unit that the docstring has to name then."""
 
@@ -30,13 +32,13 @@ UNITS = {"timeout": "second", "usd": "dollar", "seq_len": "token", "positions": 
 @pytest.mark.parametrize("cls", [RLConfig, SFTConfig])
 def test_a_resume_refuses_another_value_of_every_key_that_does_not_say_that_it_is_free(cls: type[BaseConfig]) -> None:
     for key in walk(cls):
-        name = dotted(key.path)
-        kinds = [kind for kind, names in FREE.items() if {name, name.partition(".")[0]} & set(names.split())]
-        kinds += ["nothing"] * name.startswith("orchestrator.grading.")
+        name, around = dotted(key.path), {dotted(key.path[:end]) for end in range(1, len(key.path) + 1)}
+        kinds = [kind for kind, names in MARKED.items() if around & set(names.split())]
         assert [key.meta.decides] == (kinds or ["bytes"]), name
         if not key.section:
-            assert differing({name: 1}, {name: 2}, names_matter=True) == ([] if kinds else [name])
-    names = [name for names in FREE.values() for name in names.split()]
+            assert differing({name: 1}, {name: 2}, names_matter=True) == ([] if set(kinds) & FREE.keys() else [name])
+            assert differing({name: 1}, {name: 2}) == ([] if kinds else [name])
+    names = [name for names in MARKED.values() for name in names.split()]
     assert all(any(lookup(one, tuple(name.split("."))) for one in (RLConfig, SFTConfig)) for name in names)
 
 
@@ -50,7 +52,7 @@ def test_keys_that_roles_must_agree_on_are_keys_that_each_can_set() -> None:
 
 def test_every_kind_of_common_keys_has_a_heading_and_every_heading_has_keys() -> None:
     classes = [command.config() for command in COMMANDS.values()]
-    kinds = {kind for cls in classes for words in cls.headings.values() for kind in words.split()}
+    kinds = {kind for cls in classes for words in cls.kinds().values() for kind in words}
     assert kinds == {kind for cls in classes for key in walk(cls) for kind in (key.meta.common or "").split()}
 
 

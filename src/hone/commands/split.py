@@ -17,7 +17,7 @@ from hone.config.base import changed
 from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
-from hone.config.shared import ModelConfig
+from hone.config.shared import EngineConfig, ModelConfig
 from hone.errors import UserError
 from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
@@ -171,8 +171,7 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     A server that `shares` its GPU with the trainer must not take half of what is free.
     """
     own = config.inference
-    names = ["port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype"]
-    names += ["max_lora_rank", "tensor_parallel"]
+    names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir.absolute()}

@@ -47,9 +47,10 @@ class Meta:
     """Kinds of keys that most people set, of those in `BaseConfig.headings`; None: no key of this section is common."""
     place: int = 0
     """Where it stands under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
-    decides: Literal["bytes", "rounding", "nothing", "start"] = "bytes"
-    """What of a run it decides: its bytes; only how they are rounded; nothing that is computed; how a process starts,
-    which config.toml does not have. Holds for the keys of a section. All but the first are free on resume."""
+    decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
+    """What of a run it decides: its bytes; these by what it names, whose digest is compared in place of the name; only
+    how they are rounded; nothing that is computed; how a process starts, which config.toml does not have. All but the
+    first two are free on resume. Holds for the keys of a section."""
     from_machine: bool = False
     """The machine decides it, where it is None."""
     shared: int = 0
@@ -62,12 +63,12 @@ class Meta:
     @property
     def is_free(self) -> bool:
         """Return True if a resume may change it, and two runs that differ in it alone are compared as equal."""
-        return self.decides != "bytes"
+        return self.decides not in ("bytes", "digest")
 
     def within(self, section: Meta) -> Meta:
         """Return what holds for the field in a section that says `section`."""
         common = None if section.common is None else self.common
-        decides = section.decides if section.is_free else self.decides
+        decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
@@ -91,13 +92,20 @@ class BaseConfig(pydantic_config.BaseConfig):
     """Section that files without one are read as, and flags that the top does not know."""
     is_role: ClassVar[bool] = False
     """True for a section that takes the shared keys of the top too."""
-    headings: ClassVar[dict[str, str]] = {}
-    """Headings of `--help`, and the kinds of common keys under each. Without any, it shows all keys."""
+    headings: ClassVar[str] = ""
+    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training`, where the second has its
+    own name as kind. Without any, it shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """What each value of a key stands for: `--help KEY` shows it."""
 
     partial: ClassVar[bool] = False
     """Files get only the keys that were set: another section has the others."""
+
+    @classmethod
+    def kinds(cls) -> dict[str, set[str]]:
+        """Return the kinds of common keys under each heading."""
+        split = (one.partition(":") for one in cls.headings.split(";") if one)
+        return {heading.strip(): {*(kinds or heading).lower().split()} for heading, _, kinds in split}
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:

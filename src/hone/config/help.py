@@ -37,6 +37,8 @@ class Row(NamedTuple):
     text: str
     is_section: bool = False
     meta: Meta = PLAIN
+    order: tuple[tuple[bool, int], ...] = ()
+    """Its place and those of the sections around it, where a section comes after all keys beside it."""
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
@@ -45,7 +47,8 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
     Without a topic it has the keys that most people set, where the config has headings for them.
     """
     width = min(shutil.get_terminal_size().columns, 120)
-    rows = list(_rows(cls))
+    nested = list(_rows(cls, Row((), "", "")))
+    rows = sorted(nested, key=lambda row: row.order)
     sections = [dotted(row.path) for row in rows if row.is_section and len(row.path) == 1]
     if topic not in ("", "all") and not topic.startswith(("-", "@")):
         key = lookup(cls, path := tuple(topic.split(".")))
@@ -56,10 +59,11 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
         rows = [row for row in rows if row.path[: len(key.path)] == key.path]
         rows += [Row(key.path, value, text) for value, text in cls.choices.get(dotted(key.path), {}).items()]
     elif topic != "all" and cls.headings:
-        common, rows = [row._replace(is_section=False) for row in _rows(cls, nested=True) if row.meta.common], []
-        for heading, kinds in cls.headings.items():
-            below = [row for row in common if set((row.meta.common or "").split()) & set(kinds.split())]
-            rows += [Row((), heading, "", True), *sorted(below, key=lambda row: row.meta.place)]
+        rows = []
+        for heading, kinds in cls.kinds().items():
+            below = [row for row in nested if kinds.intersection((row.meta.common or "").split())]
+            below.sort(key=lambda row: row.meta.place)
+            rows += [Row((), heading, "", True), *(row._replace(is_section=False) for row in below)]
     lines = [
         f"usage: {prog}{''.join(f' {name.upper()}' for name in cls.positional.split())} [@ FILE.toml ...]"
         f"{' [--SECTION @ FILE.toml ...]' * bool(sections)} [--KEY VALUE ...]",
@@ -89,16 +93,14 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
     return "\n".join(lines)
 
 
-def _rows(
-    cls: type[BaseModel], path: Path = (), default: Any = None, meta: Meta = PLAIN, nested: bool = False
-) -> Iterator[Row]:
-    """Yield the keys of a section, then the sections below it; where they stand among its keys if `nested`."""
-    below = []
-    for name, field in cls.model_fields.items():
+def _rows(cls: type[BaseModel], above: Row, default: Any = None) -> Iterator[Row]:
+    """Yield the keys of the section `above`, sections before what they hold."""
+    for number, (name, field) in enumerate(cls.model_fields.items()):
         # How users write a field whose name Python or pydantic has taken: `json` for `as_json`.
         names = names_of(name, field)
         written = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
-        key = Key.of((*path, written), field, meta)
+        key = Key.of((*above.path, written), field, above.meta)
+        order = (*above.order, (key.section is not None, number))
         value = getattr(default, name) if default is not None else field.default
         text = " ".join((field.description or "").split())
         if key.section:
@@ -106,17 +108,12 @@ def _rows(
             text += f" [{flag(key.path)} {key.bare.upper()}: that {dotted((*key.path, key.bare))}]" if key.bare else ""
             if getattr(key.section, "is_role", False):
                 text += f" Takes these keys of the top as well: {', '.join(shared_keys(cls))}."
-            rows = [Row(key.path, flag(key.path), text, True, key.meta)]
-            rows += _rows(key.section, key.path, value, key.meta, nested)
-            if nested:
-                yield from rows
-            else:
-                below += rows
+            yield (row := Row(key.path, flag(key.path), text, True, key.meta, order))
+            yield from _rows(key.section, row, value)
         else:
             shorts = "".join(f"-{alias}, " for alias in names if len(alias) == 1)
             word = f"{flag(key.path)} {_type(key.type)}" if key.type is not bool else f"--[no-]{flag(key.path)[2:]}"
-            yield Row(key.path, shorts + word, f"{text} [{_default(value)}]", meta=key.meta)
-    yield from below
+            yield Row(key.path, shorts + word, f"{text} [{_default(value)}]", False, key.meta, order)
 
 
 def _type(annotation: Any) -> str:

@@ -41,7 +41,7 @@ class PlanConfig(_AboutRun):
     does not fit into memory, or a prompt not into `seq_len`.
     """
 
-    headings = {"The plan": "plan"}
+    headings = "The plan: plan"
 
     on: Annotated[str | None, Meta("plan")] = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
@@ -61,7 +61,7 @@ class DoctorConfig(_AboutRun):
     With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
     """
 
-    headings = {"The doctor": "doctor"}
+    headings = "The doctor: doctor"
 
     offline: Annotated[bool, Meta("doctor")] = False
     """Ask no other machine."""

@@ -290,15 +290,7 @@ class GapConfig(BaseConfig):
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
-    headings = {
-        "Model and task": "task",
-        "Run": "run reward",
-        "Rollouts": "rollouts",
-        "Training": "training",
-        "Evaluation": "evaluation",
-        "Watching": "watching",
-        "Machine": "machine server",
-    }
+    headings = "Model and task: task; Run: run above; Rollouts; Training; Evaluation; Watching; Machine: machine server"
     choices = {"algorithm": SUMMARIES}
 
     reward: Annotated[list[str] | None, Meta("task", 1)] = None
@@ -546,13 +538,11 @@ class TrainerRole(RoleConfig):
     """Train the policy of a run in mode split: take its batches, publish the weights."""
 
     section = "trainer"
-    headings = {"Run": "role", "Training": "training", "Machine": "ranks machine"}
+    headings = "Run: role; Training; Machine: ranks machine"
 
 
 class OrchestratorRole(RoleConfig):
     """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
 
     section = "orchestrator"
-    headings = {
-        name: RLConfig.headings[name] for name in ("Model and task", "Run", "Rollouts", "Evaluation", "Watching")
-    }
+    headings = "Model and task: task; Run: run above; Rollouts; Evaluation; Watching"

@@ -62,13 +62,7 @@ class SFTOptimConfig(OptimConfig):
 class SFTConfig(RunConfig, MemoryConfig):
     """Supervised fine-tuning: imitate a data set or an environment's demonstrations."""
 
-    headings = {
-        "Model and data": "data",
-        "Run": "run loss",
-        "Training": "training decay",
-        "Watching": "watching",
-        "Machine": "machine",
-    }
+    headings = "Model and data: data; Run: run below; Training: training decay; Watching; Machine"
 
     data: SFTDataConfig = SFTDataConfig()
     """What to imitate."""

@@ -126,10 +126,10 @@ class ModelConfig(BaseConfig):
 
     bare = "name"
 
-    name: Annotated[str, Meta("task data role", -1, agreed="always")] = "hone/tiny"
+    name: Annotated[str, Meta("task data role", -1, decides="digest", agreed="always")] = "hone/tiny"
     """A folder in Hugging Face layout, a hub id, `smollm2-135m` (fetched without the hub, if need be), or `hone/tiny`
     (random weights, made from the seed)."""
-    chat_template: Annotated[str | None, Meta("task data")] = None
+    chat_template: Annotated[str | None, Meta("task data", decides="digest")] = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
     """Special tokens of the model in texts of data (prompts, tool answers, SFT rows) are tokens; by default they are
@@ -141,7 +141,7 @@ class ModelConfig(BaseConfig):
     hone's where it knows the model."""
     compile: bool = False
     """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
-    init: Annotated[InitConfig, Meta(agreed="tiny")] = InitConfig()
+    init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
     """Size of `hone/tiny`."""
 
 
@@ -248,9 +248,9 @@ class StopConfig(BaseConfig):
 
     metric: Annotated[str, Meta("run")]
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
-    above: Annotated[float | None, Meta("reward")] = Field(default=None, allow_inf_nan=False)
+    above: Annotated[float | None, Meta("above")] = Field(default=None, allow_inf_nan=False)
     """The target is this or more."""
-    below: Annotated[float | None, Meta("loss")] = Field(default=None, allow_inf_nan=False)
+    below: Annotated[float | None, Meta("below")] = Field(default=None, allow_inf_nan=False)
     """The target is this or less."""
 
     @model_validator(mode="after")

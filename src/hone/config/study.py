@@ -90,7 +90,7 @@ class StudyConfig(BaseConfig):
     The same command goes on with a study that was stopped: what is done is not done again.
     """
 
-    headings = {"Study": "study", "Evaluation": "evaluation", "Machine": "machine"}
+    headings = "Study; Evaluation; Machine"
 
     sft: Annotated[StageConfig | None, Meta("study")] = None
     """First stage of each cell. Cells with the same settings of it share its runs."""

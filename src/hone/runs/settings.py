@@ -25,8 +25,6 @@ _SERVER = "orchestrator.client.base_url"
 """A server's address: its presence matters, its value does not."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
-_BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
-"""Names of things that are compared themselves, by their digests."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +43,13 @@ class Change:
     def __str__(self) -> str:
         if self.kind != "settings":
             return f"{_SOURCES.get(self.name, self.name)} ({self.before[:8]}, now {self.now[:8]})"
+        return "{} ({}, now {})".format(self.name, *self.values)
+
+    @property
+    def values(self) -> list[str]:
+        """Both values in words."""
         words = {None: "unset", True: "true", False: "false"}
-        before, now = (words[value] if isinstance(value, bool | None) else value for value in (self.before, self.now))
-        return f"{self.name} ({before}, now {now})"
+        return [words[value] if isinstance(value, bool | None) else str(value) for value in (self.before, self.now)]
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
@@ -117,7 +119,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     return [
         name
         for name in names
-        if not (about(name).is_free or (name.startswith(_BY_DIGEST) and not names_matter))
+        if about(name).decides in ("bytes", *["digest"] * names_matter)
         or (name == _SERVER and not split and (name in old) != (name in new))
     ]
 
