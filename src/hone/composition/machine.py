@@ -92,10 +92,9 @@ def resolve(config: Config, machine: Machine) -> Config:
         config = _filled(_as_begun(config, begun), {"deterministic": kind == "cpu"})
     else:
         threads = machine.trainer[1] if machine.trainer else default_threads(model.parameters, ranks)
-        values = {"threads": threads, "deterministic": kind == "cpu"}
-        values |= dict.fromkeys(
-            ("trainer.micro_batch_tokens", "data.micro_batch_tokens"), micro_batch_limit(config, kind)
-        )
+        tokens = micro_batch_limit(config, kind)
+        values = {"trainer.micro_batch_tokens": tokens, "data.micro_batch_tokens": tokens}
+        values |= {"threads": threads, "deterministic": kind == "cpu"}
         if isinstance(config, RLConfig):
             values["orchestrator.grading.overlap"] = _overlaps(config, kind, config.threads or threads)
         config = _filled(config, values)

@@ -44,13 +44,15 @@ class Meta:
     """
 
     common: str | None = ""
-    """Kinds of keys that most people set, of those in `BaseConfig.headings`; None: no key of this section is common."""
+    """Kinds of common keys that it belongs to (`BaseConfig.headings`). None: no key of this section is common."""
     place: int = 0
-    """Where it stands under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
+    """Place under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
     decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
-    """What of a run it decides: its bytes; these by what it names, whose digest is compared in place of the name; only
-    how they are rounded; nothing that is computed; how a process starts, which config.toml does not have. All but the
-    first two are free on resume. Holds for the keys of a section."""
+    """What of a run it decides; holds for the keys of a section. All but the first two are free on resume.
+
+    `bytes`: what is computed. `digest`: the same, but what it names is compared, by its digest. `rounding`: only how
+    numbers are rounded. `nothing`: no number. `start`: how a process starts; config.toml does not have it.
+    """
     from_machine: bool = False
     """The machine decides it, where it is None."""
     shared: int = 0
