@@ -193,20 +193,14 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
 
 
 def task_given(
-    config: RLConfig,
-    dataset: Any,
-    eval_dataset: Any,
-    reward_funcs: Any,
-    reward_weights: Sequence[float] | None,
-    correct: Any,
-    agent: Any = None,
-    reference: Any = None,
+    config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
 ) -> tuple[Given | None, dict[str, Any]]:
-    """Return the task that a program gives, None if it gives none, and values of keys that name it.
+    """Return the task that a program gives, None if it gives none, and values of keys that name it. `more` are further
+    arguments of `given_task`.
 
     An `eval_dataset` turns evaluation on, unless the config says that it is off.
     """
-    if all(x is None for x in (dataset, eval_dataset, reward_weights, correct, agent, reference)) and not reward_funcs:
+    if all(x is None for x in (dataset, eval_dataset, *more)) and not reward_funcs:
         return None, {}
     from hone.environments.functions import given_task
 
@@ -216,8 +210,7 @@ def task_given(
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
     args, template = ({}, None) if replaces else (env.args, env.template)
-    task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
-    given = given_task(config.output_dir, args, *task)
+    given = given_task(config.output_dir, args, dataset, eval_dataset, reward_funcs, *more)
     named = {"orchestrator.env": changed(env, {"id": FUNCTIONS, "args": given.args, "template": template})}
     evaluated = eval_dataset is not None and "eval" not in config.orchestrator.model_fields_set
     return given, named | ({"orchestrator.eval": OnlineEvalConfig()} if evaluated else {})

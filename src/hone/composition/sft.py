@@ -309,25 +309,20 @@ def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
     """Return the config with the data set that a program gives, and its rows; the config names a run directory."""
-    rows = given_rows(dataset, "dataset")
-    if rows is None:
-        return _in_own_folder(from_settings(SFTConfig, config, settings), ranks), None
-    place = DATA if isinstance(rows, Rows) else rows
-    local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
-    chosen = {"data.path": place if local else None, "data.name": None if local else place}
-    chosen |= {"data.env": None, "data.run": None}
+    rows, chosen = given_rows(dataset, "dataset"), dict[str, Any]()
+    if rows is not None:
+        place = DATA if isinstance(rows, Rows) else rows
+        local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
+        chosen = {"data.path": place if local else None, "data.name": None if local else place}
+        chosen |= {"data.env": None, "data.run": None}
     parsed = from_settings(SFTConfig, config, {**settings, **chosen})
-    parsed = _in_own_folder(parsed, ranks)
+    data = parsed.data
+    name = task_label(data.env.id, data.env.args) if data.env else Path(data.name or data.path or data.run or "").stem
+    # the same folder on all ranks
+    parsed = ranks.agree(ranks.together(lambda: with_own_folder(parsed, f"sft-{name}") if ranks.first else parsed))
     if not isinstance(rows, Rows):
         return parsed, None
     return changed(parsed, {"data.path": str(parsed.output_dir / DATA)}), rows
-
-
-def _in_own_folder(config: SFTConfig, ranks: Ranks) -> SFTConfig:
-    """Return the config with a new run directory, the same on all ranks, if it names none."""
-    data = config.data
-    name = task_label(data.env.id, data.env.args) if data.env else Path(data.name or data.path or data.run or "").stem
-    return ranks.agree(ranks.together(lambda: with_own_folder(config, f"sft-{name}") if ranks.first else config))
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:
