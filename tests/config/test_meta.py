@@ -16,7 +16,7 @@ from hone.trainer.agreement import shared_values
 FREE = {
     "rounding": """checkpointing trainer.checkpointing trainer.ranks mode inference.replicas inference.tensor_parallel
         orchestrator.client.base_url teacher.base_url""",
-    "nothing": """output_dir ckpt stop budget grace_seconds wandb trackio push_to_hub alarms predict report display
+    "nothing": """output_dir ckpt stop budget grace_seconds wandb trackio alarms predict report display
         audit restarts transport gap.action trainer.record_tokens orchestrator.grading inference.port
         inference.vllm_python orchestrator.client.api_key_var orchestrator.client.timeout
         orchestrator.client.max_retries teacher.api_key_var teacher.timeout teacher.max_retries""",

@@ -95,8 +95,6 @@ def resolve(config: Config, machine: Machine) -> Config:
         tokens = micro_batch_limit(config, kind)
         values = {"trainer.micro_batch_tokens": tokens, "data.micro_batch_tokens": tokens}
         values |= {"threads": threads, "deterministic": kind == "cpu"}
-        if isinstance(config, RLConfig):
-            values["orchestrator.grading.overlap"] = _overlaps(config, kind, config.threads or threads)
         config = _filled(config, values)
     if machine.trainer is not None:
         return config
@@ -134,16 +132,6 @@ def _as_begun(config: Config, file: Path) -> Config:
                 why = f"{name} = {one['input']!r}: {one['msg']}"
                 raise UserError(f"{file} is damaged ({why}): {RESTORE}") from None
     return config
-
-
-def _overlaps(config: RLConfig, kind: str, threads: int) -> bool:
-    """Return True if graders have at least as many cores beside the engine's as it has, where that was measured.
-
-    Steps of the tiny preset with 1 thread go, on 2 cores, 1.07 times as fast with a grader of 20 ms, 1.21 times with
-    one that waits 50 ms, and 0.96 times with one that costs nothing (which `inline` is for); on 1 core 0.96, 1.10 and
-    0.94 times (`benchmarks/grading_overlap.py`). On a GPU, and with a server, nothing was measured.
-    """
-    return kind == "cpu" and config.samples_here and _cores() >= 2 * threads
 
 
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:

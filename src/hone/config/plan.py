@@ -49,8 +49,6 @@ class PlanConfig(_AboutRun):
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour; by default that of `budget`, else of a table."""
-    gbit: Annotated[float, Meta("plan")] = Field(default=10.0, gt=0)
-    """Gbit/s from the trainer's node to the others, for the table of nodes that `--cluster` adds."""
     as_json: Annotated[bool, Meta("plan")] = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the plan as JSON."""
 

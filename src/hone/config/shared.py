@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -62,6 +61,9 @@ class ExecutedRun(OneRun):
     trust_local_task: bool = False
     """Execute code that the run names: functions, an agent, a taskset of verifiers, a task file that is not the one the
     run was made with. Read it first."""
+    reward: list[str] = []
+    """Execute this function that the run names, and its whole file: `rewards:exact`, or `RUN/rewards.py:exact` of a
+    notebook, which is executed only if you name it here. Read it first."""
 
 
 class InitConfig(BaseConfig):
@@ -325,27 +327,6 @@ class TrackioConfig(TrackerConfig):
     """Trackio project."""
 
 
-class HubConfig(BaseConfig):
-    """Push weights to a repository of the Hugging Face hub; needs a token with write access (`hf auth login`)."""
-
-    bare = "repo"
-
-    repo: str
-    """USER/NAME or ORGANISATION/NAME; made if it is not there."""
-    private: bool = True
-    """Make a private repository (`--push-to-hub.no-private`: a public one); one that is there stays as it is."""
-    strategy: Literal["end", "every_save"] = "end"
-    """Push the last weights at the end; with `every_save` also those of each checkpoint, while training goes on."""
-
-    @field_validator("repo")
-    @classmethod
-    def _check_repo(cls, repo: str) -> str:
-        parts = re.fullmatch(r"(\w[\w.-]*)/(\w[\w.-]*)", repo, re.ASCII)
-        if parts is None or len(repo) > 96 or re.search(r"--|\.\.|[-.](/|$)|\.git$", repo):
-            raise UserError(f"{repo!r} is no name of a repository on the hub: write USER/NAME")
-        return repo
-
-
 class SamplingConfig(BaseConfig):
     """How completions are sampled."""
 
@@ -484,8 +465,6 @@ class RunConfig(BaseConfig):
     """Weights & Biases; off unless given."""
     trackio: Annotated[TrackioConfig | None, Meta(common=None, decides="nothing")] = None
     """Trackio; off unless given."""
-    push_to_hub: Annotated[HubConfig | None, Meta(decides="nothing")] = None
-    """Push weights to the Hugging Face hub; off unless given."""
     alarms: Annotated[AlarmsConfig, Meta(decides="nothing")] = AlarmsConfig()
     """What is looked for at every step, and what is done when it is found."""
     predict: Annotated[list[str], Meta("watching", decides="nothing", listed=False)] = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from types import TracebackType
 from typing import Any
@@ -108,41 +108,6 @@ class ServerClient:
         answer that takes longer than `endpoint.timeout`: it would take as long again; Halt for one that can't be read.
         """
         return await self._send("POST", path, body)
-
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of the server's answer to `body`, as they come, after one try.
-
-        Raises as `post` does, and Halt for an error among the events. Closing the iterator ends the answer.
-        """
-        import httpx
-
-        url, rest = self._root + path, b""
-        try:
-            async with self._http.stream("POST", url, json=body | {"stream": True}) as response:
-                if not response.is_success:
-                    await response.aread()
-                    raise Refused(url, response.status_code, reason_in(response.text))
-                async for part in response.aiter_bytes():
-                    # httpx would also part lines at U+2028, which JSON may hold.
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in (line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")):
-                        if line == b"[DONE]":
-                            continue
-                        event = json.loads(line)
-                        if not isinstance(event, dict):
-                            raise ValueError
-                        if "error" in event:
-                            raise Halt(f"{url} fails: {reason_in(line.decode())}")
-                        yield event
-        except TooLarge as error:
-            raise Halt(f"{url} gives no answer that could be read: {error}") from None
-        except httpx.TransportError as error:
-            reason = one_line(str(error)) or type(error).__name__
-            raise Gone(f"the server at {self.endpoint.url} is gone, or fails ({reason})", None) from None
-        except ValueError as error:
-            if isinstance(error, Halt):
-                raise
-            raise Halt(f"{url} does not stream events in JSON: is it that of an inference server?") from None
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         import httpx

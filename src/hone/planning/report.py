@@ -101,7 +101,7 @@ def plan_of(
         evals = config.orchestrator.eval
         if evals and facts.held_out and evals.num_examples > facts.held_out:
             evaluated = changed(config, {"orchestrator.eval.num_examples": facts.held_out})
-        if config.mode == "split" and config.cluster is None:
+        if config.mode == "split":
             notes.append("mode split: memory and time are planned as of one process on one device")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)

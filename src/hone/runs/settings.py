@@ -16,6 +16,7 @@ from typing import Any, Literal
 from hone.config.base import PLAIN, BaseConfig, Meta, changed, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
+from hone.config.retired import RETIRED, without_retired
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs.files import RESTORE, check_plain, read_file
@@ -60,14 +61,17 @@ def run_toml(config: RunConfig, kind: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict. Raises UserError if it isn't TOML, or can't be read."""
+    """Return a config.toml as a nested dict, without retired keys that change nothing.
+
+    Raises UserError if it isn't TOML, or can't be read.
+    """
     data = read_file(path)
     try:
         table = tomllib.loads(data.decode())
         check_plain(table, finite=False)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
-    return table
+    return without_retired(table)
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
@@ -135,7 +139,8 @@ def digest(table: Mapping[str, Any]) -> str:
 def about(name: str) -> Meta:
     """Return what a setting of a run that trains says of itself, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
-    return next((key.meta for key in found if key), PLAIN)
+    gone = Meta(decides="nothing") if name.split(".")[0] in RETIRED else PLAIN  # a section of an older run
+    return next((key.meta for key in found if key), gone)
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
