@@ -26,7 +26,7 @@ def page(name: str, command: Command) -> str:
     cls = command.config()
     lines = ["---\nhide: [toc]\n---", f"# hone {name}", f"{command.summary[0].upper()}{command.summary[1:]}."]
     lines.append(f"```text\n{render(cls, f'hone {name}')}\n```")
-    if cls.common:
+    if cls.headings:
         lines.append(f"## All keys\n\n```text\n{render(cls, f'hone {name}', 'all')}\n```")
     return "\n\n".join(lines) + "\n"
 

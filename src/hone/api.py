@@ -100,6 +100,7 @@ def evaluate(
     from hone.commands.eval import with_progress
     from hone.composition.evaluating import Evaluation
     from hone.composition.machine import kept_settings
+    from hone.config.base import changed
     from hone.config.eval import EvalConfig
     from hone.config.hoist import FUNCTIONS
     from hone.config.parse import from_settings
@@ -112,10 +113,10 @@ def evaluate(
     gives = dataset is not None or reward_funcs or reward_weights is not None or correct is not None
     if gives and env not in (None, FUNCTIONS):
         raise UserError(f"env = {env!r} has its own data and rewards: leave it out, or dataset and reward_funcs")
+    env = FUNCTIONS if gives else env
     named = {"save": "output_dir" in settings} | settings | ({} if env is None else {"env": env})
     config, task, kept = from_settings(EvalConfig, None, named), None, {}
     if gives:
-        config = config.model_copy(update={"env": FUNCTIONS})
         folder = results_folder(config) if config.save else Path()
         rows = given_rows(dataset, "dataset")
         given = given_task(folder, config.env_args, None, rows, reward_funcs, reward_weights, correct)
@@ -126,7 +127,7 @@ def evaluate(
             task.use_template(config.template)
         update = {"env_args": given.args, "output_dir": folder if config.save else None}
         update |= {} if "num_examples" in settings else {"num_examples": len(task.split("eval"))}
-        config = config.model_copy(update=update)
+        config = changed(config, update)
     with kept_settings():
         evaluation = Evaluation(config, task)
         if evaluation.shortage:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,15 @@ import pytest
 import torch
 
 from hone.composition import machine
-from hone.composition.machine import resolved, serving_kv_gib
+from hone.composition.machine import Machine, resolve, serving_kv_gib
 from hone.composition.memory import MARGIN, memory
+from hone.config.base import walk
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.inference.memory import GIB, kv_bytes_per_token
+from hone.model.config import DecoderConfig
 from hone.planning.shape import KNOWN
 from hone.runs.settings import run_toml
 from hone.trainer.memory import longest
@@ -46,6 +49,10 @@ def rl(*flags: object) -> RLConfig:
 
 def needs(config: RLConfig, phase: str) -> float:
     return sum(memory(config, MODEL, "cuda", *longest(config)).of(phase).values()) / GIB
+
+
+def resolved(config: Any, model: DecoderConfig, device: str, **more: Any) -> Any:
+    return resolve(config, Machine(model, device, **more))
 
 
 def decided(config: RLConfig) -> tuple[Any, ...]:
@@ -206,6 +213,18 @@ def test_sft_decides_its_own(free: Any, tmp_path: Path) -> None:
     free(1)
     again = resolved(parse(SFTConfig, [*flags, "--resume"], "sft"), MODEL, "cpu")
     assert (again.data.micro_batch_tokens, again.checkpointing, again.threads) == (16384, "none", 12)
+
+
+@pytest.mark.parametrize("kind", [RLConfig, SFTConfig])
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_the_machine_decides_every_key_that_says_so_and_no_other(kind: type, device: str, free: Any) -> None:
+    free(500)
+    config = kind(data={"path": "x.jsonl"}) if kind is SFTConfig else kind()
+    final = resolved(config, MODEL, device)
+    for key in walk(kind):
+        before, after = (reduce(lambda at, name: getattr(at, name, None), key.path, one) for one in (config, final))
+        if key.section is None:
+            assert (before is None and after is not None) if key.meta.from_machine else before == after, key.path
 
 
 def test_an_engine_without_a_trainer_has_half_of_what_is_free_on_a_gpu(free: Any) -> None:

@@ -16,6 +16,7 @@ from hone.composition.rl import RL
 from hone.errors import UserError
 from hone.runs import Run
 from hone.runs.observer import Observer
+from hone.runs.settings import about
 
 SETTINGS = {
     "max_steps": 4,
@@ -66,6 +67,18 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
     assert steps == [(i, [2 * i, 2 * i + 1], lines[i]["reward/mean"]) for i in range(4)]
     assert contents(tmp_path / "out") == contents(by_command) and len(contents(by_command)) == 4 + 4 + 4 + 3
     assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
+
+
+def test_settings_that_decide_nothing_change_no_byte(settings, by_command, tmp_path):
+    others = {"ckpt.interval": 3, "ckpt.background": False, "stop.metric": "reward/mean", "stop.above": 9.0}
+    others |= {"budget.hours": 9, "grace_seconds": 9, "alarms.window": 3, "alarms.action": "off", "gap.action": "warn"}
+    others |= {"report": False, "display": "plain", "audit": False, "restarts": 1, "transport.max_tokens": 9}
+    others |= {"predict": ["reward/mean@2 > 0 p=0.9"], "orchestrator.grading.workers": 1, "inference.port": 9000}
+    others |= {"orchestrator.grading.timeout": 60, "orchestrator.client.timeout": 9}
+    assert {about(name).decides for name in others} == {"nothing"}
+    with RL(**settings, **others, output_dir=tmp_path / "out") as rl:
+        rl.train()
+    assert contents(tmp_path / "out") == contents(by_command)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.cli import main
-from hone.composition.machine import resolved
+from hone.composition.machine import Machine, resolve
 from hone.config.rl import RLConfig
 from hone.config.shared import LoraConfig
 from hone.errors import UserError
@@ -229,7 +229,7 @@ def test_a_window_is_the_longest_context_and_muon_is_refused(tmp_path: Path) -> 
     assert load_model(tmp_path / "long").config.max_position_embeddings == 32
     muon = RLConfig.model_validate({"trainer": {"optim": {"type": "muon"}}})
     with pytest.raises(UserError, match="and gemma3_text is computed by transformers' layers: set it to adamw"):
-        resolved(muon, model.config, "cpu")
+        resolve(muon, Machine(model.config, "cpu"))
 
 
 LORA = ["--model.implementation", "transformers", "--model.lora.rank", "4"]

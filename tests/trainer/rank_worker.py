@@ -312,12 +312,12 @@ def lost_before(ranks: Ranks, folder: Path) -> None:
 def refusing(ranks: Ranks, folder: Path) -> None:
     """`hone trainer` where rank 1 alone can't settle on its config, and where no rank may have what it asks for."""
 
-    def resolved(config: TrainerRole, *_: object) -> TrainerRole:
+    def resolve(config: TrainerRole, _: object) -> TrainerRole:
         if ranks.rank == 1:
             raise UserError("no such folder here")
         return config
 
-    trainer_command.resolved, errors = resolved, []  # pyright: ignore[reportAttributeAccessIssue]
+    trainer_command.resolve, errors = resolve, []  # pyright: ignore[reportAttributeAccessIssue]
     for optim in ({}, {"offload": True}):
         config = TrainerRole.model_validate({"model": {"name": "hone/tiny"}, "trainer": {"optim": optim}})
         try:

@@ -47,7 +47,8 @@ def run(config: DiffConfig) -> int:
     status = Status()
     found = diff(first, second, lambda step: status(f"comparing step {step}"))
     status.clear()
-    print_labelled("config", *(found.settings or ["the same in all that decides the numbers"]), most=SHOWN)
+    settings = ["{}: {} in A, {} in B".format(one.name, *one.values) for one in found.settings]
+    print_labelled("config", *(settings or ["the same in all that decides the numbers"]), most=SHOWN)
     steps = found.equal  # without gaps but for what a run did not record
     print_labelled("equal", f"steps {steps[0]} to {steps[-1]}" if steps else "no step")
     if found.difference is None:

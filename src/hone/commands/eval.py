@@ -12,6 +12,7 @@ from rich.text import Text
 
 from hone.commands.status import Status, Ticking
 from hone.composition.evaluating import Evaluation
+from hone.config.base import changed
 from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
 from hone.config.inference import ServeConfig
@@ -75,7 +76,7 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
             status.clear()
             concurrency = config.concurrency * cluster.replicas
             url = {"base_url": f"http://127.0.0.1:{cluster.port}/v1", "concurrency": concurrency}
-            yield config.model_copy(update=url)
+            yield changed(config, url)
 
 
 def _exit_code(result: EvalResult, max_failed: float) -> int:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from hone.commands.serving import is_local, listen, serve
 from hone.composition.machine import configure, device_of, serving_kv_gib
+from hone.config.base import changed
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
 from hone.inference.endpoint import api_key
@@ -38,7 +39,7 @@ def run(config: ServeConfig) -> int:
     root = config.weights_folder
     if root is not None and config.weights_root is None:
         root.mkdir(parents=True, exist_ok=True)  # whichever process of a run comes first makes it
-    config = config.model_copy(update={"api_key": key, "weights_root": root})
+    config = changed(config, {"api_key": key, "weights_root": root})
     with listen(config.host, config.port) as listener:
         if key is None and not is_local(listener):
             raise UserError(

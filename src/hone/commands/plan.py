@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 from hone.commands.rl import with_mode
+from hone.config.base import flag
 from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -75,7 +76,8 @@ def _refused(settings: RLConfig | SFTConfig, facts: Facts) -> str:
 
 def _flags_to_leave_out(config: PlanConfig) -> str:
     """Return which of the flags that were given the run does not have."""
-    own = [f"--{name.replace('_', '-')}" for name in config.own if name in config.model_fields_set]
+    given = config.own & config.model_fields_set
+    own = [flag((name,)) for name in type(config).model_fields if name in given]
     return f", without {', '.join(own)}" if own else ""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hone import trust
 from hone.commands.status import Status, command, print_json, print_labelled, print_table
+from hone.config.base import changed
 from hone.config.reproduce import RegradeConfig
 from hone.config.tasks import TaskConfig
 from hone.environments import services
@@ -200,7 +201,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
     if len(several) > 1:
         if asked.id is None or asked.id not in several:
             raise UserError(f"{run.path} has several tasks: say which one, by --env {' or --env '.join(several)}")
-        name, asked = asked.id, asked.model_copy(update={"id": None})
+        name, asked = asked.id, changed(asked, {"id": None})
         recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
     task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
     its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task, config.reward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
+from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
@@ -37,13 +38,12 @@ def with_mode(config: RLConfig) -> RLConfig:
     """Return the config with its mode: one process, unless a mode, several ranks or several servers were asked for.
     Where no ranks are named in mode split, every GPU that is not a server's has one, if the run can have several.
     """
-    trainer = config.trainer
-    several = trainer.ranks > 1 or len(config.server_urls) > 1
+    several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
-    if mode == "split" and "ranks" not in trainer.model_fields_set:
+    if mode == "split" and "ranks" not in config.trainer.model_fields_set:
         gpus = _gpus(config) - config.inference.replicas * config.inference.tensor_parallel
-        trainer = trainer.model_copy(update={"ranks": gpus if gpus > 1 and _can_have_ranks(config) else 1})
-    return config.model_copy(update={"mode": mode, "trainer": trainer})
+        ranks = gpus if gpus > 1 and _can_have_ranks(config) else 1
+    return changed(config, {"mode": mode, "trainer.ranks": ranks})
 
 
 def _can_have_ranks(config: RLConfig) -> bool:

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
+from hone.config.base import changed
 from hone.config.dump import to_toml
 from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
-from hone.config.shared import ModelConfig
+from hone.config.shared import EngineConfig, ModelConfig
 from hone.errors import UserError
 from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
@@ -144,9 +145,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
     names = server_roles(len(placement.inference))
     for number, (name, gpus) in enumerate(zip(names, placement.inference, strict=True)):
         served, port = scratch / f"{name}.toml", config.inference.port + number
-        served.write_text(
-            to_toml(serve_config(config, on_gpus, shares).model_copy(update={"port": port})), encoding="utf-8"
-        )
+        served.write_text(to_toml(changed(serve_config(config, on_gpus, shares), {"port": port})), encoding="utf-8")
         command = [*python, INFERENCE, "@", str(served)]
         here = None if config.cluster else port  # on a node it has another one
         servers.append(Role(name, command, env=computing(gpus, 1), port=here))
@@ -170,8 +169,7 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     A server that `shares` its GPU with the trainer must not take half of what is free.
     """
     own = config.inference
-    names = ["port", "backend", "batch_invariant", "cuda_graphs", "vllm_python", "dtype"]
-    names += ["max_lora_rank", "tensor_parallel"]
+    names = EngineConfig.model_fields.keys() - {"replicas", "kv_gib"}
     settings: dict[str, Any] = {name: getattr(own, name) for name in names}
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir.absolute()}

@@ -17,9 +17,10 @@ from typing import Any
 from uuid import uuid4
 
 from hone.commands.training import headline
-from hone.composition.machine import configure, device_of, resolved
+from hone.composition.machine import Machine, configure, device_of, resolve
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.parts import load_policy, make_trainer
+from hone.config.base import changed
 from hone.config.rl import AdvantageConfig, TrainerRole
 from hone.errors import UserError
 from hone.model.decoder import Decoder
@@ -73,12 +74,13 @@ def _say_unless_half_open(problem: Any) -> None:
 
 
 def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
-    def resolve() -> TrainerRole:
+    def resolved() -> TrainerRole:
         check_state(config.trainer.optim, ranks.world)
         model = config.model
-        return resolved(config, model_config(model.name, model.init, model.implementation), device, ranks)
+        decoder = model_config(model.name, model.init, model.implementation)
+        return resolve(config, Machine(decoder, device, ranks))
 
-    config = ranks.agree(ranks.together(resolve))
+    config = ranks.agree(ranks.together(resolved))
 
     def load() -> Decoder:
         model = ranks.together(lambda: load_policy(config, device=device))
@@ -112,11 +114,9 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
 
     def make(temperature: float, lag: int, rollouts: int, advantage: dict[str, Any]) -> Trainer:
         """Make the trainer of a session, which knows what a trainer's own file need not: rollouts and advantages."""
-        orch = config.orchestrator
-        sampling = orch.sampling.model_copy(update={"temperature": temperature})
-        changes = {"rollouts_per_example": rollouts, "advantage": AdvantageConfig(**advantage)}
-        orch = orch.model_copy(update={"sampling": sampling, "max_async_level": lag, **changes})
-        own = config.model_copy(update={"orchestrator": orch})
+        values = {"sampling.temperature": temperature, "max_async_level": lag, "rollouts_per_example": rollouts}
+        values |= {"advantage": AdvantageConfig(**advantage)}
+        own = changed(config, {f"orchestrator.{name}": value for name, value in values.items()})
         return make_trainer(own, loaded.pop() if loaded else load(), ranks)
 
     headed = headline(config, hello.parameters, hello.device, threads, ranks.world)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.composition.parts import use_graders
+from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig, InitConfig, LoraConfig
 from hone.environments import Environment, services
@@ -95,7 +96,7 @@ class Evaluation:
         args = config.model, config.precision, config.seed, config.chat_template, config.threads
         policy = load_weights(*args, config.kv_gib, self.env, special_tokens=config.special_tokens)
         self.special_texts = policy.renderer.special_texts
-        self.config = config.model_copy(update={"kv_gib": policy.engine.kv_bytes / GIB})
+        self.config = changed(config, {"kv_gib": policy.engine.kv_bytes / GIB})
         self._claim()
         limits = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
         return evaluate_weights(policy, self.env, sampling, **limits, **counts)
@@ -145,7 +146,7 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 
     name = config.model if "model" in config.model_fields_set else None
     model, exact_keys = find_model(_endpoint(config), name)
-    return config.model_copy(update={"model": model}), exact_keys
+    return changed(config, {"model": model}), exact_keys
 
 
 def _endpoint(config: EvalConfig) -> Endpoint:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,8 +14,8 @@ import torch
 from pydantic import ValidationError
 
 from hone.composition.memory import fitted, memory, server_bytes
-from hone.config.base import BaseConfig
-from hone.config.rl import RLConfig
+from hone.config.base import changed, dotted, lookup, value_of, walk
+from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.inference.memory import GIB, KV_GIB
@@ -24,7 +25,7 @@ from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
 from hone.runs.display import say
 from hone.runs.files import RESTORE
 from hone.runs.outputs import run_info
-from hone.runs.settings import read_toml
+from hone.runs.settings import flat, read_toml
 from hone.trainer import heap
 from hone.trainer.memory import host_bytes, longest, micro_batch_limit, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
@@ -53,25 +54,33 @@ def device_of(name: str) -> str:
 
 
 Config = TypeVar("Config", bound=RLConfig | SFTConfig)
-DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs")
-"""Settings that the machine decides where the user does not, in whichever section of a config they are."""
 
 
-def resolved(
-    config: Config,
-    model: DecoderConfig,
-    device: str,
-    ranks: Ranks = ALONE,
-    threads: int | None = None,
-    turns: int = 1,
-) -> Config:
-    """Return the config with all that the machine decides where it is left open; warn if a train step does not fit.
+@dataclass(frozen=True)
+class Machine:
+    """What decides the settings that a config leaves open: the model, the device that trains it, and its ranks.
+
+    `turns` are the most of a conversation. `trainer` are settings and threads of a trainer in another process, which
+    has chosen by its device's memory.
+    """
+
+    model: DecoderConfig
+    device: str
+    ranks: Ranks = ALONE
+    turns: int = 1
+    trainer: tuple[TrainerConfig, int] | None = None
+
+
+def resolve(config: Config, machine: Machine) -> Config:
+    """Return the config as the run has it to its end, with all that the machine decides where it is left open.
 
     A run that is resumed keeps what it began with, whatever this machine is like. If its config.toml leaves a setting
     open, a version of hone wrote it that had no such choice: then the setting stays open, which does what that version
-    did. `threads` are those of a trainer in another process, which has chosen by its device's memory; `turns` the most
-    of a conversation.
+    did. Warns if a train step does not fit. Every process of a run calls this once, at its start.
     """
+    model, device, ranks = machine.model, machine.device, machine.ranks
+    if machine.trainer is not None:
+        config = changed(config, {"trainer": machine.trainer[0]})
     if trainer_of(config).optim.type == "muon" and model.implementation != "hone":
         raise UserError(
             f"optim.type = muon is for the matrices of hone's own decoder, and {model.family} is computed by "
@@ -82,18 +91,19 @@ def resolved(
     if begun is not None:
         config = _filled(_as_begun(config, begun), {"deterministic": kind == "cpu"})
     else:
-        tokens = {"micro_batch_tokens": micro_batch_limit(config, kind)}
-        counted = threads or default_threads(model.parameters, ranks)
-        settings = {"threads": counted, "deterministic": kind == "cpu", "trainer": tokens, "data": tokens}
-        config = _filled(config, settings)
-    if threads is not None:
+        threads = machine.trainer[1] if machine.trainer else default_threads(model.parameters, ranks)
+        tokens = micro_batch_limit(config, kind)
+        values = {"trainer.micro_batch_tokens": tokens, "data.micro_batch_tokens": tokens}
+        values |= {"threads": threads, "deterministic": kind == "cpu"}
+        config = _filled(config, values)
+    if machine.trainer is not None:
         return config
     room = free_memory(device) // (ranks.local_world if kind == "cpu" else 1)
     if (
         isinstance(config, RLConfig) and kind == "cuda" and os.environ.get(SHARES_GPU)
     ):  # what is free depends on how far the server has come
         room = torch.cuda.mem_get_info(device)[1] - server_bytes(config, model)
-    work = (*longest(config, turns), turns, ranks.world)
+    work = (*longest(config, machine.turns), machine.turns, ranks.world)
     if begun is None:
         config = fitted(config, model, kind, room, *work)
     if config.display != "none" and ranks.first:
@@ -111,14 +121,14 @@ def config_of_begun(config: RLConfig | SFTConfig) -> Path | None:
 
 def _as_begun(config: Config, file: Path) -> Config:
     """Return the config with what the machine decided for a run, by its config.toml. UserError if that is damaged."""
-    config = _filled(config, read_toml(file))
+    config = _filled(config, flat(read_toml(file)))
     try:
         values = json.dumps(config.model_dump(warnings=False), default=str)
         type(config).model_validate_json(values, strict=True)
     except ValidationError as error:
         for one in error.errors(include_url=False):
-            if one["loc"][-1] in DECIDED:
-                name = ".".join(map(str, one["loc"]))
+            name = ".".join(map(str, one["loc"]))
+            if (key := lookup(type(config), tuple(name.split(".")))) and key.meta.from_machine:
                 why = f"{name} = {one['input']!r}: {one['msg']}"
                 raise UserError(f"{file} is damaged ({why}): {RESTORE}") from None
     return config
@@ -143,13 +153,11 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
     say(f"Warning: {text}")
 
 
-def _filled(config: Any, table: dict[str, Any]) -> Any:
-    """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
-    update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
-    for name in ("trainer", "data", "inference"):
-        if isinstance(section := getattr(config, name, None), BaseConfig) and isinstance(table.get(name), dict):
-            update[name] = _filled(section, table[name])
-    return config.model_copy(update=update)
+def _filled(config: Config, values: Mapping[str, Any]) -> Config:
+    """Return the config with those of the values, by dotted name, that the machine decides and it leaves open."""
+    decided = [dotted(key.path) for key in walk(type(config)) if key.meta.from_machine]
+    names = [name for name in decided if name in values and value_of(config, name) is None]
+    return changed(config, {name: values[name] for name in names})
 
 
 def free_memory(device: str) -> int:

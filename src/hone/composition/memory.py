@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.inference.memory import (
@@ -169,11 +170,11 @@ def fitted(
 
     choices: list[Any] = [config]
     if trainer_of(config).checkpointing is None:
-        values = [{"checkpointing": name} for name in CHECKPOINTING]
-        choices = [changed(config, **({"trainer": v} if isinstance(config, RLConfig) else v)) for v in values]
+        key = "trainer.checkpointing" if isinstance(config, RLConfig) else "checkpointing"
+        choices = [changed(config, {key: name}) for name in CHECKPOINTING]
     if engine is not None and engine.inference.cuda_graphs is None:
         values = dict.fromkeys([engine.inference.decodes_with_graphs(device), False])
-        choices = [changed(choice, inference={"cuda_graphs": v}) for v in values for choice in choices]
+        choices = [changed(choice, {"inference.cuda_graphs": v}) for v in values for choice in choices]
     config = next(filter(fits, choices), choices[-1])
     if engine is None or given is not None:
         return config
@@ -187,13 +188,4 @@ def fitted(
 
 
 def _with_cache(config: Any, size: int) -> Any:
-    return changed(config, inference={"kv_gib": math.ceil(size / MIB) * MIB / GIB})
-
-
-def changed(config: Any, **changes: Any) -> Any:
-    """Return the config with these keys changed; a dict changes keys of a section."""
-    update = {
-        name: changed(getattr(config, name), **value) if isinstance(value, dict) else value
-        for name, value in changes.items()
-    }
-    return config.model_copy(update=update)
+    return changed(config, {"inference.kv_gib": math.ceil(size / MIB) * MIB / GIB})

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from hone import trust
+from hone.config.base import changed, value_of
 from hone.config.rl import RLConfig
 from hone.environments.functions import checked_function, place_of
 from hone.environments.kept_source import kept_source
 from hone.environments.task_files import find_function, source_digest, text_digest
 
 FILE = "algorithm.py"
-KEYS = {"loss": ("trainer", "loss"), "advantages": ("orchestrator", "advantage")}
+KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.function"}
 
 
 @dataclass
@@ -38,8 +39,8 @@ class OwnFunctions:
     def of(cls, config: RLConfig, without: tuple[str, ...] = ()) -> OwnFunctions:
         """Import those that the config names, but for some. Raises UserError if one is missing."""
         own = cls()
-        for name, (section, key) in KEYS.items():
-            place = getattr(getattr(config, section), key).function
+        for name, key in KEYS.items():
+            place = value_of(config, key)
             if place is not None and name not in without:
                 own.functions[name], file = find_function(place)
                 if file is not None:
@@ -48,8 +49,13 @@ class OwnFunctions:
         return own
 
     @classmethod
-    def given(cls, config: RLConfig, **functions: Callable[..., Any] | str | None) -> tuple[RLConfig, OwnFunctions]:
-        """Return the config with these functions in place of its own, and all of them. Raises UserError for others."""
+    def given(
+        cls, config: RLConfig, **functions: Callable[..., Any] | str | None
+    ) -> tuple[OwnFunctions, dict[str, str]]:
+        """Return these functions, else the config's own; and values of keys that name those that are given.
+
+        Raises UserError for what is no such function.
+        """
         objects = {
             name: checked_function(f, name) for name, f in functions.items() if f is not None and not isinstance(f, str)
         }
@@ -58,14 +64,10 @@ class OwnFunctions:
         text, not_kept = kept_source(list(here.values())) if here else ("", "")
         for name in here:
             places[name] = f"{config.output_dir / FILE}:{objects[name].__name__}"
-        for name, place in places.items():
-            section, key = KEYS[name]
-            part = getattr(config, section)
-            changed = getattr(part, key).model_copy(update={"function": place})
-            config = config.model_copy(update={section: part.model_copy(update={key: changed})})
-        own = cls.of(config, without=tuple(here))
+        named = {KEYS[name]: place for name, place in places.items() if place is not None}
+        own = cls.of(changed(config, named), without=tuple(here))
         own.functions |= here
         own.digests |= dict.fromkeys(here, text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])]))
         own.files |= {FILE: text} if here else {}
         own.not_kept = not_kept
-        return config, own
+        return own, named

@@ -15,6 +15,7 @@ import torch
 
 from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
 from hone.composition.machine import device_of
+from hone.config.base import changed
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import LossConfig, OnlineEvalConfig, OrchestratorConfig, RLConfig, TrainerConfig
 from hone.config.servers import ClusterConfig
@@ -72,7 +73,7 @@ def use_graders(
             raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
         from hone.orchestrator.cluster.graders import RemoteProcess
 
-        grading, env.make_process = grading.model_copy(update={"workers": cluster.graders}), RemoteProcess
+        grading, env.make_process = changed(grading, {"workers": cluster.graders}), RemoteProcess
     env.use_workers(grading, deterministic=deterministic)
 
 
@@ -191,22 +192,16 @@ def name_of_task(config: RLConfig, reward_funcs: Any, agent: Any) -> str:
     return first.rpartition(":")[2] if isinstance(first, str) else component_name(first)
 
 
-def with_given_task(
-    config: RLConfig,
-    dataset: Any,
-    eval_dataset: Any,
-    reward_funcs: Any,
-    reward_weights: Sequence[float] | None,
-    correct: Any,
-    agent: Any = None,
-    reference: Any = None,
-) -> tuple[RLConfig, Given | None]:
-    """Return the config with the task that a program gives, and that task; None if it gives none.
+def task_given(
+    config: RLConfig, dataset: Any, eval_dataset: Any, reward_funcs: Any, *more: Any
+) -> tuple[Given | None, dict[str, Any]]:
+    """Return the task that a program gives, None if it gives none, and values of keys that name it. `more` are further
+    arguments of `given_task`.
 
     An `eval_dataset` turns evaluation on, unless the config says that it is off.
     """
-    if all(x is None for x in (dataset, eval_dataset, reward_weights, correct, agent, reference)) and not reward_funcs:
-        return config, None
+    if all(x is None for x in (dataset, eval_dataset, *more)) and not reward_funcs:
+        return None, {}
     from hone.environments.functions import given_task
 
     if config.orchestrator.envs:
@@ -215,13 +210,10 @@ def with_given_task(
     # The given task replaces another one that a file names, with its arguments and its template.
     replaces = env.id != FUNCTIONS and "id" in env.model_fields_set
     args, template = ({}, None) if replaces else (env.args, env.template)
-    task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
-    given = given_task(config.output_dir, args, *task)
-    named = env.model_copy(update={"id": FUNCTIONS, "args": given.args, "template": template})
-    orchestrator = config.orchestrator.model_copy(update={"env": named})
-    if eval_dataset is not None and "eval" not in orchestrator.model_fields_set:
-        orchestrator = orchestrator.model_copy(update={"eval": OnlineEvalConfig()})
-    return config.model_copy(update={"orchestrator": orchestrator}), given
+    given = given_task(config.output_dir, args, dataset, eval_dataset, reward_funcs, *more)
+    named = {"orchestrator.env": changed(env, {"id": FUNCTIONS, "args": given.args, "template": template})}
+    evaluated = eval_dataset is not None and "eval" not in config.orchestrator.model_fields_set
+    return given, named | ({"orchestrator.eval": OnlineEvalConfig()} if evaluated else {})
 
 
 def task_of(config: RLConfig, given: Given | None = None) -> Environment:
@@ -435,7 +427,7 @@ def evaluate_policy(
         env,
         num_examples=settings.num_examples,
         rollouts_per_example=settings.rollouts_per_example,
-        sampling=sampling_params(sampling.model_copy(update={"stop": sampling.stop or training.stop})),
+        sampling=sampling_params(changed(sampling, {"stop": sampling.stop or training.stop})),
         max_tokens=sampling.max_tokens or training.max_tokens,
         seq_len=config.seq_len,
         seed=config.seed,

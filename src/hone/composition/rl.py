@@ -25,9 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 from hone.algorithms.losses import TokenLoss
 from hone.composition import own_functions, parts
-from hone.composition.machine import configure, device_of, resolved
+from hone.composition.machine import Machine, configure, device_of, resolve
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
+from hone.config.base import changed
 from hone.config.parse import from_settings
 from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig, RoleConfig
 from hone.environments import Environment, services
@@ -228,10 +229,10 @@ class RL(Training):
         parsed = from_settings(RLConfig, config, settings)
         if not isinstance(parsed, RoleConfig):  # a role has to be where the others are
             parsed = with_own_folder(parsed, f"rl-{parts.name_of_task(parsed, reward_funcs, agent)}")
-        parsed, self.own = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
-        parsed = parsed.model_copy(update={"mode": parsed.mode or "colocated"})
+        self.own, named = OwnFunctions.given(parsed, loss=loss, advantages=advantages)
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
-        self.config, self.given = parts.with_given_task(parsed, *task)
+        self.given, values = parts.task_given(parsed, *task)
+        self.config = changed(parsed, {"mode": parsed.mode or "colocated"} | named | values)
         self.observers = checked_observers(observers)
         self._drawn: list[int] = []
         self._refuse_unsupported()
@@ -303,7 +304,7 @@ class RL(Training):
         config, env = tasks[name], (self.eval_envs or self.envs)[name]
         settings = config.orchestrator.eval or OnlineEvalConfig()
         if num_examples is not None:
-            settings = settings.model_copy(update={"num_examples": num_examples})
+            settings = changed(settings, {"num_examples": num_examples})
         self.policy.load(self.version)
         return parts.evaluate_policy(config, settings, env, self.renderer, self.policy)
 
@@ -344,7 +345,7 @@ class RL(Training):
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)
         turns = max(env.max_turns for env in self.all_envs)
-        self.config = resolved(self.config, self.decoder, device_of(self.config.model.device), turns=turns)
+        self.config = resolve(self.config, Machine(self.decoder, device_of(self.config.model.device), turns=turns))
         for env in self.all_envs:
             env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
         self.model = parts.load_policy(self.config, self.source)

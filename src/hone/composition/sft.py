@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
-from hone.composition.machine import configure, device_of, resolved
+from hone.composition.machine import Machine, configure, device_of, resolve
 from hone.composition.training import Training
+from hone.config.base import changed
 from hone.config.hoist import task_label
 from hone.config.parse import from_settings
 from hone.config.sft import SFTConfig
@@ -206,15 +207,15 @@ class SFT(Training):
         device = device_of(parsed.model.device)
         self.observers, self.ranks = checked_observers(observers), ranks
 
-        def resolve() -> tuple[SFTConfig, str]:
+        def resolved() -> tuple[SFTConfig, str]:
             check_state(parsed.optim, ranks.world)
             parsed.check_lora(parsed.optim)
             source = parts.model_source(parsed)
             model = model_config(source, parsed.model.init, parsed.model.implementation)
-            return resolved(parsed, model, ranks.device(device), ranks), source
+            return resolve(parsed, Machine(model, ranks.device(device), ranks)), source
 
         self.config: SFTConfig
-        self.config, self.source = ranks.agree(ranks.together(resolve))
+        self.config, self.source = ranks.agree(ranks.together(resolved))
 
         def make() -> Trainer:
             shard(self.model, ranks)
@@ -290,7 +291,7 @@ class SFT(Training):
 
         ckpt = config.ckpt
         if ckpt and not self.ranks.alone:
-            ckpt = ckpt.model_copy(update={"background": False})
+            ckpt = changed(ckpt, {"background": False})
         stack.enter_context(self._saving(export, snapshot, ckpt))
 
 
@@ -308,26 +309,20 @@ def with_dataset(
     config: SFTConfig | str | Path | None, dataset: Any, settings: Mapping[str, Any], ranks: Ranks = ALONE
 ) -> tuple[SFTConfig, Rows | None]:
     """Return the config with the data set that a program gives, and its rows; the config names a run directory."""
-    rows = given_rows(dataset, "dataset")
-    if rows is None:
-        return _in_own_folder(from_settings(SFTConfig, config, settings), ranks), None
-    place = DATA if isinstance(rows, Rows) else rows
-    local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
-    chosen = {"data.path": place if local else None, "data.name": None if local else place}
-    chosen |= {"data.env": None, "data.run": None}
+    rows, chosen = given_rows(dataset, "dataset"), dict[str, Any]()
+    if rows is not None:
+        place = DATA if isinstance(rows, Rows) else rows
+        local = isinstance(rows, Rows) or not is_hub_id(rows) or Path(rows).exists()
+        chosen = {"data.path": place if local else None, "data.name": None if local else place}
+        chosen |= {"data.env": None, "data.run": None}
     parsed = from_settings(SFTConfig, config, {**settings, **chosen})
-    parsed = _in_own_folder(parsed, ranks)
+    data = parsed.data
+    name = task_label(data.env.id, data.env.args) if data.env else Path(data.name or data.path or data.run or "").stem
+    # the same folder on all ranks
+    parsed = ranks.agree(ranks.together(lambda: with_own_folder(parsed, f"sft-{name}") if ranks.first else parsed))
     if not isinstance(rows, Rows):
         return parsed, None
-    data = parsed.data.model_copy(update={"path": str(parsed.output_dir / DATA)})
-    return parsed.model_copy(update={"data": data}), rows
-
-
-def _in_own_folder(config: SFTConfig, ranks: Ranks) -> SFTConfig:
-    """Return the config with a new run directory, the same on all ranks, if it names none."""
-    data = config.data
-    name = task_label(data.env.id, data.env.args) if data.env else Path(data.name or data.path or data.run or "").stem
-    return ranks.agree(ranks.together(lambda: with_own_folder(config, f"sft-{name}") if ranks.first else config))
+    return changed(parsed, {"data.path": str(parsed.output_dir / DATA)}), rows
 
 
 def load_data(config: SFTConfig, renderer: ChatRenderer, model: Decoder, given: Rows | None = None) -> Data:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.composition import parts
-from hone.composition.machine import configure, resolved
+from hone.composition.machine import Machine, configure, resolve
 from hone.composition.memory import versions_in_memory
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
@@ -78,9 +78,8 @@ class SplitRL(RL):
                 f"algorithm = {self.config.algorithm} sets another trainer.loss than the trainer has that is up: start "
                 f"that with --algorithm {self.config.algorithm}, too"
             )
-        config = self.config.model_copy(update={"trainer": own})
+        config = self.config = resolve(self.config, Machine(self.decoder, hello.device, trainer=(own, hello.threads)))
         config.check_kl_in_reward()
-        config = self.config = resolved(config, self.decoder, hello.device, threads=hello.threads)
         if config.cluster is not None:
             join_cluster()
         for env in self.all_envs:

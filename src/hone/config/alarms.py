@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model, model_validator
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 
 Action = Literal["off", "warn", "checkpoint", "pause", "stop"]
@@ -55,7 +55,7 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
 
     bare = "action"
 
-    action: Action = "warn"
+    action: Annotated[Action, Meta("watching")] = "warn"
     """`warn`; save a `checkpoint` as well; `pause` (saved) until `hone runs continue`; `stop` (saved); or `off`."""
     window: int = Field(default=10, ge=2)
     """Steps that are averaged, now and at the beginning, before the two are compared."""

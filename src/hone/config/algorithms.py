@@ -7,12 +7,11 @@ groups without a signal count nothing; no KL.
 
 from __future__ import annotations
 
-from functools import reduce
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta, value_of
 from hone.errors import UserError
 
 LossType = Literal["clip", "gspo", "cispo", "sapo", "dppo", "reinforce"]
@@ -25,7 +24,7 @@ class LossConfig(BaseConfig):
 
     bare = "type"
 
-    type: LossType = "clip"
+    type: Annotated[LossType, Meta("training")] = "clip"
     """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
     function: str | None = None
     """A loss of your own, `MODULE:FUNCTION`, in place of `type`."""
@@ -44,12 +43,12 @@ class LossConfig(BaseConfig):
     """Temperature of sapo's gate elsewhere."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
-    aggregation: Literal["token", "sequence", "prompt", "constant"] = "token"
+    aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
     """What counts the same in the step's loss: each token, completion or prompt; or divide by the longest completion
     possible (`constant`)."""
     count_filtered: bool = False
     """Count groups whose rewards are all equal, too, in the tokens, completions or prompts that are divided by."""
-    kl_coef: float = Field(default=0.0, ge=0)
+    kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     """Estimate of the divergence by a token: log ratio, half its square, or Schulman's k3."""
@@ -100,7 +99,7 @@ class CorrectionConfig(BaseConfig):
 
     bare = "type"
 
-    type: Literal["none", "token", "sequence", "band", "geometric"] = "none"
+    type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
     """Weigh by ρ up to `cap`, of a token or of a completion (truncated importance sampling); by ρ between `low` and
     `high`, else 0 (IcePop); or leave out completions whose geometric mean of ρ is not between them."""
     cap: float = Field(default=2.0, gt=0)
@@ -129,9 +128,9 @@ class AdvantageConfig(BaseConfig):
 
     function: str | None = None
     """Advantages of your own, `MODULE:FUNCTION`, in place of the keys below."""
-    baseline: Literal["group", "leave_one_out", "batch"] = "group"
+    baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
     """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
-    scale: Literal["none", "group_std", "batch_std", "token_std", "group_mean"] = "none"
+    scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
     """Divide by nothing (Dr. GRPO), the standard deviation of the group (GRPO) or of the step, or the mean (MaxRL);
     `token_std`: minus the mean over the step's tokens, divided by their standard deviation (REINFORCE++)."""
     std_ddof: int = Field(default=1, ge=0, le=1)
@@ -216,6 +215,6 @@ def by_algorithm(config: Any) -> str:
     """Return "by NAME", with the keys that are set otherwise than the algorithm sets them; "" without one."""
     if config.algorithm is None:
         return ""
-    values = {key: reduce(getattr, key.split("."), config) for key in ALGORITHMS[config.algorithm]}
+    values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}
     others = [f"{key} = {value}" for key, value in values.items() if value != ALGORITHMS[config.algorithm][key]]
     return f"by {config.algorithm}" + (f", but {', '.join(others)}" if others else "")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
-from typing import Any, ClassVar, NamedTuple, Self, Union, get_args, get_origin
+from functools import cache, reduce
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, model_validator
@@ -15,6 +16,7 @@ from pydantic.fields import FieldInfo
 from hone.config.trl import TRL
 
 Path = tuple[str, ...]
+Model = TypeVar("Model", bound=BaseModel)
 
 SYNONYMS = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key} | {
     "checkpoint": "ckpt",
@@ -34,6 +36,48 @@ CLOSE = 0.8
 """Names that are less alike than this are not suggested for each other."""
 
 
+@dataclass(frozen=True)
+class Meta:
+    """What a field says of itself beside its type, default and docstring: `seed: Annotated[int, Meta("run")] = 0`.
+
+    Without it a key is rare, decides the bytes of a run, and a resume refuses to change it. The docstring has the unit.
+    """
+
+    common: str | None = ""
+    """Kinds of common keys that it belongs to (`BaseConfig.headings`). None: no key of this section is common."""
+    place: int = 0
+    """Place under its heading: keys of -1 come first, keys of 1 last. Holds for the keys of a section."""
+    decides: Literal["bytes", "digest", "rounding", "nothing", "start"] = "bytes"
+    """What of a run it decides; holds for the keys of a section. All but the first two are free on resume.
+
+    `bytes`: what is computed. `digest`: the same, but what it names is compared, by its digest. `rounding`: only how
+    numbers are rounded. `nothing`: no number. `start`: how a process starts; config.toml does not have it.
+    """
+    from_machine: bool = False
+    """The machine decides it, where it is None."""
+    shared: int = 0
+    """Its place among the keys of the top that each role's section takes; 0: no section takes it."""
+    agreed: Literal["", "always", "tiny"] = ""
+    """Orchestrator and trainer must have it equal: `always`, or only for `hone/tiny`, which is made from the seed."""
+    listed: bool = True
+    """Named in a list of a run's settings, if it is not the default."""
+
+    @property
+    def is_free(self) -> bool:
+        """Return True if a resume may change it, and two runs that differ in it alone are compared as equal."""
+        return self.decides not in ("bytes", "digest")
+
+    def within(self, section: Meta) -> Meta:
+        """Return what holds for the field in a section that says `section`."""
+        common = None if section.common is None else self.common
+        decides = section.decides if section.decides != "bytes" else self.decides
+        return replace(self, common=common, place=self.place or section.place, decides=decides)
+
+
+PLAIN = Meta()
+"""What most fields say."""
+
+
 class BaseConfig(pydantic_config.BaseConfig):
     """A typed section. Unknown keys are errors; the string `"None"` is null, which TOML cannot write.
 
@@ -48,15 +92,22 @@ class BaseConfig(pydantic_config.BaseConfig):
     """Field of a section that a bare value of it sets: with `id`, `--env countdown` is `--env.id countdown`."""
     section: ClassVar[str] = ""
     """Section that files without one are read as, and flags that the top does not know."""
-    shared: ClassVar[tuple[str, ...]] = ()
-    """Keys of the top that are accepted in this section too."""
-    common: ClassVar[dict[str, str]] = {}
-    """Keys that most people set, by heading: `--help` shows these. Without any, it shows all."""
+    is_role: ClassVar[bool] = False
+    """True for a section that takes the shared keys of the top too."""
+    headings: ClassVar[str] = ""
+    """Headings of `--help`, and kinds of common keys under them: `Run: run below; Training`, where the second has its
+    own name as kind. Without any, it shows all keys."""
     choices: ClassVar[dict[str, dict[str, str]]] = {}
     """What each value of a key stands for: `--help KEY` shows it."""
 
     partial: ClassVar[bool] = False
     """Files get only the keys that were set: another section has the others."""
+
+    @classmethod
+    def kinds(cls) -> dict[str, set[str]]:
+        """Return the kinds of common keys under each heading."""
+        split = (one.partition(":") for one in cls.headings.split(";") if one)
+        return {heading.strip(): {*(kinds or heading).lower().split()} for heading, _, kinds in split}
 
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
@@ -150,6 +201,12 @@ class Key:
     type: Any
     optional: bool
     free: bool = False
+    meta: Meta = PLAIN
+
+    @classmethod
+    def of(cls, path: Path, field: FieldInfo, section: Meta) -> Key:
+        """Return the key of a field in a section that says `section`."""
+        return cls(path, *unwrap(field.annotation), meta=meta_of(field).within(section))
 
     @property
     def section(self) -> type[BaseModel] | None:
@@ -190,6 +247,31 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]
 
 
+def value_of(config: Any, name: str) -> Any:
+    """Return the value of a key by its dotted name."""
+    return reduce(getattr, name.split("."), config)
+
+
+def changed(config: Model, values: Mapping[str, Any]) -> Model:
+    """Return the config with other values, which are not validated, of keys by dotted name."""
+    for name, value in values.items():
+        section, dot, key = name.partition(".")
+        config = config.model_copy(update={section: changed(getattr(config, section), {key: value}) if dot else value})
+    return config
+
+
+def meta_of(field: FieldInfo) -> Meta:
+    """Return what a field says of itself."""
+    return next((one for one in field.metadata if isinstance(one, Meta)), PLAIN)
+
+
+@cache
+def shared_keys(cls: type[BaseModel]) -> list[str]:
+    """Return the keys of the top that each role's section takes, in their order."""
+    places = {name: meta_of(field).shared for name, field in cls.model_fields.items()}
+    return sorted(filter(places.get, places), key=places.__getitem__)
+
+
 def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
     """Return the key at `parts` (dashes and aliases allowed), its path in canonical names; None if there is none."""
     path: Path = ()
@@ -198,25 +280,25 @@ def lookup(cls: type[BaseModel], parts: Path) -> Key | None:
     for index, part in enumerate(parts):
         if section is None:
             assert key is not None
-            return Key(key.path + parts[index:], Any, True, free=True) if is_dict(key.type) else None
+            return Key(key.path + parts[index:], Any, True, True, key.meta) if is_dict(key.type) else None
         name = part.replace("-", "_")
-        holder = cls if name in getattr(section, "shared", ()) else section
+        holder = cls if getattr(section, "is_role", False) and name in shared_keys(cls) else section
         canonical = next((n for n, field in holder.model_fields.items() if name in names_of(n, field)), None)
         if canonical is None:
             return None
         path += (canonical,)
-        key = Key(path, *unwrap(holder.model_fields[canonical].annotation))
+        key = Key.of(path, holder.model_fields[canonical], key.meta if key else PLAIN)
         section = key.section
     return key
 
 
-def walk(cls: type[BaseModel], prefix: Path = ()) -> Iterator[Key]:
+def walk(cls: type[BaseModel], prefix: Path = (), meta: Meta = PLAIN) -> Iterator[Key]:
     """Yield every key, sections before what they hold."""
     for name, field in cls.model_fields.items():
-        key = Key((*prefix, name), *unwrap(field.annotation))
+        key = Key.of((*prefix, name), field, meta)
         yield key
         if key.section:
-            yield from walk(key.section, key.path)
+            yield from walk(key.section, key.path, key.meta)
 
 
 def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:

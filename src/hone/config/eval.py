@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from hone.config.base import BaseConfig, flag
+from hone.config.base import BaseConfig, Meta, flag
 from hone.config.hoist import task_of_run
 from hone.config.servers import EvalClusterConfig
 from hone.config.shared import GradingConfig, KeyVariable, Precision, server_url
@@ -72,9 +72,9 @@ class EvalConfig(BaseConfig):
     """Where to save; by default `outputs/evals/<env>--<model>/<id>`."""
     precision: Precision = "bf16_linear"
     """As in training."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
-    kv_gib: float | None = Field(default=None, gt=0)
+    kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
     """Memory for keys and values, in GiB; by default 4, and half of what is free on a GPU."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""

@@ -10,7 +10,20 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from hone.config.base import BaseConfig, Key, Path, dotted, flag, is_dict, lookup, names_of, nearest, unwrap
+from hone.config.base import (
+    PLAIN,
+    BaseConfig,
+    Key,
+    Meta,
+    Path,
+    dotted,
+    flag,
+    is_dict,
+    lookup,
+    names_of,
+    nearest,
+    shared_keys,
+)
 from hone.errors import UserError
 
 INDENT = 34
@@ -23,15 +36,19 @@ class Row(NamedTuple):
     left: str
     text: str
     is_section: bool = False
+    meta: Meta = PLAIN
+    order: tuple[tuple[bool, int], ...] = ()
+    """Its place and those of the sections around it, where a section comes after all keys beside it."""
 
 
 def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
     """Return the help page of a command, wrapped to the terminal; of `topic`: a section, a key, or `all`.
 
-    Without a topic it has the keys that most people set, where the config names them (`common`).
+    Without a topic it has the keys that most people set, where the config has headings for them.
     """
     width = min(shutil.get_terminal_size().columns, 120)
-    rows = list(_rows(cls))
+    nested = list(_rows(cls, Row((), "", "")))
+    rows = sorted(nested, key=lambda row: row.order)
     sections = [dotted(row.path) for row in rows if row.is_section and len(row.path) == 1]
     if topic not in ("", "all") and not topic.startswith(("-", "@")):
         key = lookup(cls, path := tuple(topic.split(".")))
@@ -41,10 +58,12 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
             raise UserError(f"--help {topic}: there is no such section or key; {hint}")
         rows = [row for row in rows if row.path[: len(key.path)] == key.path]
         rows += [Row(key.path, value, text) for value, text in cls.choices.get(dotted(key.path), {}).items()]
-    elif topic != "all" and cls.common:
-        known, rows = {dotted(row.path): row for row in rows}, []
-        for heading, keys in cls.common.items():
-            rows += [Row((), heading, "", True), *(known[key]._replace(is_section=False) for key in keys.split())]
+    elif topic != "all" and cls.headings:
+        rows = []
+        for heading, kinds in cls.kinds().items():
+            below = [row for row in nested if kinds.intersection((row.meta.common or "").split())]
+            below.sort(key=lambda row: row.meta.place)
+            rows += [Row((), heading, "", True), *(row._replace(is_section=False) for row in below)]
     lines = [
         f"usage: {prog}{''.join(f' {name.upper()}' for name in cls.positional.split())} [@ FILE.toml ...]"
         f"{' [--SECTION @ FILE.toml ...]' * bool(sections)} [--KEY VALUE ...]",
@@ -66,7 +85,7 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
         head = f"  {row.left}  "
         lines += [head.ljust(INDENT) + text.pop(0)] if len(head) <= INDENT else [head.rstrip()]
         lines += [margin + line for line in text]
-    if cls.common and topic != "all":
+    if cls.headings and topic != "all":
         more = f"All keys: `{prog} --help all`."
         if sections:
             more += f" Of one section: `{prog} --help SECTION` ({', '.join(sections)})."
@@ -74,27 +93,27 @@ def render(cls: type[BaseConfig], prog: str, topic: str = "") -> str:
     return "\n".join(lines)
 
 
-def _rows(cls: type[BaseModel], path: Path = (), default: Any = None) -> Iterator[Row]:
-    """Yield the keys of a section, then the sections below it."""
-    below = []
-    for name, field in cls.model_fields.items():
+def _rows(cls: type[BaseModel], above: Row, default: Any = None) -> Iterator[Row]:
+    """Yield the keys of the section `above`, sections before what they hold."""
+    for number, (name, field) in enumerate(cls.model_fields.items()):
         # How users write a field whose name Python or pydantic has taken: `json` for `as_json`.
         names = names_of(name, field)
         written = next((other for other in names if name in (f"as_{other}", f"{other}_")), name)
-        key = Key((*path, written), *unwrap(field.annotation))
+        key = Key.of((*above.path, written), field, above.meta)
+        order = (*above.order, (key.section is not None, number))
         value = getattr(default, name) if default is not None else field.default
         text = " ".join((field.description or "").split())
         if key.section:
             text += f" [bare {flag(key.path)}: on with defaults]" if key.optional and value is None else ""
             text += f" [{flag(key.path)} {key.bare.upper()}: that {dotted((*key.path, key.bare))}]" if key.bare else ""
-            if shared := getattr(key.section, "shared", ()):
-                text += f" Takes these keys of the top as well: {', '.join(shared)}."
-            below += [Row(key.path, flag(key.path), text, True), *_rows(key.section, key.path, value)]
+            if getattr(key.section, "is_role", False):
+                text += f" Takes these keys of the top as well: {', '.join(shared_keys(cls))}."
+            yield (row := Row(key.path, flag(key.path), text, True, key.meta, order))
+            yield from _rows(key.section, row, value)
         else:
             shorts = "".join(f"-{alias}, " for alias in names if len(alias) == 1)
             word = f"{flag(key.path)} {_type(key.type)}" if key.type is not bool else f"--[no-]{flag(key.path)[2:]}"
-            yield Row(key.path, shorts + word, f"{text} [{_default(value)}]")
-    yield from below
+            yield Row(key.path, shorts + word, f"{text} [{_default(value)}]", False, key.meta, order)
 
 
 def _type(annotation: Any) -> str:

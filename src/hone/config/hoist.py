@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
+from pydantic import BaseModel
+
 from hone.config.algorithms import ALGORITHMS
-from hone.config.base import Path, Setting, Settings, dotted, flag
+from hone.config.base import Path, Setting, Settings, dotted, flag, shared_keys
 from hone.errors import UserError
 
-SHARED = ("model", "max_steps", "seq_len", "ckpt", "seed", "output_dir", "precision", "transport")
 SERVER_THAT_IS_UP = "http://localhost:8000/v1"
 """Where the sampler is, if files of sections are given, and none for inference."""
 TASK_KEYS = {
@@ -62,12 +63,12 @@ def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> d
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
-def compose(settings: Settings) -> dict[str, Any]:
+def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
     """Make one tree of all settings, shared keys at the top.
 
     Sections given as files of their own choose split mode; without one for inference, the server is one that is up.
     """
-    tree, files = hoist(settings).tree(), settings.section_files
+    tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})
         if "inference" in files and client.get("base_url"):
@@ -80,24 +81,25 @@ def compose(settings: Settings) -> dict[str, Any]:
     return tree
 
 
-def hoist(settings: Settings) -> Settings:
-    """Return the settings with the sections' shared keys moved to the top; null in a section says nothing.
+def hoist(settings: Settings, cls: type[BaseModel]) -> Settings:
+    """Return the settings with the sections' shared keys moved to the top of `cls`; null in a section says nothing.
 
     Raises UserError if two places give one key different values.
     """
     name_task(settings)
     name_algorithm(settings)
+    shared = shared_keys(cls)
     flagged = [
-        path for path, setting in settings.items() if path[0] in SHARED and setting.is_flag and setting.value != {}
+        path for path, setting in settings.items() if path[0] in shared and setting.is_flag and setting.value != {}
     ]
     hoisted, claims = Settings(), dict[Path, Path]()
     for path, setting in settings.items():
         key = path
-        if path[0] in SECTIONS and len(path) > 1 and path[1] in SHARED:
+        if path[0] in SECTIONS and len(path) > 1 and path[1] in shared:
             key = path[1:]
             if (setting.is_off and len(key) == 1) or any(key[: len(above)] == above for above in flagged):
                 continue
-        if key[0] in SHARED:
+        if key[0] in shared:
             place = claims.setdefault(key, path)
             first, second = settings[place].value, setting.value
             if str(first) != str(second):  # as text, for a flag's value is not yet typed

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import Annotated, Self
 
 from pydantic import AliasChoices, Field, create_model
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta
 from hone.config.parse import config_of, load_toml
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -16,9 +16,6 @@ from hone.config.sft import SFTConfig
 class _AboutRun(BaseConfig):
     """A command that takes the files and flags of a run besides its own."""
 
-    own: ClassVar[tuple[str, ...]] = ()
-    """The keys that are the command's, not the run's."""
-
     @classmethod
     def chosen(cls, argv: list[str]) -> type[Self]:
         """Return the class with the keys of the run as well: of `hone rl`, unless `argv` names keys of `hone sft`."""
@@ -26,10 +23,15 @@ class _AboutRun(BaseConfig):
         return create_model(cls.__name__, __base__=(cls, kind), __doc__=cls.__doc__)  # pyright: ignore
 
     @property
+    def own(self) -> set[str]:
+        """The keys that are the command's, not the run's."""
+        return type(self).model_fields.keys() - RLConfig.model_fields.keys() - SFTConfig.model_fields.keys()
+
+    @property
     def run(self) -> RLConfig | SFTConfig | None:
         """The config of the run, without the command's own keys; None if there is none."""
         kind = next((kind for kind in (RLConfig, SFTConfig) if isinstance(self, kind)), None)
-        return kind and kind.model_validate(self.model_dump(exclude=set(self.own), exclude_unset=True))
+        return kind and kind.model_validate(self.model_dump(exclude=self.own, exclude_unset=True))
 
 
 class PlanConfig(_AboutRun):
@@ -39,16 +41,15 @@ class PlanConfig(_AboutRun):
     does not fit into memory, or a prompt not into `seq_len`.
     """
 
-    own = ("on", "calibrate", "usd_per_hour", "as_json")
-    common = {"The plan": "on calibrate usd_per_hour json"}
+    headings = "The plan: plan"
 
-    on: str | None = None
+    on: Annotated[str | None, Meta("plan")] = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
-    calibrate: bool = False
+    calibrate: Annotated[bool, Meta("plan")] = False
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
-    usd_per_hour: float | None = Field(default=None, gt=0)
+    usd_per_hour: Annotated[float | None, Meta("plan")] = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour; by default that of `budget`, else of a table."""
-    as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
+    as_json: Annotated[bool, Meta("plan")] = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the plan as JSON."""
 
 
@@ -58,12 +59,11 @@ class DoctorConfig(_AboutRun):
     With the files and flags of `hone rl` or `hone sft` it also looks at what that run needs: model, task, port, disk.
     """
 
-    own = ("offline", "as_json")
-    common = {"The doctor": "offline json"}
+    headings = "The doctor: doctor"
 
-    offline: bool = False
+    offline: Annotated[bool, Meta("doctor")] = False
     """Ask no other machine."""
-    as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
+    as_json: Annotated[bool, Meta("doctor")] = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the findings as JSON."""
 
     @classmethod

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
-from hone.config.base import BaseConfig, Settings
+from hone.config.base import BaseConfig, Meta, Settings, changed
 from hone.config.servers import ClientConfig, ClusterConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
@@ -33,7 +33,7 @@ GREEDY_BELOW = 1e-5
 class TrainerConfig(MemoryConfig):
     """The trainer."""
 
-    shared = hoist.SHARED
+    is_role = True
 
     optim: OptimConfig = OptimConfig()
     """Optimiser."""
@@ -47,11 +47,11 @@ class TrainerConfig(MemoryConfig):
     """Passes over a step's batch, each with updates of its own (PPO's epochs)."""
     minibatches: int = Field(default=1, ge=1)
     """Parts of a batch, by prompts, each of which gets an update in a pass."""
-    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
-    ranks: int = Field(default=1, ge=1)
+    ranks: Annotated[int, Meta("ranks", -2, decides="rounding")] = Field(default=1, ge=1)
     """Processes that `rl` starts for the trainer, which share model and batch (FSDP2); under torchrun, its number."""
-    record_tokens: bool = True
+    record_tokens: Annotated[bool, Meta(decides="nothing")] = True
     """Keep entropy and trainer logprob of each trained token in tokens/, for `hone view` (about 5 bytes a token)."""
 
     @property
@@ -106,13 +106,13 @@ class RefillConfig(BaseConfig):
 class OnlineEvalConfig(BaseConfig):
     """Evaluation on held-out examples during the run."""
 
-    interval: int = Field(default=50, ge=1)
+    interval: Annotated[int, Meta("evaluation")] = Field(default=50, ge=1)
     """Steps between evaluations, where any key of this section is given; step 0 and the end are evaluated as well."""
-    num_examples: int = Field(default=128, ge=1)
+    num_examples: Annotated[int, Meta("evaluation")] = Field(default=128, ge=1)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions per example."""
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: Annotated[SamplingConfig, Meta(common=None)] = SamplingConfig()
     """How evaluation samples; `max_tokens` and `stop` default to training's."""
     envs: list[MixedEnvConfig] = []
     """Tasks to evaluate on, in place of those that are trained on."""
@@ -128,20 +128,20 @@ class OnlineEvalConfig(BaseConfig):
 class OrchestratorConfig(BaseConfig):
     """The orchestrator: what is sampled, how it is graded and packed."""
 
-    shared = hoist.SHARED
+    is_role = True
 
-    batch_size: int = Field(default=128, ge=1)
+    batch_size: Annotated[int, Meta("rollouts")] = Field(default=128, ge=1)
     """Completions per step; a multiple of `rollouts_per_example`."""
-    rollouts_per_example: int = Field(default=16, ge=1)
+    rollouts_per_example: Annotated[int, Meta("rollouts")] = Field(default=16, ge=1)
     """Completions per prompt (the group G); at least 2, for the group mean is the baseline; 1 with
     `advantage.baseline = "batch"`."""
-    max_examples: int | None = Field(default=None, ge=1)
+    max_examples: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
     """Use only the first this many training examples."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Which prompt comes when."""
     refill: RefillConfig | None = None
     """Draws further prompts until the batch is full of groups whose rewards differ; off unless given."""
-    truncated: Literal["keep", "mask", "penalize"] = "keep"
+    truncated: Annotated[Literal["keep", "mask", "penalize"], Meta("rollouts", 1)] = "keep"
     """A completion stopped by length: train on it with its reward, leave it out of the loss only (`mask`), or take
     `overlong_penalty` off its reward."""
     overlong_buffer: int = Field(default=0, ge=0)
@@ -154,7 +154,7 @@ class OrchestratorConfig(BaseConfig):
     """The task."""
     envs: list[TrainEnvConfig] = []
     """Several tasks, in place of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
-    grading: GradingConfig = GradingConfig()
+    grading: Annotated[GradingConfig, Meta(decides="nothing")] = GradingConfig()
     """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""
@@ -236,7 +236,7 @@ class OrchestratorConfig(BaseConfig):
 class InferenceConfig(EngineConfig):
     """The sampler."""
 
-    shared = hoist.SHARED
+    is_role = True
 
     def check(self, urls: list[str]) -> None:
         """Raise UserError if there can't be so many servers beside those that are up at `urls`."""
@@ -266,7 +266,7 @@ PROGRAM_ROLLOUTS = "a program makes the rollouts"
 class GapConfig(BaseConfig):
     """How far sampler and trainer may be apart, in nats a token; by default what suits backend and precision."""
 
-    action: Literal["stop", "warn"] = "stop"
+    action: Annotated[Literal["stop", "warn"], Meta(decides="nothing")] = "stop"
     """What a gap beyond `stop` does: save and end the run, or warn."""
     mean: float | None = Field(default=None, gt=0)
     """A larger mean of |sampler's logprob - trainer's| is a warning."""
@@ -279,30 +279,18 @@ class GapConfig(BaseConfig):
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
-    common = {
-        "Model and task": "model.name model.chat_template orchestrator.env.id orchestrator.env.args reward agent data",
-        "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.above budget.hours
-            budget.usd mode""",
-        "Rollouts": """seq_len orchestrator.batch_size orchestrator.rollouts_per_example orchestrator.max_examples
-            orchestrator.sampling.max_tokens orchestrator.sampling.temperature orchestrator.truncated""",
-        "Training": """algorithm model.lora.rank trainer.optim.lr trainer.scheduler.type
-            trainer.scheduler.warmup_steps trainer.loss.type trainer.loss.aggregation trainer.loss.kl_coef
-            trainer.correction.type orchestrator.advantage.baseline orchestrator.advantage.scale""",
-        "Evaluation": "orchestrator.eval.interval orchestrator.eval.num_examples",
-        "Watching": "wandb.project wandb.name alarms.action predict display",
-        "Machine": "precision deterministic threads model.device orchestrator.client.base_url inference.backend",
-    }
+    headings = "Model and task: task; Run: run above; Rollouts; Training; Evaluation; Watching; Machine: machine server"
     choices = {"algorithm": SUMMARIES}
 
-    reward: list[str] | None = None
+    reward: Annotated[list[str] | None, Meta("task", 1)] = None
     """Reward functions of a task without a file, `MODULE:FUNCTION` (repeatable); the first decides what is correct."""
-    agent: str | None = None
+    agent: Annotated[str | None, Meta("task", 1)] = None
     """A program in place of reward functions, `MODULE:ASYNC_FUNCTION`: it calls the model and gives the reward."""
     agent_command: str | None = None
     """The same as a command line, such as "python my_agent.py" (docs/agents.md)."""
-    algorithm: Algorithm | None = None
+    algorithm: Annotated[Algorithm | None, Meta("training", -1)] = None
     """Sets the keys of a published algorithm, which `--help algorithm` lists; any of them can be set beside it."""
-    data: str | None = None
+    data: Annotated[str | None, Meta("task", 1)] = None
     """Examples of a task without a file: a JSONL or Parquet file, a folder of them, or a hub id."""
     eval_data: str | None = None
     """Held-out examples of such a task; turns evaluation on. By default a tenth of `data` is held out."""
@@ -312,9 +300,9 @@ class RLConfig(RunConfig):
     """System prompt of such a task, before every prompt."""
     reference: str | None = None
     """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
-    seq_len: int = Field(default=2048, ge=2)
+    seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Literal["colocated", "split", "cluster"] | None = None
+    mode: Annotated[Literal["colocated", "split", "cluster"] | None, Meta("run", 1, decides="rounding")] = None
     """One process, or one for each role (the default with `--SECTION @ FILE` or with several ranks): on this machine,
     or on those of a Ray cluster."""
     cluster: ClusterConfig | None = None
@@ -329,11 +317,11 @@ class RLConfig(RunConfig):
     """A teacher to distill; off unless given."""
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
-    transport: TransportConfig = TransportConfig()
+    transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
     """Where batches, weights and results go from one process to another, in modes split and cluster."""
-    restarts: int = Field(default=3, ge=0)
+    restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
     """How often, in modes split and cluster, processes that died are started again, in all."""
-    audit: bool = True
+    audit: Annotated[bool, Meta(decides="nothing")] = True
     """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 
     def tasks(self) -> dict[str, RLConfig]:
@@ -355,7 +343,7 @@ class RLConfig(RunConfig):
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
         sampled = {env.name: env.sampled(evals.sampling) for env in evals.envs}
-        of = {name: evals.model_copy(update={"sampling": own, "envs": []}) for name, own in sampled.items()}
+        of = {name: changed(evals, {"sampling": own, "envs": []}) for name, own in sampled.items()}
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
@@ -386,7 +374,7 @@ class RLConfig(RunConfig):
         )
 
     def _with(self, orchestrator: dict[str, Any]) -> RLConfig:
-        return self.model_copy(update={"orchestrator": self.orchestrator.model_copy(update=orchestrator)})
+        return changed(self, {f"orchestrator.{name}": value for name, value in orchestrator.items()})
 
     @property
     def most_tokens(self) -> int | None:
@@ -433,12 +421,12 @@ class RLConfig(RunConfig):
 
     @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
-        return hoist.compose(settings)
+        return hoist.compose(settings, cls)
 
     @model_validator(mode="before")
     @classmethod
     def _hoist(cls, data: Any) -> Any:
-        return hoist.hoist(Settings().put_tree(data)).tree() if isinstance(data, dict) else data
+        return hoist.hoist(Settings().put_tree(data), cls).tree() if isinstance(data, dict) else data
 
     @model_validator(mode="after")
     def _check(self) -> RLConfig:
@@ -532,22 +520,18 @@ class RoleConfig(RLConfig):
 
     @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
-        return hoist.compose(settings) | {"mode": "split"}
+        return hoist.compose(settings, cls) | {"mode": "split"}
 
 
 class TrainerRole(RoleConfig):
     """Train the policy of a run in mode split: take its batches, publish the weights."""
 
     section = "trainer"
-    common = {
-        "Run": "model.name seed output_dir transport.path",
-        "Training": RLConfig.common["Training"],
-        "Machine": "trainer.ranks precision deterministic threads model.device",
-    }
+    headings = "Run: role; Training; Machine: ranks machine"
 
 
 class OrchestratorRole(RoleConfig):
     """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
 
     section = "orchestrator"
-    common = {name: RLConfig.common[name] for name in ("Model and task", "Run", "Rollouts", "Evaluation", "Watching")}
+    headings = "Model and task: task; Run: run above; Rollouts; Evaluation; Watching"

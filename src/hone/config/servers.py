@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta
 from hone.config.shared import KeyVariable, server_url
 from hone.errors import UserError
 
@@ -17,11 +17,11 @@ class AskedConfig(BaseConfig):
     place: ClassVar[str]
     """Where the section is."""
 
-    api_key_var: KeyVariable = None
+    api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""
-    timeout: float = Field(default=600.0, gt=0)
+    timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request (a whole group), else the run ends; also for a server to come up."""
-    max_retries: int = Field(default=6, ge=0)
+    max_retries: Annotated[int, Meta(decides="nothing")] = Field(default=6, ge=0)
     """Tries after a first one, when the server is not there or fails; the waits between them double from 1 s."""
 
 
@@ -30,7 +30,7 @@ class ClientConfig(AskedConfig):
 
     place = "orchestrator.client"
 
-    base_url: list[str] | None = None
+    base_url: Annotated[list[str] | None, Meta("server", decides="rounding")] = None
     """Sample from the server at this URL, such as http://localhost:8000/v1, or from several (repeatable); each gets the
     weights of every step. Several imply mode split."""
 
@@ -59,9 +59,9 @@ class TeacherConfig(AskedConfig):
 
     place = "teacher"
 
-    base_url: str
+    base_url: Annotated[str, Meta(decides="rounding")]
     """Ask the server at this URL, such as http://localhost:8001/v1."""
-    timeout: float = Field(default=600.0, gt=0)
+    timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
     """Seconds to wait for the answer to a request, a completion, else the run ends."""
     model: str | None = None
     """The teacher's model name on that server; by default the only one listed."""

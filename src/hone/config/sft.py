@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta
 from hone.config.shared import EnvConfig, MemoryConfig, OptimConfig, RunConfig, SchedulerConfig
 from hone.errors import UserError
 
@@ -15,38 +15,38 @@ class SFTDataConfig(BaseConfig):
     """What to imitate: a data set (`name` or `path`), an environment's demonstrations (`env`) or a model's own best
     completions (`run`)."""
 
-    name: str | None = None
+    name: Annotated[str | None, Meta("data")] = None
     """Hub id of a data set with `messages`, or `prompt` and `completion`, columns."""
-    path: str | None = None
+    path: Annotated[str | None, Meta("data")] = None
     """Local JSONL or Parquet file (or folder of them) with the same columns."""
-    split: str = "train"
+    split: Annotated[str, Meta("data")] = "train"
     """Split of the data set."""
-    template: dict[str, Any] | None = None
+    template: Annotated[dict[str, Any] | None, Meta("data")] = None
     """How these columns (and `tools`) are made of others: `prompt = "{question}"`, `completion = "{answer}"`."""
     env: EnvConfig | None = None
     """Environment whose `demonstrate` is imitated; fresh demonstrations each step."""
-    run: str | None = None
+    run: Annotated[str | None, Meta("data")] = None
     """Directory or id of a run of RL, or of an evaluation: the best recorded completion of each example is imitated."""
-    min_reward: float = 1.0
+    min_reward: Annotated[float, Meta("data")] = 1.0
     """With `run`: an example whose best completion has less reward than this is left out."""
-    seq_len: int = Field(default=4096, ge=2)
+    seq_len: Annotated[int, Meta("data")] = Field(default=4096, ge=2)
     """Row length in tokens when packing; the longest example otherwise."""
-    batch_size: int = Field(default=16, ge=1)
+    batch_size: Annotated[int, Meta("data")] = Field(default=16, ge=1)
     """Rows of `seq_len` tokens when packing; examples with `pack = false`."""
-    pack: bool = True
+    pack: Annotated[bool, Meta("data")] = True
     """Lay examples end to end in rows; attention never crosses from one to the next."""
-    micro_batch_tokens: int | None = Field(default=None, ge=1)
+    micro_batch_tokens: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """Tokens per forward and backward pass (default: 4096 on a CPU, 16384 on a GPU); more accumulate gradients."""
-    too_long: Literal["error", "drop", "truncate"] = "error"
+    too_long: Annotated[Literal["error", "drop", "truncate"], Meta("data")] = "error"
     """An example longer than `seq_len`: `error`, `drop` or `truncate`."""
 
 
 class ValConfig(BaseConfig):
     """Validation loss on held-out data."""
 
-    interval: int = Field(default=50, ge=1)
+    interval: Annotated[int, Meta("training")] = Field(default=50, ge=1)
     """Steps between validations; the last step is always validated."""
-    fraction: float = Field(default=0.05, gt=0, lt=1)
+    fraction: Annotated[float, Meta("training")] = Field(default=0.05, gt=0, lt=1)
     """Share of the data set that is held out (environments use their own eval split)."""
     max_examples: int = Field(default=256, ge=1)
     """Most examples in one validation."""
@@ -55,23 +55,14 @@ class ValConfig(BaseConfig):
 class SFTOptimConfig(OptimConfig):
     """AdamW, or Muon, with SFT's usual learning rate."""
 
-    lr: float = Field(default=2e-5, gt=0)
+    lr: Annotated[float, Meta("training")] = Field(default=2e-5, gt=0)
     """Peak learning rate."""
 
 
 class SFTConfig(RunConfig, MemoryConfig):
     """Supervised fine-tuning: imitate a data set or an environment's demonstrations."""
 
-    common = {
-        "Model and data": """model.name model.chat_template data.name data.path data.split data.template data.env.id
-            data.env.args data.run data.min_reward data.seq_len data.batch_size data.pack data.too_long""",
-        "Run": """max_steps seed output_dir ckpt ckpt.interval resume detach stop.metric stop.below budget.hours
-            budget.usd""",
-        "Training": """model.lora.rank optim.lr optim.weight_decay scheduler.type scheduler.warmup_steps val.interval
-            val.fraction""",
-        "Watching": "wandb.project wandb.name alarms.action predict display",
-        "Machine": "precision deterministic threads model.device",
-    }
+    headings = "Model and data: data; Run: run below; Training: training decay; Watching; Machine"
 
     data: SFTDataConfig = SFTDataConfig()
     """What to imitate."""

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hone.config.alarms import AlarmsConfig
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta
 from hone.errors import UserError
 from hone.redaction import add_key_variable
 from hone.web import shown_url
@@ -98,7 +98,7 @@ class InitConfig(BaseConfig):
 class LoraConfig(BaseConfig):
     """Train low-rank adapters of all linear layers, beside frozen weights (arXiv:2106.09685). Any key turns it on."""
 
-    rank: int = Field(default=16, ge=1)
+    rank: Annotated[int, Meta("training")] = Field(default=16, ge=1)
     """Columns of B and rows of A: a matrix of `[out, in]` has `rank` x (out + in) trained weights."""
     alpha: int = Field(default=32, ge=1)
     """B A is multiplied by alpha / rank."""
@@ -128,29 +128,29 @@ class ModelConfig(BaseConfig):
 
     bare = "name"
 
-    name: str = "hone/tiny"
+    name: Annotated[str, Meta("task data role", -1, decides="digest", agreed="always")] = "hone/tiny"
     """A folder in Hugging Face layout, a hub id, `smollm2-135m` (fetched without the hub, if need be), or `hone/tiny`
     (random weights, made from the seed)."""
-    chat_template: str | None = None
+    chat_template: Annotated[str | None, Meta("task data", decides="digest")] = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
     """Special tokens of the model in texts of data (prompts, tool answers, SFT rows) are tokens; by default they are
     encoded as text."""
-    device: str = "auto"
+    device: Annotated[str, Meta("machine")] = "auto"
     """`auto` (CUDA if there is one, else CPU), `cpu`, `cuda`, `cuda:1`."""
     implementation: Literal["auto", "hone", "transformers"] = "auto"
     """Whose code computes the model: hone's own decoder, or transformers', which knows many more families; `auto` takes
     hone's where it knows the model."""
     compile: bool = False
     """torch.compile makes one kernel of each layer's norm, RoPE and SwiGLU; half a minute at the start."""
-    init: InitConfig = InitConfig()
+    init: Annotated[InitConfig, Meta(decides="digest", agreed="tiny")] = InitConfig()
     """Size of `hone/tiny`."""
 
 
 class PolicyConfig(ModelConfig):
     """Which model, and what of it is trained."""
 
-    lora: LoraConfig | None = None
+    lora: Annotated[LoraConfig | None, Meta(agreed="always")] = None
     """LoRA; off unless given."""
 
 
@@ -159,13 +159,13 @@ class OptimConfig(BaseConfig):
 
     type: Literal["adamw", "muon"] = "adamw"
     """`muon` orthogonalises the momentum of each matrix in the layers; embedding, head, norms and biases have AdamW."""
-    lr: float = Field(default=1e-6, gt=0)
+    lr: Annotated[float, Meta("training")] = Field(default=1e-6, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates of the gradient's first and second moment."""
     eps: float = Field(default=1e-8, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Annotated[float, Meta("decay")] = Field(default=0.0, ge=0)
     """Decoupled weight decay, applied to matrices (not to norms, biases, embeddings)."""
     max_norm: float = Field(default=1.0, gt=0)
     """The gradient's global L2 norm is clipped to this."""
@@ -200,7 +200,7 @@ Checkpointing = Literal["none", "selective", "layer"]
 class MemoryConfig(BaseConfig):
     """What a train step keeps for its backward pass."""
 
-    checkpointing: Checkpointing | None = None
+    checkpointing: Annotated[Checkpointing | None, Meta(decides="rounding", from_machine=True)] = None
     """Activations kept: all (`none`), each layer's input (`layer`), or what products and attention gave (`selective`);
     the rest is computed again. By default the fastest that fits the device's memory when the run starts."""
     head_cache_bytes: int = Field(default=512 * 2**20, ge=0)
@@ -210,9 +210,9 @@ class MemoryConfig(BaseConfig):
 class SchedulerConfig(BaseConfig):
     """Learning rate over steps: a linear warm-up, then the peak, or a decay to `min_ratio` of it by the last step."""
 
-    type: Literal["constant", "linear", "cosine", "wsd"] = "constant"
+    type: Annotated[Literal["constant", "linear", "cosine", "wsd"], Meta("training")] = "constant"
     """Shape after the warm-up; `wsd` (warm-up, stable, decay) keeps the peak, and falls linearly at the end."""
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: Annotated[int, Meta("training")] = Field(default=0, ge=0)
     """Steps of linear warm-up from 0. A warm-up of `max_steps` - 1 or more leaves no decay."""
     min_ratio: float = Field(default=0.0, ge=0, le=1)
     """Learning rate of the last step as a share of the peak (linear, cosine and wsd). With 0 the decay ends one step
@@ -224,7 +224,7 @@ class SchedulerConfig(BaseConfig):
 class CkptConfig(BaseConfig):
     """Checkpoints that resume exactly, in `output_dir/checkpoints/step_N`. Bare `--ckpt` turns them on."""
 
-    interval: int | None = Field(default=None, ge=1)
+    interval: Annotated[int | None, Meta("run")] = Field(default=None, ge=1)
     """Steps between checkpoints; without it, only at the end and on a signal."""
     keep_last: int | None = Field(default=None, ge=1)
     """Keep the newest this many, and their weights; without it, all."""
@@ -248,11 +248,11 @@ class ResumeConfig(BaseConfig):
 class StopConfig(BaseConfig):
     """End the run before `max_steps`, done, when a metric has come to a target."""
 
-    metric: str
+    metric: Annotated[str, Meta("run")]
     """Name as in metrics.jsonl, such as eval/reverse-text/reward/mean, or val/loss for `sft`."""
-    above: float | None = Field(default=None, allow_inf_nan=False)
+    above: Annotated[float | None, Meta("above")] = Field(default=None, allow_inf_nan=False)
     """The target is this or more."""
-    below: float | None = Field(default=None, allow_inf_nan=False)
+    below: Annotated[float | None, Meta("below")] = Field(default=None, allow_inf_nan=False)
     """The target is this or less."""
 
     @model_validator(mode="after")
@@ -274,9 +274,9 @@ class StopConfig(BaseConfig):
 class BudgetConfig(BaseConfig):
     """Stop on purpose, saved, before one of these is used up. Counted over all resumes of the run."""
 
-    hours: float | None = Field(default=None, gt=0)
+    hours: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
     """Wall-clock hours of this run's processes, their starts included."""
-    usd: float | None = Field(default=None, gt=0)
+    usd: Annotated[float | None, Meta("run")] = Field(default=None, gt=0)
     """US dollars; needs `usd_per_hour`."""
     usd_per_hour: float | None = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour. Alone it limits nothing, and the run records what it costs."""
@@ -297,7 +297,7 @@ class BudgetConfig(BaseConfig):
 class TrackerConfig(BaseConfig):
     """What is sent to a tracker of experiments."""
 
-    name: str | None = None
+    name: Annotated[str | None, Meta("watching")] = None
     """Name of the run there."""
     group: str | None = None
     """Group of runs that belong together."""
@@ -310,7 +310,7 @@ class TrackerConfig(BaseConfig):
 class WandbConfig(TrackerConfig):
     """Weights & Biases (pip install wandb). Any of these flags turns it on."""
 
-    project: str | None = None
+    project: Annotated[str | None, Meta("watching", -1)] = None
     """W&B project; by default what WANDB_PROJECT says, else `hone`."""
     entity: str | None = None
     """User or team; by default what WANDB_ENTITY says, else that of the login."""
@@ -330,9 +330,9 @@ class TrackioConfig(TrackerConfig):
 class SamplingConfig(BaseConfig):
     """How completions are sampled."""
 
-    max_tokens: int | None = Field(default=None, ge=1)
+    max_tokens: Annotated[int | None, Meta("rollouts")] = Field(default=None, ge=1)
     """Most new tokens per completion; without it, what the sequence length leaves."""
-    temperature: float = Field(default=1.0, ge=0)
+    temperature: Annotated[float, Meta("rollouts")] = Field(default=1.0, ge=0)
     """Logits are divided by this; 0, or less than 1e-5, is greedy (evaluation only)."""
     top_k: int = Field(default=0, ge=0, lt=2**31)
     """Sample among the k likeliest tokens; 0 is off."""
@@ -361,9 +361,9 @@ class EnvConfig(BaseConfig):
 
     bare = "id"
 
-    id: str = "reverse-text"
+    id: Annotated[str, Meta("task data")] = "reverse-text"
     """Its module's name, with dashes: found in `environments/`, the current directory, installed packages."""
-    args: dict[str, Any] = {}
+    args: Annotated[dict[str, Any], Meta("task data")] = {}
     """Keyword arguments of its `load_environment`, as JSON, or key by key (`--….env.args.max_len 16`)."""
     template: dict[str, Any] | None = None
     """How the columns that the task reads are made of those of its data set: `question = "{problem}"`."""
@@ -390,27 +390,27 @@ class GradingConfig(BaseConfig):
 class EngineConfig(BaseConfig):
     """What samples: the own engine, or vLLM."""
 
-    port: int = Field(default=8000, ge=1, le=65535)
+    port: Annotated[int, Meta(decides="nothing")] = Field(default=8000, ge=1, le=65535)
     """Port of the server; those of further replicas follow it."""
-    replicas: int = Field(default=1, ge=1, le=256)
+    replicas: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=256)
     """Servers that `rl` starts, each on GPUs of its own; a group goes to the one with the least to do. Several imply
     mode split."""
-    backend: Literal["hone", "vllm"] = "hone"
+    backend: Annotated[Literal["hone", "vllm"], Meta("server")] = "hone"
     """Own engine, or vLLM (docs/training.md)."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""
-    kv_gib: float | None = Field(default=None, gt=0)
+    kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
     """Memory for keys and values, in GiB: by default 4, on a GPU by what is free at the start; what does not fit waits.
     For vLLM in `rl`: 1 on a CPU, 8 on a GPU."""
     batch_invariant: bool = False
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
-    cuda_graphs: bool | None = None
+    cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
     """Own engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
-    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
     """GPUs that each vLLM is spread over."""
     max_lora_rank: int | None = Field(default=None, ge=1, le=512)
     """vLLM multiplies with adapters of up to this rank, and is given the adapter alone; by default merged weights."""
-    vllm_python: Path | None = None
+    vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
     @model_validator(mode="after")
@@ -430,7 +430,7 @@ class EngineConfig(BaseConfig):
 class TransportConfig(BaseConfig):
     """A folder that orchestrator, trainer and server see: batches, weights and results pass through it."""
 
-    path: Path | None = None
+    path: Annotated[Path | None, Meta("role")] = None
     """The folder; by default `.transport` in the output directory. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
     """Batches of at most this many tokens wait for the trainer (one in any case); then sampling waits."""
@@ -439,45 +439,45 @@ class TransportConfig(BaseConfig):
 class RunConfig(BaseConfig):
     """What every training command has."""
 
-    model: PolicyConfig = PolicyConfig()
+    model: Annotated[PolicyConfig, Meta(shared=1)] = PolicyConfig()
     """Which model."""
-    max_steps: int = Field(default=100, ge=1)
+    max_steps: Annotated[int, Meta("run", shared=2, agreed="always")] = Field(default=100, ge=1)
     """Optimiser steps to take."""
-    seed: int = Field(default=0, ge=0)
+    seed: Annotated[int, Meta("run role", shared=5, agreed="tiny", listed=False)] = Field(default=0, ge=0)
     """The one seed: data order, sampling and initial weights derive from it."""
-    output_dir: Path = Path("outputs")
+    output_dir: Annotated[Path, Meta("run role", decides="nothing", shared=6, listed=False)] = Path("outputs")
     """The run directory; if it is not given, `rl` and `sft` make a new one, such as outputs/rl-TASK-1."""
-    ckpt: CkptConfig | None = None
+    ckpt: Annotated[CkptConfig | None, Meta("run", decides="nothing", shared=4)] = None
     """Checkpoints; off unless given."""
-    resume: ResumeConfig | None = None
+    resume: Annotated[ResumeConfig | None, Meta("run", decides="start")] = None
     """Resume; off unless given."""
-    allow_drift: bool = False
+    allow_drift: Annotated[bool, Meta(decides="start")] = False
     """Resume although config or task changed in what decides the numbers; the run is marked as not reproducible."""
-    stop: StopConfig | None = None
+    stop: Annotated[StopConfig | None, Meta(place=1, decides="nothing")] = None
     """Stop at the target of a metric; off unless given."""
-    budget: BudgetConfig | None = None
+    budget: Annotated[BudgetConfig | None, Meta(place=1, decides="nothing")] = None
     """Stop on purpose when time, money or tokens run out; off unless given."""
-    grace_seconds: float = Field(default=25.0, gt=0)
+    grace_seconds: Annotated[float, Meta(decides="nothing")] = Field(default=25.0, gt=0)
     """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
-    detach: bool = False
+    detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
-    wandb: WandbConfig | None = None
+    wandb: Annotated[WandbConfig | None, Meta(decides="nothing")] = None
     """Weights & Biases; off unless given."""
-    trackio: TrackioConfig | None = None
+    trackio: Annotated[TrackioConfig | None, Meta(common=None, decides="nothing")] = None
     """Trackio; off unless given."""
-    alarms: AlarmsConfig = AlarmsConfig()
+    alarms: Annotated[AlarmsConfig, Meta(decides="nothing")] = AlarmsConfig()
     """What is looked for at every step, and what is done when it is found."""
-    predict: list[str] = []
+    predict: Annotated[list[str], Meta("watching", decides="nothing", listed=False)] = []
     """What you expect, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
-    report: bool = True
+    report: Annotated[bool, Meta(decides="nothing", listed=False)] = True
     """At the end, write the run card (report.html, report.json)."""
-    precision: Precision = "bf16_linear"
+    precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
-    deterministic: bool | None = None
+    deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None
     """Pin kernels so that the same config, seed and machine give the same bytes; by default true on a CPU only."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: Annotated[int | None, Meta("machine", -1, from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters (more only slows them), else one per core."""
-    display: Literal["auto", "plain", "none"] = "auto"
+    display: Annotated[Literal["auto", "plain", "none"], Meta("watching", decides="nothing", listed=False)] = "auto"
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
     def check_lora(self, optim: OptimConfig) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from hone.config.base import BaseConfig
+from hone.config.base import BaseConfig, Meta
 from hone.config.shared import EnvConfig, GradingConfig, Precision
 from hone.errors import UserError
 
@@ -55,9 +55,9 @@ class GridConfig(BaseConfig):
 class StudyEvalConfig(BaseConfig):
     """The evaluation that is common to all cells, but for their `eval_args`: held-out examples, the same for each."""
 
-    env: EnvConfig | None = None
+    env: Annotated[EnvConfig | None, Meta("evaluation")] = None
     """The task; by default RL's, or without RL the one whose demonstrations SFT imitates."""
-    num_examples: int = Field(default=256, ge=2)
+    num_examples: Annotated[int, Meta("evaluation")] = Field(default=256, ge=2)
     """Held-out examples."""
     rollouts_per_example: int = Field(default=1, ge=1)
     """Completions of each."""
@@ -65,7 +65,7 @@ class StudyEvalConfig(BaseConfig):
     """Most new tokens of a completion; by default the most that a cell's RL samples, or 256."""
     temperature: float = Field(default=1.0, ge=0)
     """0 is greedy."""
-    metric: Literal["reward", "correct"] = "reward"
+    metric: Annotated[Literal["reward", "correct"], Meta("evaluation")] = "reward"
     """What cells are compared by."""
     lenient: bool = False
     """Also read what is not right leniently, as `hone report` does: how much of each difference is format."""
@@ -80,7 +80,7 @@ class StudyBudgetConfig(BaseConfig):
 
     bare = "hours"
 
-    hours: float = Field(gt=0)
+    hours: Annotated[float, Meta("machine")] = Field(gt=0)
     """Hours by the clock, of this command. Runs that have begun are finished."""
 
 
@@ -90,25 +90,21 @@ class StudyConfig(BaseConfig):
     The same command goes on with a study that was stopped: what is done is not done again.
     """
 
-    common = {
-        "Study": "sft rl grid cells baseline seeds model output_dir",
-        "Evaluation": "eval.env eval.num_examples eval.metric",
-        "Machine": "jobs threads budget.hours",
-    }
+    headings = "Study; Evaluation; Machine"
 
-    sft: StageConfig | None = None
+    sft: Annotated[StageConfig | None, Meta("study")] = None
     """First stage of each cell. Cells with the same settings of it share its runs."""
-    rl: StageConfig | None = None
+    rl: Annotated[StageConfig | None, Meta("study")] = None
     """Second stage of each cell; it begins with the first one's weights, if there is one."""
-    model: str | None = None
+    model: Annotated[str | None, Meta("study", 1)] = None
     """What the first stage begins with; by default as its file says."""
-    grid: GridConfig = GridConfig()
+    grid: Annotated[GridConfig, Meta("study")] = GridConfig()
     """Each combination of these values is a cell: `[grid.rl.trainer.optim]`, `lr = [1e-4, 3e-4]`."""
-    cells: list[CellConfig] = []
+    cells: Annotated[list[CellConfig], Meta("study")] = []
     """Cells one by one, in place of a grid."""
-    baseline: str | None = None
+    baseline: Annotated[str | None, Meta("study")] = None
     """Name of the cell that the others are compared with; by default the first."""
-    seeds: int = Field(default=3, ge=1)
+    seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
     """How many seeds: each cell is trained once with each."""
     first_seed: int = Field(default=0, ge=0)
     """The lowest of them; the others follow it."""
@@ -116,13 +112,13 @@ class StudyConfig(BaseConfig):
     """Setting over which a curve is fitted, such as `sft.max_steps`: one for each choice of the other settings."""
     eval: StudyEvalConfig = StudyEvalConfig()
     """How all cells are evaluated."""
-    jobs: int | None = Field(default=None, ge=1)
+    jobs: Annotated[int | None, Meta("machine")] = Field(default=None, ge=1)
     """Runs side by side; by default as many as the cores allow, and 1 on a GPU."""
-    threads: int = Field(default=1, ge=1)
+    threads: Annotated[int, Meta("machine")] = Field(default=1, ge=1)
     """CPU threads of each run."""
     budget: StudyBudgetConfig | None = None
     """When to begin no further run."""
-    output_dir: Path = Path("outputs/study")
+    output_dir: Annotated[Path, Meta("study", 1)] = Path("outputs/study")
     """Where the runs lie, and what came out: study.html, study.md, results.csv, figures."""
 
     @model_validator(mode="after")

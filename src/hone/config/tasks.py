@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
+from hone.config.base import changed
 from hone.config.shared import EnvConfig, SamplingConfig
 from hone.errors import UserError
 
@@ -60,8 +61,7 @@ class MixedEnvConfig(EnvConfig):
 
     def sampled(self, common: SamplingConfig) -> SamplingConfig:
         """Return how it is sampled where all others are as `common` says."""
-        own = {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set}
-        return common.model_copy(update=own)
+        return changed(common, {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set})
 
 
 class TrainEnvConfig(MixedEnvConfig, TaskConfig):

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.composition.memory import changed, memory
+from hone.composition.memory import memory
+from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
@@ -185,15 +186,13 @@ no bit."""
 
 def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
     """Yield (what is set, by the name of its key in the trainer's section; the config with it), the leanest last."""
+    prefix, is_muon = "trainer." if isinstance(config, RLConfig) else "", trainer_of(config).optim.type == "muon"
     for settings in LEANER[device]:
+        if is_muon and any(key.startswith("optim.") for key in settings):
+            continue
         for name in CHECKPOINTING:
-            optim = {key.removeprefix("optim."): value for key, value in settings.items() if key.startswith("optim.")}
-            if optim and trainer_of(config).optim.type == "muon":
-                continue
-            trainer = {"checkpointing": name, "optim": optim}
-            one = changed(config, **({"trainer": trainer} if isinstance(config, RLConfig) else trainer))
-            precision = settings.get("precision", config.precision)
-            yield settings | {"checkpointing": name}, changed(one, precision=precision)
+            values = settings | {"checkpointing": name}
+            yield values, changed(config, {key if key == "precision" else prefix + key: v for key, v in values.items()})
 
 
 def remedies(plan: Plan) -> Iterator[str]:
@@ -209,33 +208,30 @@ def remedies(plan: Plan) -> Iterator[str]:
     rl = isinstance(config, RLConfig)
     section, prefix = ("trainer", "trainer.") if rl else ("data", "")
 
-    def trainer(**values: Any) -> RLConfig | SFTConfig:
-        return changed(config, **({"trainer": values} if rl else values))
-
     changes: dict[str, Any] = {
-        "--precision bf16": changed(config, precision="bf16"),
-        f"--{prefix}checkpointing layer": trainer(checkpointing="layer"),
+        "--precision bf16": changed(config, {"precision": "bf16"}),
+        f"--{prefix}checkpointing layer": changed(config, {f"{prefix}checkpointing": "layer"}),
     }
     if device.kind == "cuda" and trainer_of(config).optim.type == "adamw":
-        changes[f"--{prefix}optim.state 8bit"] = trainer(optim={"state": "8bit"})
-        changes[f"--{prefix}optim.offload"] = trainer(optim={"offload": True})
+        changes[f"--{prefix}optim.state 8bit"] = changed(config, {f"{prefix}optim.state": "8bit"})
+        changes[f"--{prefix}optim.offload"] = changed(config, {f"{prefix}optim.offload": True})
     if trainer_of(config).optim.type == "adamw" and not config.model.lora:
-        changes["--model.lora.rank 16"] = changed(config, model={"lora": LoraConfig()})
+        changes["--model.lora.rank 16"] = changed(config, {"model.lora": LoraConfig()})
     if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
-        changes["--no-ckpt.background"] = changed(config, ckpt={"background": False})
+        changes["--no-ckpt.background"] = changed(config, {"ckpt.background": False})
     # A number is halved until the run fits, or it is as low as it may be.
     value, least, fewer = micro_batch_limit(config, device.kind), max(256, lengths.longest), config
     while value > least and total(fewer) > plan.room:
         value = max(least, value // 2)
-        fewer = changed(config, **{section: {"micro_batch_tokens": value}})
+        fewer = changed(config, {f"{section}.micro_batch_tokens": value})
     changes[f"--{section}.micro-batch-tokens {value}"] = fewer
     if rl:
         if config.trainer.loss.kl_coef > 0:
-            changes["--trainer.loss.kl-coef 0 (no reference model)"] = trainer(loss={"kl_coef": 0.0})
+            changes["--trainer.loss.kl-coef 0 (no reference model)"] = changed(config, {"trainer.loss.kl_coef": 0.0})
         cache, fewer = float(config.inference.kv_gib or KV_GIB), config
         while cache > 0.25 and total(fewer) > plan.room:
             cache = max(0.25, cache / 2)
-            fewer = changed(config, inference={"kv_gib": cache})
+            fewer = changed(config, {"inference.kv_gib": cache})
         changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
     if min(map(total, changes.values())) > plan.room:
         for settings, one in leaner(config, device.kind):

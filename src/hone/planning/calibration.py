@@ -16,6 +16,7 @@ from typing import Any
 
 from hone.composition.memory import Memory, memory
 from hone.config.alarms import AlarmsConfig
+from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.errors import UserError, first_line
 from hone.orchestrator.placement import memory_fields
@@ -102,9 +103,9 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     off |= {"display": "none", "predict": [], "report": False, "detach": False, "alarms": AlarmsConfig(action="off")}
     off |= {"output_dir": folder, "max_steps": min(STEPS, config.max_steps)}
     rl = isinstance(config, RLConfig)
-    off |= {"orchestrator": config.orchestrator.model_copy(update={"eval": None})} if rl else {"val": None}
+    off |= {"orchestrator.eval" if rl else "val": None}
     trajectories, metrics = [], {}
-    with (RL if rl else SFT)(config.model_copy(update=off)) as run:
+    with (RL if rl else SFT)(changed(config, off)) as run:
         start = process_seconds()
         while not run.done:
             if isinstance(run, SFT):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from hone.composition.memory import PHASES, Memory, fitted, memory
+from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
@@ -99,8 +100,7 @@ def plan_of(
     if isinstance(config, RLConfig):
         evals = config.orchestrator.eval
         if evals and facts.held_out and evals.num_examples > facts.held_out:
-            fewer = {"eval": evals.model_copy(update={"num_examples": facts.held_out})}
-            evaluated = config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update=fewer)})
+            evaluated = changed(config, {"orchestrator.eval.num_examples": facts.held_out})
         if config.mode == "split":
             notes.append("mode split: memory and time are planned as of one process on one device")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from hone.errors import UserError
 from hone.reproduce import machine
@@ -13,23 +12,7 @@ from hone.reproduce.records import CANARY, SENT_BACK, Records
 from hone.runs import Run
 from hone.runs.files import sha256
 from hone.runs.rollouts import evals_file, rollouts_file
-from hone.runs.settings import differing, flat
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A setting in which two configs differ; None for one that isn't set."""
-
-    name: str
-    first: Any
-    second: Any
-
-    def __str__(self) -> str:
-        first, second = (
-            "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-            for value in (self.first, self.second)
-        )
-        return f"{self.name}: {first} in A, {second} in B"
+from hone.runs.settings import Change, differing, flat
 
 
 @dataclass(frozen=True)
@@ -39,7 +22,7 @@ class RunDiff:
     `lengths` are the numbers of updates that each recorded. `causes` are facts besides the config in which they differ.
     """
 
-    settings: list[Setting]
+    settings: list[Change]
     equal: list[int]
     difference: Difference | None
     lengths: tuple[int, int]
@@ -74,7 +57,7 @@ def diff(first: Run, second: Run, progress: Callable[[int], None] = lambda step:
         causes += [f"{name} is not reproducible: {cause}" for cause in machine.inexact(run.info)]
     one, other = flat(first.config), flat(second.config)  # paths, display and what is saved are left out
     names = [name for name in differing(one, other) if name != "data.path"]
-    settings = [Setting(name, one.get(name), other.get(name)) for name in names]
+    settings = [Change(name, one.get(name), other.get(name)) for name in names]
     return RunDiff(settings, equal, difference, lengths, causes)
 
 

@@ -13,6 +13,7 @@ import torch
 
 from hone.composition.machine import configure, device_of
 from hone.composition.parts import load_policy
+from hone.config.base import changed
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -83,8 +84,8 @@ def rebuild(
     """
     config = read_config(run)
     records, device = Records(run), _device(config.model.device)
-    model_config = config.model.model_copy(update={"device": device, "name": model_name or config.model.name})
-    config = config.model_copy(update={"model": model_config, "display": "auto"})
+    own = {"model.device": device, "model.name": model_name or config.model.name, "display": "auto"}
+    config = changed(config, own)
     config, model, renderer, missing_model = _load_model(run, records, config)
     threads = run.info.get("threads") or config.threads
     kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
@@ -131,8 +132,7 @@ def _load_model(run: Run, records: Records, config: Any) -> tuple[Any, Decoder, 
     template = config.model.chat_template
     gone = template is not None and "{" not in template and not Path(template).exists()
     folder = str(exported[max(exported)])  # it has the architecture and the tokenizer; a checkpoint brings the weights
-    update = {"name": folder, "chat_template": None if gone else template}
-    config = config.model_copy(update={"model": config.model.model_copy(update=update)})
+    config = changed(config, {"model.name": folder, "model.chat_template": None if gone else template})
     return config, load_policy(config), _renderer(folder, config), problem
 
 

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
+from hone.config.base import changed
 from hone.config.shared import TRANSPORT, RunConfig
 from hone.errors import UserError
 from hone.runs.files import RESTORE, TMP_PREFIX, parse_time, read_json, sweep
@@ -188,7 +189,7 @@ def with_own_folder(config: Config, name: str) -> Config:
             path: int(path.name.rpartition("-")[2]) for path in OUTPUTS.glob(f"{stem}-*") if _is_own(path, stem)
         }
         if begun := [path for path in numbered if run_info(path) is not None]:
-            return config.model_copy(update={"output_dir": max(begun, key=lambda path: numbered[path])})
+            return changed(config, {"output_dir": max(begun, key=lambda path: numbered[path])})
     _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
     for number in itertools.count(1):
         folder = OUTPUTS / f"{stem}-{number}"
@@ -198,7 +199,7 @@ def with_own_folder(config: Config, name: str) -> Config:
                 folder.mkdir()
                 break
     _made.append(folder.absolute())
-    return config.model_copy(update={"output_dir": folder})
+    return changed(config, {"output_dir": folder})
 
 
 def _is_own(path: Path, stem: str) -> bool:

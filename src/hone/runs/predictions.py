@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hone.config.base import changed
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings
@@ -211,12 +212,12 @@ def of_branch(config: Config, parent: Mapping[str, Any], step: int) -> Config:
     for text in own:
         if not (one := parse(text)).end and one.step <= step:
             raise UserError(f"{_quoted(text)}: the branch begins at step {step}: predict a later one")
-    return config.model_copy(update={"predict": own})
+    return changed(config, {"predict": own})
 
 
 def kept(config: Config, info: Mapping[str, Any]) -> Config:
     """Return the config with the run's predictions: a resume need not repeat them."""
-    return config.model_copy(update={"predict": [str(one) for one in entries(info)]})
+    return changed(config, {"predict": [str(one) for one in entries(info)]})
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:

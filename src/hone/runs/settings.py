@@ -8,38 +8,24 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
 
-from hone.config.base import BaseConfig
+from hone.config.base import PLAIN, BaseConfig, Meta, changed, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
-from hone.config.retired import without_retired
+from hone.config.retired import RETIRED, without_retired
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs.files import RESTORE, check_plain, read_file
 from hone.runs.outputs import GIVEN
 
-START = {"resume": None, "allow_drift": False, "detach": False}
-"""Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
-_FREE = (
-    *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
-    *("grace_seconds", "push_to_hub"),  # config.toml of older runs may have the second
-    *("gap.action", "audit", "transport", "restarts", "mode"),
-    *(f"inference.{name}" for name in ("port", "replicas", "tensor_parallel", "vllm_python")),
-    *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
-    *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("base_url", "api_key_var")),
-    *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("timeout", "max_retries")),
-    *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")),
-)
-"""Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""
 _SERVER = "orchestrator.client.base_url"
 """A server's address: its presence matters, its value does not."""
 _SOURCES = {"environment": "task file", "model": "initial model"}
 """Names in run.json's `sources`, in words where they don't say it."""
-_BY_DIGEST = ("model.name", "model.init.", "model.chat_template")
-"""Names of things that are compared themselves, by their digests."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +44,20 @@ class Change:
     def __str__(self) -> str:
         if self.kind != "settings":
             return f"{_SOURCES.get(self.name, self.name)} ({self.before[:8]}, now {self.now[:8]})"
+        return "{} ({}, now {})".format(self.name, *self.values)
+
+    @property
+    def values(self) -> list[str]:
+        """Both values in words."""
         words = {None: "unset", True: "true", False: "false"}
-        before, now = (words[value] if isinstance(value, bool | None) else value for value in (self.before, self.now))
-        return f"{self.name} ({before}, now {now})"
+        return [words[value] if isinstance(value, bool | None) else str(value) for value in (self.before, self.now)]
 
 
 def run_toml(config: RunConfig, kind: str) -> str:
     """Return the whole config, but for how a process started; its first line names the command that it is for."""
-    return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=START))
+    fields = type(config).model_fields.items()
+    usual = {name: field.default for name, field in fields if meta_of(field).decides == "start"}
+    return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -131,7 +123,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
     return [
         name
         for name in names
-        if not (_is_free(name) or (name.startswith(_BY_DIGEST) and not names_matter))
+        if about(name).decides in ("bytes", *["digest"] * names_matter)
         or (name == _SERVER and not split and (name in old) != (name in new))
     ]
 
@@ -139,12 +131,16 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any], names_matter: bool
 def digest(table: Mapping[str, Any]) -> str:
     """Return the SHA-256 over the settings in a nested config that change the numbers."""
     settings = _with_own_paths(flat(table))
-    deciding = {name: value for name, value in settings.items() if not _is_free(name)}
+    deciding = {name: value for name, value in settings.items() if not about(name).is_free}
     return hashlib.sha256(json.dumps(deciding, sort_keys=True).encode()).hexdigest()
 
 
-def _is_free(name: str) -> bool:
-    return name in _FREE or name.split(".")[0] in _FREE
+@cache
+def about(name: str) -> Meta:
+    """Return what a setting of a run that trains says of itself, by its dotted name."""
+    found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
+    gone = Meta(decides="nothing") if name.split(".")[0] in RETIRED else PLAIN  # a section of an older run
+    return next((key.meta for key in found if key), gone)
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.reader import Run
 from hone.runs.rollback import interrupted
-from hone.runs.settings import config_class, read_config
+from hone.runs.settings import about, config_class, read_config
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
@@ -46,8 +46,6 @@ _ENDED = {
     "interrupted": "interrupted after {}",
     KILLED: "killed after {}",
 }
-_ASIDE = {"output_dir", "display", "detach", "seed", "deterministic", "predict", "report"}
-"""Settings that are left out of a list of those that aren't defaults."""
 
 
 @dataclass(frozen=True)
@@ -344,7 +342,7 @@ def exactness(info: Mapping[str, Any]) -> str:
 def settings_in_words(one: Summary) -> list[str]:
     """Return the settings that aren't defaults, as `key=value`."""
     found = {} if one.kind == "eval" else non_defaults(config_class(one.kind), one.config)
-    return [f"{name}={shortened(value)}" for name, value in found.items() if name not in _ASIDE]
+    return [f"{name}={shortened(value)}" for name, value in found.items() if about(name).listed]
 
 
 def machine_in_words(info: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hone.config.base import changed
 from hone.config.dump import plain, to_toml
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
@@ -89,10 +90,10 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
     for seed in study.seed_list:
         stage: Stage | None = None
         for kind, config in used.items():
-            config = config.model_copy(update=NEUTRAL | {"seed": seed, "threads": study.threads})
+            own = NEUTRAL | {"seed": seed, "threads": study.threads}
             if stage is None and study.model is not None and not settings.keys() & {f"{kind}.{key}" for key in MODEL}:
-                config = config.model_copy(update={"model": config.model.model_copy(update={"name": study.model})})
-            stage = Stage.of(kind, config, seed, stage)
+                own |= {"model.name": study.model}
+            stage = Stage.of(kind, changed(config, own), seed, stage)
         assert stage is not None
         stages.append(stage)
     return Cell(cell.name, settings, tuple(stages), cell.eval_args)
@@ -142,7 +143,7 @@ def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
 def _held_out(env: EnvConfig) -> EnvConfig:
     """Return a task without what concerns its demonstrations alone."""
     task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
-    return task.model_copy(update={"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
+    return changed(task, {"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
 
 
 def runs_of(stage: Stage | None) -> Iterator[Stage]:

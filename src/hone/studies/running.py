@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from hone.config.base import changed
 from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
 from hone.config.rl import RLConfig
@@ -95,7 +96,7 @@ class Tasks(dict[str, Task]):
     def evaluation(self, cell: Cell, stage: Stage) -> Task:
         """Return the task that evaluates what a cell's stage has made."""
         title, config = f"eval of {cell.name}, seed {stage.seed}", self._evaluation
-        config = config.model_copy(update={"env_args": config.env_args | cell.eval_args})
+        config = changed(config, {"env_args": config.env_args | cell.eval_args})
         name = f"{stage.id}-{hashlib.sha256(to_toml(config).encode()).hexdigest()[:8]}"
         return Task(f"eval-{name}", title, "eval", self._study.output_dir / "evals" / name, config, stage.id)
 
@@ -186,15 +187,14 @@ class Runner:
         config, begun = beside(task.config, place), run_info(task.folder) is not None
         update: dict[str, Any] = {"output_dir": task.folder}
         if task.needs is not None:
-            name = str(weights(self.tasks[task.needs].folder))
-            update["model"] = name if task.kind == "eval" else config.model.model_copy(update={"name": name})
+            update["model" if task.kind == "eval" else "model.name"] = str(weights(self.tasks[task.needs].folder))
         if task.kind != "eval" and begun and config.ckpt is not None:
             update["resume"] = ResumeConfig()
         else:
             shutil.rmtree(task.folder, ignore_errors=True)  # what a study that was killed has left
         task.folder.parent.mkdir(parents=True, exist_ok=True)
         file, written = (task.folder.parent / f"{task.id}.{end}" for end in ("toml", "log"))
-        write_file(file, to_toml(config.model_copy(update=update)))
+        write_file(file, to_toml(changed(config, update)))
         written.unlink(missing_ok=True)
         command, log = [sys.executable, "-m", "hone.cli", task.kind, "@", str(file)], Log(written)
         environ = {**os.environ, "OMP_NUM_THREADS": str(self.study.threads)}
@@ -253,8 +253,7 @@ def beside(config: Any, place: int) -> Any:
         return config
     if config.mode not in ("split", "cluster") and config.trainer.ranks == config.inference.replicas == 1:
         return config
-    inference = config.inference.model_copy(update={"port": config.inference.port + _PORTS * place})
-    return config.model_copy(update={"inference": inference})
+    return changed(config, {"inference.port": config.inference.port + _PORTS * place})
 
 
 def _processor() -> float:

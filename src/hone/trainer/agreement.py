@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from hone.config.base import BaseConfig, dotted, value_of, walk
 from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.model.files import TINY
 from hone.runs.checkpoint import misfit, shapes
+from hone.runs.settings import flat
 from hone.trainer.step import Trainer
 from hone.transport import Session
 
@@ -17,14 +19,15 @@ def shared_values(config: RLConfig) -> dict[str, Any]:
     """Return the keys, dotted, that orchestrator and trainer must have equal, for `Session.shared`: those that decide
     what a trainer computes. A model in a folder here goes by its whole path.
     """
-    name = config.model.name
-    values: dict[str, Any] = {"model.name": name, "max_steps": config.max_steps, "precision": config.precision}
-    values["model.lora"] = config.model.lora and config.model.lora.model_dump()
-    if name == TINY:
-        values |= {f"model.init.{key}": value for key, value in config.model.init.model_dump().items()}
-        values["seed"] = config.seed
-    elif Path(name).exists():
-        values["model.name"] = str(Path(name).resolve())
+    model = config.model.name
+    values: dict[str, Any] = {}
+    for key in walk(RLConfig):
+        if key.meta.agreed == "always" or (key.meta.agreed == "tiny" and model == TINY):
+            value = value_of(config, name := dotted(key.path))
+            named = {name: value.model_dump() if isinstance(value, BaseConfig) else value}
+            values |= named if key.optional else flat(named)
+    if model != TINY and Path(model).exists():
+        values["model.name"] = str(Path(model).resolve())
     return values
 
 
