@@ -33,7 +33,7 @@ LEVELS = [
     {"runs"},
     {"config"},
     {"digests", "trust"},
-    {"types", "errors", "rng", "redaction", "terminal", "web"},
+    {"types", "errors", "rng", "redaction", "terminal", "web", "processes"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -93,6 +93,13 @@ def test_rooms_import_downwards_only(module: Path) -> None:
             continue
         assert room != "__init__", f"{module} imports {name}: `import hone` must stay light"
         assert LEVEL[parts[1]] > LEVEL[room], f"{module.relative_to(ROOT)} imports {name}, which is not below {room}"
+
+
+def test_processes_are_started_and_ended_in_one_place() -> None:
+    """What runs in a grader's process needs nothing of hone."""
+    words = re.compile(r"killpg|prctl|Popen\(|start_new_session|preexec_fn|subprocess_exec|setsid")
+    found = {str(module.relative_to(SOURCE)) for module in modules() if words.search(module.read_text())}
+    assert found == {"processes.py", "grading/process_main.py"}
 
 
 def test_tasks_see_the_environment_layer_only() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -21,7 +19,7 @@ from typing import Literal
 from hone.errors import UserError
 from hone.inference.client import reason_in
 from hone.inference.memory import VLLM_GIB
-from hone.inference.vllm import supervisor
+from hone.processes import Process, supervised
 
 GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
@@ -102,7 +100,7 @@ class VllmServer:
         self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else VLLM_GIB)
         self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def url(self) -> str:
@@ -139,15 +137,8 @@ class VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_begin = log.seek(0, os.SEEK_END)
-            argv = [sys.executable, "-I", supervisor.__file__, str(os.getpid()), str(GRACE)]
-            self._process = subprocess.Popen(
-                argv + self.arguments(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment(),
-                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server
-            )
+            command = supervised(self.arguments(), GRACE)
+            self._process = Process(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             self._wait_until_it_answers()
         except BaseException:
@@ -158,23 +149,16 @@ class VllmServer:
     def __exit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self.close()
 
-    def wait(self) -> int:
+    def wait(self) -> int | None:
         """Wait until vLLM has ended; return its exit code."""
         assert self._process is not None
         return self._process.wait()
 
     def close(self) -> None:
         """End all of vLLM's processes; at once if they are gone."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(GRACE + 5)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._process = None
+        if self._process is not None:
+            self._process.end(GRACE + 5)
+            self._process = None
 
     def arguments(self) -> list[str]:
         """Return the command line; of the module, as the script `vllm` looks for a distribution of just this name."""
