@@ -13,9 +13,9 @@ import torch
 from fake_openai import Drop, FakeOpenAI, Raw, Status
 from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving, until
 
+from hone.client import Endpoint, Gone, Refused, delay
 from hone.errors import Halt, UserError
-from hone.inference.client import Gone, Refused, ServerClient
-from hone.inference.endpoint import Endpoint, delay
+from hone.inference.client import ServerClient
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer

@@ -16,9 +16,9 @@ import openai
 import pytest
 import torch
 
+from hone.client import reason_in
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.inference.client import reason_in
 from hone.inference.vllm.server import free_port
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config

@@ -10,9 +10,9 @@ from __future__ import annotations
 import threading
 from shlex import quote
 
+from hone.client import api_key
 from hone.commands.serving import listen, serve
 from hone.config.runs import ViewConfig
-from hone.inference.endpoint import api_key
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog, counted
 from hone.viewer.site import Site

@@ -18,9 +18,9 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.datastructures import QueryParams
 from starlette.exceptions import HTTPException
 
+from hone.client import Endpoint
 from hone.errors import Halt, UserError
 from hone.inference.client import ServerClient
-from hone.inference.endpoint import Endpoint
 from hone.pages import visible
 from hone.viewer.site import Site
 

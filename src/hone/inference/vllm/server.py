@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import json
 import os
@@ -16,8 +17,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from hone.client import Endpoint
 from hone.errors import UserError
-from hone.inference.client import reason_in
+from hone.inference.client import ServerClient
 from hone.inference.memory import VLLM_GIB
 from hone.processes import Process, supervised
 
@@ -121,17 +123,13 @@ class VllmServer:
 
         The server holds the requests in flight meanwhile. Raises UserError with its reason if it refuses, or is gone.
         """
-        import httpx
 
-        body = {"path": str(path.resolve()), "version": version}
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        url = self.url.removesuffix("/v1") + "/update_weights"
-        try:
-            response = httpx.post(url, json=body, headers=headers, timeout=PATIENCE, trust_env=False)
-        except httpx.TransportError as error:
-            raise UserError(f"the vLLM server at {self.url} was lost ({error}): look at its log, {self.log}") from None
-        if not response.is_success:
-            raise UserError(f"the vLLM server at {self.url} refused the weights: {reason_in(response.text)}")
+        async def send() -> None:
+            endpoint = Endpoint(self.url, self.api_key, timeout=PATIENCE, max_retries=0, log=self.log)
+            async with ServerClient(endpoint) as client:
+                await client.post("/update_weights", {"path": str(path.resolve()), "version": version})
+
+        asyncio.run(send())
 
     def __enter__(self) -> VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
