@@ -1,11 +1,10 @@
-"""A run on a Ray cluster of this machine: what it costs a step, how fast it recovers, how grading and nodes scale.
+"""A run on a Ray cluster of this machine: what it costs a step, how fast it recovers, how grading scales.
 
     unshare --net .venv/bin/python benchmarks/cluster.py --out benchmarks/results/cluster.json
 
 - overhead: a step in mode cluster, its server on another node than its trainer, against mode split; they take turns.
 - grading: samples a second of a grader that waits 50 ms, with 1, 2 and 4 graders on two nodes.
 - recovery: seconds from SIGKILL until the run has its next step, or its server back.
-- nodes: a step with 1, 2 and 4 nodes whose samplers are held to a rate, against what `hone plan` would say.
 
 Ray listens on all interfaces, so this is for a network namespace of its own.
 """
@@ -44,11 +43,8 @@ from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.orchestrator.cluster.graders import RemoteProcess
 from hone.orchestrator.cluster.nodes import connect
-from hone.planning.nodes import Parts, step_seconds
 from hone.runs.provenance import hardware
 
-RATE = 400.0
-"""Tokens a second that a held sampler gives out."""
 WAIT = 0.05
 GROUPS, GROUP = 16, 8
 RUN = [
@@ -64,34 +60,6 @@ WORKLOADS = {
         *("--orchestrator.sampling.max-tokens", "64", "--seq-len", "128"),
     ],
 }
-HELD = f'''
-"""Holds the servers of a run to a rate: the seconds of each answer are those of its tokens."""
-import asyncio, json, sys
-
-if "inference" in sys.orig_argv:
-    import hone.inference.server.app as server
-    from starlette.responses import Response
-
-    make = server.create_app
-
-    def create_app(*args, **more):
-        app, lock = make(*args, **more), asyncio.Lock()
-
-        @app.middleware("http")
-        async def hold(request, call_next):
-            answer = await call_next(request)
-            if not request.url.path.endswith("/completions"):
-                return answer
-            body = b"".join([part async for part in answer.body_iterator])
-            async with lock:
-                await asyncio.sleep(json.loads(body)["usage"]["completion_tokens"] / {RATE})
-            headers = {{name: value for name, value in answer.headers.items() if name != "content-length"}}
-            return Response(body, answer.status_code, headers)
-
-        return app
-
-    server.create_app = create_app
-'''
 SLOW = f'''
 """reverse-text with a grader that waits, and gives a random model something to learn."""
 import time
@@ -229,34 +197,9 @@ def recovery(folder: Path) -> dict[str, float]:
     return seconds
 
 
-def nodes_against_plan(folder: Path) -> list[dict[str, Any]]:
-    site = folder / "site"
-    site.mkdir()
-    (site / "sitecustomize.py").write_text(HELD)
-    os.environ["PYTHONPATH"] = str(site)
-    rows, base = [], None
-    for count in (1, 2, 4):
-        with cluster(1, *[1] * count) as nodes:
-            for lag in (0, 1):
-                more = ["--cluster.address", nodes.address, "--inference.replicas", str(count), "--max-steps", "8"]
-                more += ["--orchestrator.max-async-level", str(lag), "--inference.port", str(free_ports(count))]
-                out = finish(more, folder / f"nodes-{count}-{lag}")
-                found = step_times(out)
-                if base is None:
-                    lengths = [line["completion/length/mean"] for line in records(out / "metrics.jsonl")[:8]]
-                    base = found | {"tokens": median(lengths) * GROUPS * GROUP}
-                sampled = base["tokens"] / RATE * -(-GROUPS // count) / GROUPS
-                rest = base["step"] - base["tokens"] / RATE
-                said = step_seconds(Parts(sampled, 0.0, rest, base["update"] if lag else 0.0), lag)
-                rows.append({"nodes": count, "lag": lag, "seconds": found["step"], "planned": said})
-                print(f"{count} nodes, {lag} behind: {found['step']:.2f} s a step, planned {said:.2f} s", flush=True)
-    del os.environ["PYTHONPATH"]
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parts = ("overhead", "grading", "recovery", "nodes")
+    parts = ("overhead", "grading", "recovery")
     parser.add_argument("--only", choices=parts, nargs="+", default=parts)
     parser.add_argument("--rounds", type=int, default=3, help="of the overhead")
     parser.add_argument("--out", type=Path, required=True, help="JSON file; what is in it of other parts stays")
@@ -272,7 +215,7 @@ def main() -> None:
         for part in args.only:
             (folder / part).mkdir()
             (folder / part / "slow_task.py").write_text(SLOW)
-            measure = {"grading": grading, "recovery": recovery, "nodes": nodes_against_plan}
+            measure = {"grading": grading, "recovery": recovery}
             result[part] = overhead(folder / part, args.rounds) if part == "overhead" else measure[part](folder / part)
             keep(result | {"machine": hardware()}, args.out)
     finally:

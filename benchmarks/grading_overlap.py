@@ -1,11 +1,11 @@
-"""Seconds of an RL step with and without `orchestrator.grading.overlap`, for graders that cost different things.
+"""Seconds of an RL step whose completions are graded while others are sampled, and after that, for several graders.
 
     .venv/bin/python benchmarks/grading_overlap.py --out benchmarks/results/grading_overlap.json
 
 The tiny preset, after a short SFT so that its completions end at different lengths, takes steps of 8 prompts x 8
 rollouts on reverse-text. Its reward function, in worker processes, is cheap, burns 20 ms of processor time, or waits
-50 ms as for an HTTP judge. Runs with and without overlap are in one process and take turns, step by step; both take the
-same steps, to the byte. A figure is the median over the steps, a speedup that of the pairs. Each setting is so many
+50 ms as for an HTTP judge. The two runs are in one process and take turns, step by step; both take the same steps, to
+the byte. A figure is the median over the steps, a speedup that of the pairs. Each setting is so many
 cores for engine and graders together (one worker per core), and so many threads of the engine.
 """
 
@@ -78,9 +78,10 @@ def take_turns(model: Path, grader: str, threads: int, steps: int, work: Path) -
     settings |= {"max_steps": steps + 1, "threads": threads, "audit": False, "report": False, "display": "none"}
     with ExitStack() as stack:
         runs = {}
-        for name, overlap in (("after", False), ("overlap", True)):
-            more = {"orchestrator.grading.overlap": overlap, "output_dir": work / f"{grader}-{name}"}
-            runs[name] = stack.enter_context(RL(model=model, **settings, **more))
+        for name in ("after", "overlap"):
+            rl = RL(model=model, **settings, output_dir=work / f"{grader}-{name}")
+            rl.env.grades_early = name == "overlap"
+            runs[name] = stack.enter_context(rl)
         rows = []
         for step in range(steps + 1):
             row = {}

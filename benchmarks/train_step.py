@@ -49,7 +49,8 @@ from hone.composition.machine import configure
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.config import DecoderConfig
-from hone.model.hf import hf_slices, load_model, save_model
+from hone.model.hf import load_model, save_model
+from hone.model.names import hf_slices
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer import MICRO_BATCH_TOKENS
 from hone.trainer.optim import _SUM

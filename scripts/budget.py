@@ -1,54 +1,68 @@
-"""Print the lines of each room beside its budget: part of `make check`, which a room over its budget does not fail.
+"""Fail if the project grew: a part of `make check`.
 
-Counted is every text file under src, environments and scripts, but for the word list and its licence; docstrings and
-blank lines count.
+    python scripts/budget.py            # exit code 1 above a number of scripts/budget.json
+    python scripts/budget.py --slice    # the same, but 800 lines above are allowed while a change is being made
+    python scripts/budget.py --write    # write down what is there; no number may rise
+
+All text files under version control count, docstrings and blank lines too, but for the list of English words; and the
+circles among files and the imports against the order that scripts/circles.py lists.
 """
 
+from __future__ import annotations
+
+import json
 import subprocess
-from collections import Counter
+import sys
 from pathlib import Path
 
-BUDGETS = {  # lines; rooms that share a budget stand together
-    "cli, commands": 2500,
-    "config": 1300,
-    "model": 2400,
-    "inference": 3400,
-    "trainer, algorithms": 2400,
-    "orchestrator, transport, composition": 3600,
-    "environments": 2900,
-    "evaluation": 1000,
-    "runs": 3500,
-    "reproduce": 1800,
-    "audit": 2500,
-    "planning": 1800,
-    "viewer, pages": 5000,
-    "grading": 2300,
-}
-SRC, FILES = 38000, 280
+from circles import against_the_order, circles, imports
+
+ROOT = Path(__file__).resolve().parents[1]
+RECORD = ROOT / "scripts" / "budget.json"
 NOT_COUNTED = "src/hone/environments/words."
+BINARY = {".parquet", ".png", ".jpg", ".gz", ".safetensors", ".gguf", ".woff2", ".ico"}
+SLICE = 800
 
 
-def room_of(path: str) -> str:
-    """Return the room of a file: a package of hone, a module beside the packages, or a folder beside src."""
-    parts = Path(path).parts
-    return Path(parts[2]).stem if parts[0] == "src" else f"{parts[0]}/"
+def measure() -> dict[str, int]:
+    """Count lines of `src`, of `tests` and of Python elsewhere, bytes of Python in `src`, and words of `docs`."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True)
+    names = [name for name in listed.stdout.split("\0") if name and not name.startswith(NOT_COUNTED)]
+    texts = {
+        name: (ROOT / name).read_bytes()
+        for name in names
+        if (ROOT / name).is_file() and Path(name).suffix not in BINARY
+    }
+    lines = lambda folder: {name: text.count(b"\n") for name, text in texts.items() if name.startswith(folder)}  # noqa: E731
+    src, tests, python = lines("src/"), lines("tests/"), lines("")
+    imported = imports()
+    docs = [text for name, text in texts.items() if name.startswith("docs/") and name.endswith(".md")]
+    return {
+        "lines of src": sum(src.values()),
+        "bytes of Python in src": sum(len(texts[name]) for name in src if name.endswith(".py")),
+        "lines of tests": sum(tests.values()),
+        "lines of Python elsewhere": sum(
+            python[n] for n in python.keys() - src.keys() - tests.keys() if n.endswith(".py")
+        ),
+        "words of docs": sum(len(text.split()) for text in docs),
+        "circles of files": len([members for members in circles(imported) if len(members) > 2]),
+        "imports against the order": len(against_the_order(imported)),
+    }
 
 
-def main() -> None:
-    listed = subprocess.run(["git", "ls-files", "src", "environments", "scripts"], capture_output=True, text=True)
-    files = [path for path in listed.stdout.split() if not path.startswith(NOT_COUNTED) and Path(path).exists()]
-    lines = Counter()
-    for path in files:
-        lines[room_of(path)] += len(Path(path).read_text(encoding="utf-8").splitlines())
-    for rooms, budget in BUDGETS.items():
-        count = sum(lines.pop(room, 0) for room in rooms.split(", "))
-        print(f"{rooms:38} {count:6,} of {budget:6,} lines{'  OVER' if count > budget else ''}")
-    for room, count in sorted(lines.items()):
-        print(f"{room:38} {count:6,}")
-    in_src = [path for path in files if path.startswith("src/")]
-    total = sum(len(Path(path).read_text(encoding="utf-8").splitlines()) for path in in_src)
-    print(f"{'src':38} {total:6,} of {SRC:6,} lines, {len(in_src)} of {FILES} files")
+def main(argv: list[str]) -> int:
+    there, recorded = measure(), json.loads(RECORD.read_text()) if RECORD.exists() else {}
+    slack = {name: SLICE * (name.startswith("lines") and argv == ["--slice"]) for name in there}
+    above = [name for name, count in there.items() if count > recorded.get(name, count) + slack[name]]
+    for name, count in there.items():
+        print(f"{name:26} {count:>9,}  recorded {recorded.get(name, count):>9,}{'  too many' * (name in above)}")
+    if above:
+        print("The project only shrinks: delete as much as you add.")
+        return 1
+    if "--write" in argv:
+        RECORD.write_text(json.dumps(there, indent=2) + "\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

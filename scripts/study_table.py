@@ -27,13 +27,11 @@ FORMAT_ROWS = {
 
 
 def table(study: Path) -> str:
-    """Return the table of cells in study.md, without its column `detectable`."""
+    """Return the table of cells in study.md, without p before its correction and `detectable`."""
     lines = study.read_text().partition("## Cells\n")[2].partition("\n## ")[0].splitlines()
     rows = [re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in lines if line.startswith("|")]
-    left_out = rows[0].index("detectable")
-    return "".join(f"| {' | '.join(row[:left_out] + row[left_out + 1 :])} |\n" for row in rows).replace(
-        "| --- ", "|---"
-    )
+    shown = [i for i, name in enumerate(rows[0]) if name not in ("detectable", "p" * ("corrected p" in rows[0]))]
+    return "".join(f"| {' | '.join(row[i] for i in shown)} |\n" for row in rows).replace("| --- ", "|---")
 
 
 def format_table() -> str:

@@ -16,6 +16,7 @@ import torch
 
 import hone
 from hone.cli import COMMANDS, main
+from hone.environments import Environment
 from hone.errors import UserError
 from hone.runs import Run
 
@@ -487,13 +488,17 @@ def by_hand(lengths: list[int], texts: list[str]) -> list[float]:
     return [value + 0.5 * sorted(texts).index(text) for value, text in zip(first, texts, strict=True)]
 
 
-def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regrade_and_verify(here, settings, capsys):
+def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regrade_and_verify(
+    here, settings, capsys, monkeypatch
+):
     Path("relative.py").write_text(RELATIVE)
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     flags += ["--reward", "relative:shortest", "relative:rank", "--data", "problems.jsonl"]
     flags += ["--orchestrator.env.args.weights", "[1.0, 0.5]", "--orchestrator.eval.rollouts-per-example", "4"]
-    for out, overlap in (("out", "true"), ("late", "false")):
-        assert main(["rl", *flags, "--output-dir", out, "--orchestrator.grading.overlap", overlap]) == 0
+    assert main(["rl", *flags, "--output-dir", "out"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "grades_early", False)
+        assert main(["rl", *flags, "--output-dir", "late"]) == 0
     assert contents(here / "out") == contents(here / "late")
     run, groups = Run("out"), {}
     for row in (row for step in range(3) for row in run.rollouts(step).to_pylist()):

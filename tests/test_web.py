@@ -148,16 +148,6 @@ def tokens(url: str, timeout: float = 5.0) -> Any:
     return asyncio.run(ask())["reward"]
 
 
-def streamed(url: str, timeout: float = 5.0) -> Any:
-    async def ask() -> Any:
-        async with ServerClient(Endpoint(url + "/v1", timeout=timeout, max_retries=0)) as client:
-            async for _ in client.stream("/v1/completions", {}):
-                pass
-
-    asyncio.run(ask())
-    return 0.5
-
-
 def hub(url: str, timeout: float = 5.0) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HF_ENDPOINT", url)
@@ -169,7 +159,7 @@ def hub(url: str, timeout: float = 5.0) -> Any:
 CLIENTS = [judge, reward, chat, tokens]
 
 
-@pytest.mark.parametrize("client", [*CLIENTS, streamed, hub], ids=lambda client: client.__name__)
+@pytest.mark.parametrize("client", [*CLIENTS, hub], ids=lambda client: client.__name__)
 def test_no_client_asks_a_proxy_for_a_server_on_this_machine(
     client: Any, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,7 +175,7 @@ def test_no_client_asks_a_proxy_for_a_server_on_this_machine(
 
 @pytest.mark.parametrize(
     ("client", "errors"),
-    list(zip([*CLIENTS, streamed], [ValueError, ValueError, RuntimeError, Halt, Halt], strict=True)),
+    list(zip(CLIENTS, [ValueError, ValueError, RuntimeError, Halt], strict=True)),
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_no_client_reads_an_answer_without_end(client: Any, errors: Any, server: Server) -> None:

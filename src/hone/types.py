@@ -255,7 +255,7 @@ class Group:
     """G trajectories of one example with their scores and advantages `[G]` float32.
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
-    `left_out`: a refill did not need the group, or cut it off. `env` is the name of its task, of several.
+    `left_out`: a refill did not need the group. `env` is the name of its task, of several.
     `trains_all`: all samples with a score are trained, for the loss has a KL or entropy term. `least_graded`: samples
     with a score that a group needs to be trained. `masks_truncated`: completions that were stopped by length are not
     trained on. `call_advantages`, where a program rewards each call: of each turn of each trajectory of each sample.
@@ -266,7 +266,7 @@ class Group:
     trajectories: list[Trajectory]
     scores: list[Score]
     advantages: np.ndarray
-    left_out: Literal["surplus", "cut"] | None = None
+    left_out: Literal["surplus"] | None = None
     env: str = ""
     call_advantages: list[list[np.ndarray]] | None = None
     trains_all: bool = False

@@ -73,11 +73,11 @@ class Looks:
 
 
 @contextmanager
-def serving(root: Path, *flags: str) -> Iterator[str]:
+def serving(root: Path) -> Iterator[str]:
     """The address of a `hone view` of that folder, a process of its own."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    argv = [sys.executable, "-m", "hone.cli", "view", str(root), "--port", str(port), *flags]
+    argv = [sys.executable, "-m", "hone.cli", "view", str(root), "--port", str(port)]
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
     assert process.stdout is not None
     try:

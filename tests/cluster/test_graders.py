@@ -105,7 +105,7 @@ def test_a_process_that_a_round_has_left_while_it_started_is_ready_for_the_next(
     import ray
 
     try:
-        script = Path(hone.__file__).parent / "environments" / "workers.py"
+        script = Path(hone.__file__).parent / "environments" / "worker_main.py"
         process = RemoteProcess(sys.executable, script, arguments(tmp_path, file), 2**30, {})
         (over, end), (never, _) = os.pipe(), os.pipe()
         with ThreadPoolExecutor() as threads:

@@ -71,7 +71,7 @@ class FakeOpenAI:
         self.script, self.models, self.key, self.owner = script, models, key, owner
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.lists = self.most_at_once = self._at_once = 0
+        self.most_at_once = self._at_once = 0
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), self._handler())
         self.port = self._server.server_address[1]
@@ -107,7 +107,6 @@ class FakeOpenAI:
                 self._at_once -= 1
 
     def _list(self) -> Any:
-        self.lists += 1
         if not isinstance(self.models, tuple):
             return self.models
         data = [{"id": name, "object": "model", "created": 0, "owned_by": self.owner} for name in self.models]

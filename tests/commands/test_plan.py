@@ -46,6 +46,16 @@ def test_json_for_machines(capsys: pytest.CaptureFixture[str]) -> None:
     assert usual["total"] < plan["seconds"]["worst"]["total"]
 
 
+def test_a_run_on_a_cluster_is_planned_as_one_process(capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["plan", "--model.name", "hone/tiny", "--on", "h100", "--cluster"]
+    assert main([*line, "--json"]) == 0
+    note = "mode split: memory and time are planned as of one process on one device"
+    assert note in json.loads(capsys.readouterr().out)["notes"]
+    assert main(line) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == "Start it: `hone rl` with the same files and flags, without --on."
+
+
 def test_what_a_run_can_not_start_without_is_said_at_the_end(capsys: pytest.CaptureFixture[str]) -> None:
     """A folder that a run makes, or that nothing is known of; a task; a file: and never that it may be started."""
     recipe = ["@", "examples/reverse_text/tiny.toml", "--model.name"]

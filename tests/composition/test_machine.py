@@ -62,24 +62,6 @@ def test_with_room_nothing_is_computed_twice_and_all_sequences_are_sampled_at_on
     assert decided(on_cpu) == (12, True, 4096, "none") and on_cpu.inference.kv_gib == 4
 
 
-def test_graders_work_beside_the_engine_where_it_leaves_as_many_cores_as_it_takes(free: Any, tmp_path: Path) -> None:
-    free(500)
-
-    def overlap(*flags: object, device: str = "cpu") -> bool | None:
-        return resolved(rl(*flags), MODEL, device).orchestrator.grading.overlap
-
-    assert [overlap("--threads", threads) for threads in (6, 7)] == [True, False] and overlap() is False, "12 threads"
-    assert overlap("--threads", 1, device="cuda") is False and overlap("--threads", 1, "--mode", "split") is False
-    assert overlap("--threads", 1, "--orchestrator.client.base-url", "http://127.0.0.1:1/v1") is False
-    assert overlap("--orchestrator.grading.overlap", device="cuda") is True
-    assert overlap("--threads", 1, "--orchestrator.grading.overlap", "false") is False
-    run = run_of(tmp_path / "run", resolved(rl("--threads", 6), MODEL, "cpu"), "rl")
-    assert "overlap = true" in (run / "config.toml").read_text()
-    assert overlap("--threads", 7, "--output-dir", run, "--resume") is True
-    (run / "config.toml").write_text(run_toml(rl("--threads", 6), "rl"))
-    assert overlap("--output-dir", run, "--resume") is None, "of a hone that graded afterwards"
-
-
 def test_the_fastest_checkpointing_that_fits_beside_the_cache_is_taken(free: Any) -> None:
     steps = {name: needs(rl("--trainer.checkpointing", name), "training") for name in ("none", "selective", "layer")}
     assert steps["none"] > steps["selective"] > steps["layer"]

@@ -13,11 +13,7 @@ from graders import gone, wait_for
 
 from hone.cli import main
 from hone.composition.rl import RL
-from hone.composition.split import SplitRL
-from hone.config.parse import from_settings
-from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.inference.engine import Engine
 from hone.runs import Run
 from hone.runs.observer import Observer
 
@@ -124,121 +120,16 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
     monkeypatch.delitem(sys.modules, "graded_apart", raising=False)
     Path("graded_apart.py").write_text(GRADED_APART)
     task = {"orchestrator.env.id": "graded-apart", "orchestrator.grading.workers": 2}
-    for out, overlap in (("after", False), ("while", True)):
-        with RL(**settings, **task, output_dir=out, **{"orchestrator.grading.overlap": overlap}) as rl:
+    for out in ("after", "while"):
+        with RL(**settings, **task, output_dir=out) as rl:
+            rl.env.grades_early = out == "while"
             rl.step()
-            if overlap:
+            if rl.env.grades_early:
                 fail_while_grading(rl)
             rl.train()
     assert contents(Path("while")) == contents(Path("after"))
     rewards = [row["reward"] for step in range(4) for row in Run("while").rollouts(step).to_pylist()]
     assert len(set(rewards)) > 16
-
-
-def test_what_is_cut_off_is_not_sampled_to_its_end_and_nothing_depends_on_when_it_ended(
-    settings, tmp_path, monkeypatch
-):
-    """A sampler that goes on to the end of each completion gives the same bytes, from more tokens."""
-    more = {"orchestrator.refill.max_rounds": 2, "orchestrator.refill.oversample": 2, "orchestrator.refill.cut": 0.5}
-    more |= {"orchestrator.sampling.stop": ["e", "a", "i"], "orchestrator.sampling.max_tokens": 40}
-    run, step = Engine.run, Engine.step
-    taken = {"cut": 0, "whole": 0}
-    for out in taken:
-
-        def counted(engine, out=out):
-            taken[out] += len(events := step(engine))
-            return events
-
-        monkeypatch.setattr(Engine, "step", counted)
-        if out == "whole":
-            endless = lambda engine, jobs, params, end: run(engine, jobs, params, lambda *ended: end(*ended) and None)  # noqa: E731
-            monkeypatch.setattr(Engine, "run", endless)
-        with RL(**settings | more, output_dir=tmp_path / out) as rl:
-            rl.train()
-    assert contents(tmp_path / "cut") == contents(tmp_path / "whole") and taken["cut"] < 0.9 * taken["whole"]
-    for step in range(4):
-        rows = Run(tmp_path / "cut").rollouts(step).to_pylist()
-        lengths = {
-            state: [sum(row["sampled_mask"]) for row in rows if row["state"] == state] for state in ("cut", "filtered")
-        }
-        assert len(lengths["cut"]) == 2 * 2 * 4 and max(lengths["cut"]) <= max(lengths["filtered"]) + 1
-
-
-@pytest.mark.parametrize(
-    "task", [{"orchestrator.env.id": "guessing"}, {"orchestrator.max_async_level": 1, "mode": "split"}]
-)
-def test_cutting_is_refused_where_it_saves_nothing(task, settings, tmp_path):
-    config = from_settings(RLConfig, None, settings | task | {"orchestrator.refill.cut": 0.5, "output_dir": tmp_path})
-    with pytest.raises(UserError, match=r"refill.cut ends completions of one turn.*set it to 0"):
-        SplitRL(config, command=[], launched=True) if config.mode else RL(config)
-
-
-UNGRADABLE = """
-from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv, inline
-
-
-def plain(completion):
-    return 1.0
-
-
-@inline
-def quick(completion):
-    return 1.0
-
-
-async def judged(completion):
-    return 1.0
-
-
-class Chat(MultiTurnEnv):
-    def env_response(self, messages, state):
-        return []
-
-
-def load_environment(func="plain", chat=False, tools=None):
-    rows = [{"question": f"question {i}"} for i in range(8)]
-    env = (Chat if chat else SingleTurnEnv)(rubric=Rubric([globals()[func]]), dataset=rows, eval_dataset=rows)
-    env.tool_schemas = tools
-    return env
-"""
-
-
-@pytest.mark.parametrize(
-    ("args", "workers", "reason"),
-    [
-        ({"func": "quick"}, 2, "marked inline"),
-        ({"func": "judged"}, 2, "async"),
-        ({"chat": True}, 2, "several turns"),
-        ({"tools": [{"type": "function", "function": {"name": "add", "parameters": {}}}]}, 2, "tools"),
-        ({}, 0, "workers is 0"),
-    ],
-)
-def test_grading_beside_sampling_is_refused_where_it_has_no_effect(
-    args, workers, reason, settings, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "ungradable", raising=False)
-    Path("ungradable.py").write_text(UNGRADABLE)
-    task = {"orchestrator.env.id": "ungradable", "orchestrator.env.args": args, "orchestrator.grading.workers": workers}
-    with pytest.raises(UserError, match=f"overlap = true has no effect with ungradable, for .*{reason}"):
-        RL(**settings, **task, **{"orchestrator.grading.overlap": True}, output_dir="out")
-    assert not Path("out").exists()
-
-
-def test_a_machine_with_cores_to_spare_does_not_grade_beside_sampling_where_it_has_no_effect(
-    settings, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "ungradable", raising=False)
-    Path("ungradable.py").write_text(UNGRADABLE)
-    monkeypatch.setattr("hone.composition.machine._cores", lambda: 2)
-    found = []
-    for func in ("plain", "quick"):
-        for resume in (False, True):  # of a run that never began
-            task = {"orchestrator.env.id": "ungradable", "orchestrator.env.args": {"func": func}}
-            rl = RL(**settings, **task, threads=1, resume=resume, output_dir="out")
-            found.append(rl.config.orchestrator.grading.overlap)
-    assert found == [True, True, False, False]
 
 
 def fail_while_grading(rl: RL) -> None:

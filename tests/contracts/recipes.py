@@ -97,7 +97,7 @@ def refill(model: Path, precision: str) -> list[str]:
     """RL with such a pool, of which prompts are drawn until the batch is full of groups whose rewards differ."""
     return [
         *(*pool(model, precision), "--orchestrator.env.args", '{"parity": 0}', "--orchestrator.refill.max-rounds", "3"),
-        *("--orchestrator.refill.oversample", "1.5", "--orchestrator.refill.cut", "0.25"),
+        *("--orchestrator.refill.oversample", "1.5"),
     ]
 
 

@@ -196,7 +196,7 @@ def records(run: Path) -> dict[str, Any]:
         name = str(path.relative_to(run))
         if path.name in ("metrics.jsonl", "hashes.jsonl", "results.jsonl") or name.startswith("evals/"):
             rows = [json.loads(row) for row in path.read_text().splitlines()]
-            for key in {key: None for row in rows for key in row}:
+            for key in {key: None for row in rows for key in row if key != "seconds"}:
                 found[f"{name} {key}"] = [row.get(key, "nothing") for row in rows]
         elif path.suffix == ".parquet":
             found |= {f"{name} {key}": values for key, values in pq.read_table(path).to_pydict().items()}

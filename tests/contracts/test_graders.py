@@ -182,9 +182,9 @@ def test_a_grader_that_goes_wrong_costs_its_own_sample(mark, tmp_path):
     # By the clock six times as many: time enough on a busy machine for what takes no time of the processor.
     hostile = ("hostile", "--orchestrator.grading.timeout", "2")
     subprocess.run(argv("clean", "clean"), check=True, capture_output=True)
-    for out, workers, overlap in (("one", "1", "false"), ("four", "4", "true")):
-        flags = ("--orchestrator.grading.workers", workers, "--orchestrator.grading.overlap", overlap)
-        subprocess.run(argv(out, *hostile, *flags), check=True, capture_output=True)
+    for out, workers in (("one", "1"), ("four", "4")):
+        command = argv(out, *hostile, "--orchestrator.grading.workers", workers)
+        subprocess.run(command, check=True, capture_output=True)
     assert not [pid for pid in marked(mark) if not gone(pid)]
     forked = list(map(int, (tmp_path / "forked").read_text().split()))
     assert forked and all(map(gone, forked))
@@ -210,7 +210,7 @@ def test_a_grader_that_goes_wrong_costs_its_own_sample(mark, tmp_path):
 
 def test_a_grader_that_is_killed_from_outside_changes_no_byte(mark, tmp_path):
     subprocess.run(argv("clean", "clean"), check=True, capture_output=True)
-    subprocess.run(argv("killed", "killed", "--orchestrator.grading.overlap"), check=True, capture_output=True)
+    subprocess.run(argv("killed", "killed"), check=True, capture_output=True)
     assert list(tmp_path.glob("died-*"))
     assert states.read_json(Path("killed/run.json"))["exact"] is True
     names = ("reward", "outcome", "detail", "components", "text", "advantage")
@@ -219,7 +219,7 @@ def test_a_grader_that_is_killed_from_outside_changes_no_byte(mark, tmp_path):
 
 
 def test_nothing_is_left_of_a_run_that_was_killed_while_a_grader_slept(mark, tmp_path):
-    command = argv("out", "asleep", "--orchestrator.grading.timeout", "100", "--orchestrator.grading.overlap")
+    command = argv("out", "asleep", "--orchestrator.grading.timeout", "100")
     with subprocess.Popen([*command, "--orchestrator.grading.workers", "2"], stdout=subprocess.DEVNULL) as process:
         deadline = time.monotonic() + 600
         while len(list(tmp_path.glob("asleep-*"))) < 2 and process.poll() is None and time.monotonic() < deadline:

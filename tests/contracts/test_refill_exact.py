@@ -1,7 +1,7 @@
 """Contracts 1, 2 and 4 for a refill. Changing what is compared here is a decision to report, not a fix.
 
 - A step draws until its batch is full; a run that is killed between two rounds and resumed draws what it would have.
-- Each draw ends in one state, `surplus` and `cut` among them, and rollouts, ledger and metrics say the same.
+- Each draw ends in one state, `surplus` among them, and rollouts, ledger and metrics say the same.
 - `hone replay`, `hone verify` and `hone regrade` take the same draws.
 """
 
@@ -22,7 +22,7 @@ from traps import At, Call, Trap
 from hone.runs import Run
 
 KILLS = {
-    "a later round": Call("hone.orchestrator.groups.GroupSampler.sample", 8),
+    "a later round": Call("hone.orchestrator.groups.GroupSampler.sample", 9),
     "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
     "metrics torn": At("write", "metrics.jsonl", 6, "half"),
 }
@@ -37,11 +37,11 @@ def test_each_draw_ends_in_one_state_and_the_batch_is_full_where_enough_groups_d
     run = Run(recipe.unbroken)
     ledger = json.loads((recipe.unbroken / "checkpoints" / f"step_{STEPS}" / "state.json").read_text())["ledger"]
     assert [entry["draw"] for entry in ledger] == list(range(len(ledger)))
-    assert {"trained", "filtered", "surplus", "cut"} <= {entry["state"] for entry in ledger}
+    assert {"trained", "filtered", "surplus"} <= {entry["state"] for entry in ledger}
     metrics, more_rounds = states.lines(recipe.unbroken / "metrics.jsonl"), 0
     for step, entries in groupby(ledger, lambda entry: entry["step"]):
         found, line = Counter(entry["state"] for entry in entries), metrics[step]
-        for state in ("trained", "filtered", "surplus", "cut"):
+        for state in ("trained", "filtered", "surplus"):
             assert line[f"groups/{state}"] == found[state]
         assert line["groups/drawn"] == found.total() - found["retired"]
         assert found["trained"] == PROMPTS or line["groups/drawn"] > 5
@@ -49,15 +49,14 @@ def test_each_draw_ends_in_one_state_and_the_batch_is_full_where_enough_groups_d
         by_draw = {draw: list(rows) for draw, rows in groupby(run.rollouts(step).to_pylist(), lambda row: row["draw"])}
         assert len(by_draw) == line["groups/drawn"] and all(len(rows) == ROLLOUTS for rows in by_draw.values())
         of = {state: [rows for rows in by_draw.values() if rows[0]["state"] == state] for state in found}
-        kept = [row["reward"] for rows in by_draw.values() for row in rows if row["state"] != "cut"]
-        assert line["reward/mean"] == pytest.approx(np.mean(kept))
-        assert all({row["advantage"] for row in rows} == {0.0} for rows in of.get("cut", []) + of.get("surplus", []))
+        rewards = [row["reward"] for rows in by_draw.values() for row in rows]
+        assert line["reward/mean"] == pytest.approx(np.mean(rewards))
+        assert all({row["advantage"] for row in rows} == {0.0} for rows in of.get("surplus", []))
         assert all(len({row["reward"] for row in rows}) > 1 for rows in of.get("surplus", []) + of["trained"])
         last = max(rows[0]["draw"] for rows in of["trained"])
         assert all(rows[0]["draw"] > last for rows in of.get("surplus", []))
     assert more_rounds > 1
-    assert all(entry["graded"] == (0 if entry["state"] == "cut" else ROLLOUTS)
-               for entry in ledger if entry["state"] != "retired")  # fmt: skip
+    assert all(entry["graded"] == ROLLOUTS for entry in ledger if entry["state"] != "retired")
 
 
 @pytest.mark.parametrize("event", KILLS)

@@ -172,7 +172,13 @@ def test_what_is_graded_while_others_are_sampled_has_the_same_scores_whatever_en
             early.add(index, *pair)
         scores = early.scores()
     assert shown([scores[reply.sample_id] for _, reply in pairs(env, texts)]) == shown(grades(env, texts))
-    for env in (load(0), load(2, kind="async")):
+
+
+def test_what_waits_together_or_answers_the_model_is_graded_after_sampling():
+    tooled, here = load(2), load(2)
+    tooled.tool_schemas = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    here.rubric.funcs = {name: inline(func) for name, func in here.rubric.funcs.items()}
+    for env in (load(0), load(2, kind="async"), load(2, chat=True), tooled, here):
         with env.early_grading() as early:
             assert early is None
 

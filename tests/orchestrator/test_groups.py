@@ -161,22 +161,21 @@ def test_a_group_of_which_all_completions_are_masked_is_filtered_and_trains_noth
 
 
 def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws():
-    groups = groups_of(["1", "0"], ["1", "1"], ["3", "0"], ["x", "1"], ["0", "2"])
-    groups[0] = replace(groups[0], left_out="cut")
+    groups = groups_of(["1", "1"], ["3", "0"], ["x", "1"], ["0", "2"])
     config = RLConfig(orchestrator={"batch_size": 2, "rollouts_per_example": 2, "refill": {}, "truncated": "keep"})
     config.orchestrator.advantage.scale = "batch_std"
     config.trainer.loss.count_filtered = True
     filled = fill(groups, 1, config)
-    assert [group_state(group) for group in filled] == ["cut", "filtered", "trained", "failed", "surplus"]
+    assert [group_state(group) for group in filled] == ["filtered", "trained", "failed", "surplus"]
     std = np.std([3, 0], ddof=1) + 1e-4
-    assert filled[2].advantages.tolist() == pytest.approx([1.5 / std, -1.5 / std]), "of groups that are trained on"
-    assert not any(group.advantages.any() for group in filled if group is not filled[2])
+    assert filled[1].advantages.tolist() == pytest.approx([1.5 / std, -1.5 / std]), "of groups that are trained on"
+    assert not any(group.advantages.any() for group in filled if group is not filled[1])
     batch = trainable(filled, config)
-    assert [sequence.group for sequence in batch.sequences] == [12, 12] and batch.filtered == Counts()
+    assert [sequence.group for sequence in batch.sequences] == [11, 11] and batch.filtered == Counts()
     metrics = step_metrics(filled, version=4, refilled=True)
     assert metrics["reward/mean"] == pytest.approx((1 + 1 + 3 + 0 + 1 + 0 + 2) / 7)
     names = ("drawn", "trained", "filtered", "failed", "surplus", "cut")
-    assert [metrics[f"groups/{name}"] for name in names] == [5, 1, 1, 1, 1, 1]
+    assert [metrics[f"groups/{name}"] for name in names] == [4, 1, 1, 1, 1, 0]
 
 
 def group_with_calls(draw: int, *samples: tuple[float, list[float] | int]) -> Group:

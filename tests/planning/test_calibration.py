@@ -77,6 +77,7 @@ def test_memory_that_runs_out_is_a_run_that_does_not_fit(
     [
         (["--orchestrator.env.id", "no-such-task"], "no-such-task"),
         (["--mode", "split"], "samples from a server without inference.batch_invariant: add --mode colocated"),
+        (["--cluster"], "samples from a server without inference.batch_invariant"),
         (["--orchestrator.client.base-url", "http://localhost:1/v1"], "samples from the server at http://localhost:1"),
     ],
 )

@@ -39,3 +39,10 @@ def test_a_groups_state_is_that_of_a_sample_that_could_be_graded(tmp_path: Path)
         ("failed", 10),
         ("trained", 5),
     ]
+
+
+def test_a_group_that_an_older_refill_cut_off_counts_as_not_graded(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run")
+    (run / "config.toml").open("a").write("\n[orchestrator.curriculum.pool]\n")
+    rollouts(run, 0, (0, "a", ["cut", "cut"]), (1, "b", ["trained", "trained"]))
+    assert [(draw["state"], draw["graded"]) for draw in Run(run).ledger()] == [("cut", 0), ("trained", 2)]

@@ -16,7 +16,6 @@ from hone.planning.advice import missing
 from hone.planning.calibration import DoesNotFit, calibrate
 from hone.planning.data import Facts, look_at
 from hone.planning.devices import device_named, this_device
-from hone.planning.nodes import nodes_record, nodes_words
 from hone.planning.report import measured_words, plan_of, words
 
 
@@ -45,8 +44,6 @@ def run(config: PlanConfig) -> int:
     absent = [*missing(settings).values()]
     if config.as_json:
         record = plan.record() | {"missing": absent, "refused": refused or None}
-        if isinstance(settings, RLConfig) and settings.cluster is not None and plan.usual is not None:
-            record["nodes"] = nodes_record(found or plan, config.gbit)
         if config.calibrate:
             record |= {"fits": fits, "calibration": found and found.record(), "failed": failed}
         print(json.dumps(record, indent=2))
@@ -54,8 +51,6 @@ def run(config: PlanConfig) -> int:
     if found is not None:
         for heading, lines in measured_words(plan, found):
             _print(heading, lines)
-    for heading, lines in nodes_words(found or plan, config.gbit):
-        _print(heading, lines)
     command = "rl" if isinstance(settings, RLConfig) else "sft"
     following = f"Start it: `hone {command}` with the same files and flags{_flags_to_leave_out(config)}."
     if not fits and refused:

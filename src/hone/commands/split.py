@@ -24,7 +24,6 @@ from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, C
 from hone.orchestrator.launch import HOST, Launch, Role, port_problem
 from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, server_roles, share_of_cores, visible_gpus
 from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
-from hone.runs import hub
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
 from hone.runs.outputs import LAUNCHER as LOCK
@@ -46,7 +45,6 @@ def run_split(config: RLConfig) -> int:
     Raises UserError if one can't be started, or dies in a way that the run does not survive.
     """
     check_predictions(config)
-    hub.check(config)
     folder, own = config.output_dir, config.inference
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")

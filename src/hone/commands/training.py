@@ -29,7 +29,7 @@ from hone.model.config import DecoderConfig
 from hone.planning.data import Facts, facts_of_tasks
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
-from hone.runs import hub, predictions
+from hone.runs import predictions
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
 from hone.runs.outputs import CARD
@@ -76,8 +76,6 @@ def orchestrator(config: RLConfig) -> int:
     from hone.composition.split import SplitRL
 
     typed = os.environ.get(COMMAND)
-    if typed is None:  # the launcher has asked the hub; one that does not answer later is no reason to end a run
-        hub.check(config)
     words = json.loads(typed) if typed else sys.argv
     observers = attached(config, "rl", Audit())
     return _train(SplitRL(config, observers=observers, command=words, launched=bool(typed))).exit_code
@@ -87,7 +85,6 @@ def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> S
     """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
     from hone.composition.sft import SFT
 
-    hub.check(config)
     return _train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
 
 
@@ -99,7 +96,6 @@ def train_rl(config: RLConfig, refuses: bool = True, **task: Any) -> RL:
     from hone.commands.preflight import Audit
     from hone.composition.rl import RL
 
-    hub.check(config)
     return _train(RL(config, observers=attached(config, "rl", Audit(refuses)), **task))
 
 
@@ -113,9 +109,8 @@ def _train(training: Any) -> Any:
 
 def attached(config: SFTConfig | RLConfig, kind: str, *more: Observer) -> list[Observer]:
     """Return what watches a run of a command: what its config asks for, its first lines, `more`, and its card."""
-    # At the end they are told in reverse: the card has the last check of the rewards, and what is pushed has the card.
-    last = [hub.Push(config.push_to_hub)] if config.push_to_hub else []
-    last += [Card()] if config.report else []
+    # At the end they are told in reverse: the card has the last check of the rewards.
+    last: list[Observer] = [Card()] if config.report else []
     last += [RewardCheck()] if kind == "rl" else []
     return [*watching(config, kind), Introduction(), *more, *last, HandOver()]
 

@@ -2,7 +2,6 @@
 
 hone view                       # the runs under outputs/
 hone view outputs/tiny-rl       # one run
-hone view --chat http://localhost:8000/v1    # and a page that talks to a server
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import threading
 from shlex import quote
 
-from hone.client import api_key
 from hone.commands.serving import listen, serve
 from hone.config.runs import ViewConfig
 from hone.viewer.app import create_app
@@ -28,12 +26,11 @@ WARM = 1.0
 def run(config: ViewConfig) -> int:
     """Serve until Ctrl-C; returns 0 then. Raises UserError if there is no such folder, or the port is taken."""
     catalog = Catalog(config.root)
-    chats = dict.fromkeys(config.chat, api_key(config.api_key_var, "--api-key-var"))
     warming = threading.Timer(WARM, warm)
     warming.daemon = True
     warming.start()
     with listen(HOST, config.port) as listener:
-        serve(create_app(Site(catalog, chats)), listener, _intro(config, catalog), GRACE)
+        serve(create_app(Site(catalog)), listener, _intro(config, catalog), GRACE)
     print("Stopped.")
     return 0
 
@@ -48,6 +45,4 @@ def _intro(config: ViewConfig, catalog: Catalog) -> str:
         none = f"there is no run under {config.root}: name a run, or the folder that holds your runs"
         text += f"Warning: {lies if around else none}\n"
     forward = f"ssh -L {config.port}:{HOST}:{config.port} THIS-MACHINE, then the same address"
-    if config.chat:
-        text += f"chat                   http://{HOST}:{config.port}/chat/\n"
     return f"{text}from another machine   {forward}\nstop                   Ctrl-C"

@@ -53,7 +53,7 @@ def device_of(name: str) -> str:
 
 
 Config = TypeVar("Config", bound=RLConfig | SFTConfig)
-DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs", "overlap")
+DECIDED = ("threads", "deterministic", "micro_batch_tokens", "checkpointing", "kv_gib", "cuda_graphs")
 """Settings that the machine decides where the user does not, in whichever section of a config they are."""
 
 
@@ -85,8 +85,6 @@ def resolved(
         tokens = {"micro_batch_tokens": micro_batch_limit(config, kind)}
         counted = threads or default_threads(model.parameters, ranks)
         settings = {"threads": counted, "deterministic": kind == "cpu", "trainer": tokens, "data": tokens}
-        if isinstance(config, RLConfig):
-            settings["orchestrator"] = {"grading": {"overlap": _overlaps(config, kind, config.threads or counted)}}
         config = _filled(config, settings)
     if threads is not None:
         return config
@@ -126,16 +124,6 @@ def _as_begun(config: Config, file: Path) -> Config:
     return config
 
 
-def _overlaps(config: RLConfig, kind: str, threads: int) -> bool:
-    """Return True if graders have at least as many cores beside the engine's as it has, where that was measured.
-
-    Steps of the tiny preset with 1 thread go, on 2 cores, 1.07 times as fast with a grader of 20 ms, 1.21 times with
-    one that waits 50 ms, and 0.96 times with one that costs nothing (which `inline` is for); on 1 core 0.96, 1.10 and
-    0.94 times (`benchmarks/grading_overlap.py`). On a GPU, and with a server, nothing was measured.
-    """
-    return kind == "cpu" and config.samples_here and _cores() >= 2 * threads
-
-
 def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room: int, step: int, alone: bool) -> None:
     """Print one line if a train step of so many bytes has no room, or what it keeps on the host has none."""
     section, on_gpu = "trainer." if isinstance(config, RLConfig) else "", torch.device(device).type == "cuda"
@@ -158,7 +146,7 @@ def _warn(config: RLConfig | SFTConfig, model: DecoderConfig, device: str, room:
 def _filled(config: Any, table: dict[str, Any]) -> Any:
     """Return the config, or a section, with the values of `table` for what the machine decides and is left open."""
     update = {name: table[name] for name in DECIDED if name in table and getattr(config, name, "") is None}
-    for name in ("trainer", "data", "inference", "orchestrator", "grading"):
+    for name in ("trainer", "data", "inference"):
         if isinstance(section := getattr(config, name, None), BaseConfig) and isinstance(table.get(name), dict):
             update[name] = _filled(section, table[name])
     return config.model_copy(update=update)

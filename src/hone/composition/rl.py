@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, Any
 
 from hone.algorithms.losses import TokenLoss
 from hone.composition import own_functions, parts
-from hone.composition.machine import config_of_begun, configure, device_of, resolved
-from hone.composition.memory import changed
+from hone.composition.machine import configure, device_of, resolved
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.training import Training
 from hone.config.parse import from_settings
 from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig, RoleConfig
-from hone.environments import Environment, MultiTurnEnv, services
+from hone.environments import Environment, services
 from hone.environments.agents import AgentEnv
 from hone.environments.data import Overlap
 from hone.environments.references import Reference
@@ -244,7 +243,6 @@ class RL(Training):
         self._check_least_rewards()
         check_predictions(self.config, self.env.id)
         check_metrics(self.config, self.env.id)
-        self._settle_overlap()
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template, self.config.model.special_tokens)
         self._load_model()
@@ -328,7 +326,6 @@ class RL(Training):
             "a teacher": self.config.teacher is not None,
             'orchestrator.advantage.components = "normalize"': orch.advantage.components == "normalize",
             'orchestrator.truncated = "penalize"': orch.truncated == "penalize",
-            "orchestrator.refill.cut": orch.refill is not None and orch.refill.cut > 0,
         }
         if (problem := next((name for name, is_there in problems.items() if is_there), None)) is not None:
             raise UserError(f"a run with an agent does not work with {problem}: leave it out")
@@ -343,33 +340,6 @@ class RL(Training):
                     f'orchestrator.advantage.scale = "group_mean" needs rewards of 0 or more, and a reward of {env.id} '
                     f"can be {least:g}: add {-least:g} to a component, or take another scale"
                 )
-
-    def _settle_overlap(self) -> None:
-        """Refuse `refill.cut` where it cuts nothing; refuse `grading.overlap` = true where it has no effect for the
-        task, and switch it off there if it is left open.
-
-        A resumed run keeps what it began with.
-        """
-        orch, grading = self.config.orchestrator, self.config.orchestrator.grading
-        cuts, envs = orch.refill is not None and orch.refill.cut > 0, self.envs.values()
-        talking = any(isinstance(env, MultiTurnEnv) or env.tool_schemas for env in envs)
-        if cuts and (talking or not self.config.samples_here):
-            raise UserError(
-                "orchestrator.refill.cut ends completions of one turn, without tools, that this process samples by "
-                "itself: set it to 0 for this run"
-            )
-        if config_of_begun(self.config) is not None:
-            return
-        reasons = [env.late_grading_reason for env in envs]
-        reason = "orchestrator.refill.cut shortens some before they are graded" if cuts else reasons[0]
-        if not cuts and None in reasons:
-            return
-        if grading.overlap:
-            raise UserError(
-                f"orchestrator.grading.overlap = true has no effect with {self.env.id or 'this task'}, for {reason}: "
-                "leave it out, or set it to false"
-            )
-        self.config = changed(self.config, orchestrator={"grading": {"overlap": False}})
 
     def _load_model(self) -> None:
         self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)

@@ -72,9 +72,8 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
     for name, value in settings.items():
         key = lookup(cls, path := tuple(name.split(".")))
         if key is None:
-            check_retired(path, "")
-            command = cls.__name__.removesuffix("Config").lower()
-            hint = _meant(cls, path, f"; `hone {command} --help all` lists all keys", _keyword)
+            check_retired(_command(cls), path, "")
+            hint = _meant(cls, path, f"; `hone {_command(cls)} --help all` lists all keys", _keyword)
             raise UserError(f"there is no key {name!r}{hint}")
         if key.section and isinstance(value, bool):
             value = {} if value else None
@@ -82,6 +81,10 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
         for leaf, item in reader.leaves({key.path[-1]: value}, key.path[:-1], "a keyword"):
             merged.put(leaf, Setting(item, f"keyword {name}", is_flag=True))
     return _validated(cls, merged, "hone")
+
+
+def _command(cls: type[BaseConfig]) -> str:
+    return cls.__name__.removesuffix("Config").lower()
 
 
 def _keyword(path: Path) -> str:
@@ -173,7 +176,7 @@ class _Reader:
         """Yield the leaves of `tree`; refuses unknown keys, and true or false where a number belongs."""
         for name, value in tree.items():
             key = lookup(self.cls, (*prefix, name))
-            if key is None and is_dropped((*prefix, name), value, file):
+            if key is None and is_dropped(_command(self.cls), (*prefix, name), value, file):
                 continue
             if key is None:
                 raise UserError(self._unknown_key((*prefix, name), file))
@@ -209,7 +212,7 @@ class _Reader:
             self.given[FLAG].put(off.path, Setting(None if off.section else False, token, is_flag=True))
             return
         if key is None:
-            check_retired(tuple(on.split(".")), word)
+            check_retired(_command(self.cls), tuple(on.split(".")), word)
             hint = _meant(self.cls, path, ", and none is like it; --help all lists them", flag)
             raise UserError(f"unknown flag {word}{hint}")
         if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):

@@ -39,8 +39,8 @@ class PlanConfig(_AboutRun):
     does not fit into memory, or a prompt not into `seq_len`.
     """
 
-    own = ("on", "calibrate", "usd_per_hour", "gbit", "as_json")
-    common = {"The plan": "on calibrate usd_per_hour gbit json"}
+    own = ("on", "calibrate", "usd_per_hour", "as_json")
+    common = {"The plan": "on calibrate usd_per_hour json"}
 
     on: str | None = None
     """Plan for this device: h100, rtx4090, l40s, … or a card by its memory (24gb); by default the one here."""
@@ -48,8 +48,6 @@ class PlanConfig(_AboutRun):
     """Take two real steps in a scratch folder, and scale the plan to their memory and time."""
     usd_per_hour: float | None = Field(default=None, gt=0)
     """Price of the machine in US dollars per hour; by default that of `budget`, else of a table."""
-    gbit: float = Field(default=10.0, gt=0)
-    """Gbit/s from the trainer's node to the others, for the table of nodes that `--cluster` adds."""
     as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
     """Print the plan as JSON."""
 

@@ -14,19 +14,51 @@ class Retired(NamedTuple):
     instead: str
 
 
-RETIRED: dict[str, Retired] = {}
-"""By dotted key."""
+_CHAT = "`hone view` has no chat box any more: leave it out, and talk to a model with `hone chat MODEL`"
+
+RETIRED: dict[str, Retired] = {
+    "push_to_hub": Retired(
+        ("None",),
+        "hone pushes no weights any more: leave it out, and run `hf upload USER/NAME outputs/weights/step_100`",
+    ),
+    "plan.gbit": Retired((10.0,), "`hone plan` plans for one device, and not for several nodes any more: leave it out"),
+    "view.chat": Retired(([],), _CHAT),
+    "view.api_key_var": Retired(("None",), _CHAT),
+    "orchestrator.refill.cut": Retired(
+        (0.0,), "a refill waits for all its rollouts: leave this key out, or use the version of hone that began the run"
+    ),
+    "orchestrator.grading.overlap": Retired(
+        (None, "None", False, True),
+        "each rollout is graded when it ends, and scores are the same either way: leave this key out",
+    ),
+}
+"""By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""
 
 
-def check_retired(path: tuple[str, ...], source: str) -> None:
-    """Raise UserError if a key that `source` sets is retired."""
-    if old := RETIRED.get(name := ".".join(path).replace("-", "_")):
-        raise UserError(f"{source or name}: {old.instead}")
+def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
+    """Raise UserError if a key of `command` that `source` sets is retired."""
+    if old := _retired(command, path):
+        raise UserError(f"{source or '.'.join(path)}: {old.instead}")
 
 
-def is_dropped(path: tuple[str, ...], value: Any, file: str) -> bool:
+def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
     """Return True if a key of a file is retired, with a value that changes nothing; UserError for another value."""
-    old = RETIRED.get(name := ".".join(path))
+    old = _retired(command, path)
     if old is not None and value not in old.harmless:
-        raise UserError(f"{name} is {value!r} in {file}: {old.instead}")
+        raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
     return old is not None
+
+
+def _retired(command: str, path: tuple[str, ...]) -> Retired | None:
+    names = [part.replace("-", "_") for part in path]
+    keys = [".".join(names[:end]) for end in range(len(names), 0, -1)]
+    return next((RETIRED[at] for key in keys for at in (f"{command}.{key}", key) if at in RETIRED), None)
+
+
+def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the table of a config.toml without the retired keys whose values change nothing."""
+    return {
+        name: without_retired(value, (*path, name)) if isinstance(value, dict) else value
+        for name, value in table.items()
+        if not ((old := RETIRED.get(".".join((*path, name)))) and value in old.harmless)
+    }

@@ -97,9 +97,6 @@ class RefillConfig(BaseConfig):
     """Rounds of sampling in a step, at most; the batch is trained on without what is missing then."""
     oversample: float = Field(default=1.0, ge=1, le=100)
     """A round draws this many times the groups that are missing; those that find the batch full are `surplus`."""
-    cut: float = Field(default=0.0, ge=0, lt=1)
-    """The share of a round's groups, those with the longest completions, that are cut off when the others have ended.
-    It saves the wait for a few long ones, and favours prompts with short ones."""
 
     def drawn(self, missing: int) -> int:
         """Return the groups that a round draws where so many are missing."""
@@ -126,14 +123,6 @@ class OnlineEvalConfig(BaseConfig):
     def _check_envs(self) -> OnlineEvalConfig:
         check_names(self.envs, "orchestrator.eval.envs")
         return self
-
-
-class RLGradingConfig(GradingConfig):
-    """How reward functions are run."""
-
-    overlap: bool | None = None
-    """Grade each completion when it has ended, while others are sampled; by default in one process on a CPU, if at
-    least half of the cores are left over."""
 
 
 class OrchestratorConfig(BaseConfig):
@@ -165,7 +154,7 @@ class OrchestratorConfig(BaseConfig):
     """The task."""
     envs: list[TrainEnvConfig] = []
     """Several tasks, in place of `env`: `[[orchestrator.envs]]`, each with its `weight`."""
-    grading: RLGradingConfig = RLGradingConfig()
+    grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
     advantage: AdvantageConfig = AdvantageConfig()
     """Advantages."""

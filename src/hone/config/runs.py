@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import AliasChoices, Field, field_validator
+from pydantic import AliasChoices, Field
 
 from hone.config.base import BaseConfig
-from hone.config.shared import ExecutedRun, GradingConfig, KeyVariable, OneRun, server_url
+from hone.config.shared import ExecutedRun, GradingConfig, OneRun
 
 
 class RunsListConfig(BaseConfig):
@@ -65,7 +65,7 @@ class RunsLedgerConfig(OneRun):
 
     state: Literal["trained", "filtered", "failed", "retired", "surplus", "cut"] | None = None
     """Only draws that ended so: trained on, of equal rewards, ungraded, retired by a curriculum, not needed by a
-    refill, cut off by it."""
+    refill; `cut`: cut off by the refill of an older run."""
     step: int | None = Field(default=None, ge=0)
     """Only the draws of this step."""
     limit: int | None = Field(default=None, ge=0)
@@ -94,15 +94,6 @@ class ViewConfig(BaseConfig):
     """A run, or a folder that holds runs; also the first word of the command line."""
     port: int = Field(default=8600, ge=1, le=65535)
     """Port on 127.0.0.1."""
-    chat: list[str] = []
-    """Servers that speak OpenAI's chat protocol, such as http://localhost:8000/v1: the page /chat/ talks to them."""
-    api_key_var: KeyVariable = None
-    """Environment variable that holds the API key of these servers; without it none is sent."""
-
-    @field_validator("chat")
-    @classmethod
-    def _check_chat(cls, chat: list[str]) -> list[str]:
-        return [server_url(url, "--api-key-var") for url in chat]
 
 
 class ReportConfig(ExecutedRun):

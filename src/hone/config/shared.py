@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -325,27 +324,6 @@ class TrackioConfig(TrackerConfig):
     """Trackio project."""
 
 
-class HubConfig(BaseConfig):
-    """Push weights to a repository of the Hugging Face hub; needs a token with write access (`hf auth login`)."""
-
-    bare = "repo"
-
-    repo: str
-    """USER/NAME or ORGANISATION/NAME; made if it is not there."""
-    private: bool = True
-    """Make a private repository (`--push-to-hub.no-private`: a public one); one that is there stays as it is."""
-    strategy: Literal["end", "every_save"] = "end"
-    """Push the last weights at the end; with `every_save` also those of each checkpoint, while training goes on."""
-
-    @field_validator("repo")
-    @classmethod
-    def _check_repo(cls, repo: str) -> str:
-        parts = re.fullmatch(r"(\w[\w.-]*)/(\w[\w.-]*)", repo, re.ASCII)
-        if parts is None or len(repo) > 96 or re.search(r"--|\.\.|[-.](/|$)|\.git$", repo):
-            raise UserError(f"{repo!r} is no name of a repository on the hub: write USER/NAME")
-        return repo
-
-
 class SamplingConfig(BaseConfig):
     """How completions are sampled."""
 
@@ -484,8 +462,6 @@ class RunConfig(BaseConfig):
     """Weights & Biases; off unless given."""
     trackio: TrackioConfig | None = None
     """Trackio; off unless given."""
-    push_to_hub: HubConfig | None = None
-    """Push weights to the Hugging Face hub; off unless given."""
     alarms: AlarmsConfig = AlarmsConfig()
     """What is looked for at every step, and what is done when it is found."""
     predict: list[str] = []

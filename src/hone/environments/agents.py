@@ -127,6 +127,7 @@ class AgentEnv(SingleTurnEnv):
     agent_limits: AgentLimits
     agent_env: tuple[str, ...] = ()
     """Variables that `command` gets beside `PASSED_ON`."""
+    grades_early = False
 
     def environ(self, url: str, key: str) -> dict[str, str]:
         """Return the whole environment of the command of one rollout."""
@@ -136,10 +137,6 @@ class AgentEnv(SingleTurnEnv):
     async def episode(self, url: str, key: str, example: Example) -> Rewarded:
         """Make a rollout. Raises ProgramFailed."""
         raise NotImplementedError
-
-    @property
-    def late_grading_reason(self) -> str | None:
-        return REWARDED_BY_PROGRAM
 
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None

@@ -103,6 +103,8 @@ class Environment:
     """The most completions of one rollout."""
     has_own_process = False
     """True if `inline` functions ask a process of the task's own, as a library's graders do."""
+    grades_early = True
+    """True if a rollout may be graded while others are sampled."""
     answer_is_exact = False
     """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
@@ -378,28 +380,18 @@ class Environment:
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
         """Yield an EarlyGrading, which grades each rollout in a worker process from when it is added, and each group of
-        `size` once it is there; nothing else is graded until the block ends. Yields None if there is a
-        `late_grading_reason`.
+        `size` once it is there; nothing else is graded until the block ends.
+
+        Yields None where completions are graded together, after sampling: in this process, by async functions, which
+        wait together, and in tasks with tools or several turns.
         """
-        workers = None if self.late_grading_reason else self._workers_for(self.rubric.inline)
+        late = not self.grades_early or self.tool_schemas or any(map(is_async, self.rubric.funcs.values()))
+        workers = None if late else self._workers_for(self.rubric.inline)
         if workers is None:
             yield None
         else:
             with workers.open_round() as round:
                 yield EarlyGrading(self, workers, round, seed, size)
-
-    @property
-    def late_grading_reason(self) -> str | None:
-        """The reason why completions are only graded after sampling, whatever `grading.overlap` says; None: none."""
-        if self.tool_schemas:
-            return "the task has tools"
-        if any(map(is_async, self.rubric.funcs.values())):
-            return "it has async reward functions, which wait together if all are asked at once"
-        if self._workers_for(self.rubric.inline) is None:
-            if self.rubric.inline:
-                return "all its reward functions are marked inline"
-            return "grading.workers is 0" if self.limits.workers == 0 else "no worker process can load it"
-        return None
 
     def grading(self, sample: Sample) -> Work[Measured]:
         """Run the functions of one completion on a sample, in this process."""

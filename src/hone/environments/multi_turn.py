@@ -17,6 +17,8 @@ from hone.types import Example, Message, Outcome
 class MultiTurnEnv(Environment):
     """A task of at most `max_turns` completions, with messages of the environment between them."""
 
+    grades_early = False  # the same processes answer the model
+
     def __init__(self, *, max_turns: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         if not isinstance(max_turns, int) or max_turns < 1:
@@ -53,10 +55,6 @@ class MultiTurnEnv(Environment):
     def has_turn(self, turns: int, stop_reason: str) -> bool:
         """Return True if the model may write again after `turns` messages, the last of which ended by `stop_reason`."""
         return stop_reason == "stop" and turns < self.max_turns
-
-    @property
-    def late_grading_reason(self) -> str | None:
-        return "the task has several turns, in which the same processes answer the model"
 
     @property
     def responds_inline(self) -> bool:

@@ -1,30 +1,30 @@
 """The processes that an environment's functions run in: each loads the environment by its id and arguments.
 
-They run `start` at the end of this file. Functions run in hone's own process if no worker can load this
+They run `start` of `hone.environments.worker_main`. Functions run in hone's own process if no worker can load this
 environment (it was made in a notebook, or changed after it was loaded) and if they are marked `inline`.
 """
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 import os
 import pickle
-import sys
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hone.environments.environment import Limits, Origin, Progress
 from hone.environments.rubric import Measured, Rubric, Sample, in_group
 from hone.errors import UserError
-from hone.grading import GraderFailure, together
+from hone.grading import GraderFailure
 from hone.grading.inline import MAX_DETAIL, cut
 from hone.grading.pool import Pool, Process, Round
 from hone.types import Message, Outcome
+
+if TYPE_CHECKING:
+    from hone.environments.environment import Limits, Origin, Progress
 
 CHUNK = 64
 """Most samples in one question, where async functions wait together."""
@@ -44,7 +44,7 @@ class Workers:
     ) -> None:
         self.limits, self._progress = limits, progress
         self.pool = Pool(
-            Path(__file__),
+            Path(__file__).with_name("worker_main.py"),
             [origin.env_id, origin.kwargs, origin.folder, origin.path, origin.sources, limits.timeout],
             "grading",
             workers=limits.workers or cores(),
@@ -66,7 +66,7 @@ class Workers:
 
     def put(self, round: Round, kind: str, item: Any) -> None:
         """Ask a question of `grade`, about a sample ("grade") or a group ("group"), in a round of `open_round`."""
-        round.put(question(kind, [item]), times=[_times(kind, [item])])
+        round.put(question(kind, [item]), times=[times_of(kind, [item])])
 
     def answers(
         self, round: Round, asked: Sequence[tuple[str, Any]], rubric: Rubric
@@ -117,7 +117,7 @@ class Workers:
         setting. `round` has the questions about them already."""
         cpu, clock = self.limits.seconds(waits)
         allowed = f"{clock:g} s" if cpu is None else f"{cpu:g} s of the processor, {clock:g} s by the clock"
-        times = [_times(*chunk) for chunk in chunks]
+        times = [times_of(*chunk) for chunk in chunks]
 
         def on_answer(done: int, answer: Any) -> None:
             self._progress(f"{doing}: {done} of {len(chunks)} done")
@@ -138,7 +138,7 @@ class Workers:
         return answers
 
 
-def _times(kind: str, items: Sequence[Any]) -> int:
+def times_of(kind: str, items: Sequence[Any]) -> int:
     """Return by how much a question multiplies the seconds of one completion: a group has them for each of its own."""
     return max(map(len, items)) if kind == "group" else 1
 
@@ -195,74 +195,3 @@ def _failure(answer: Any) -> GraderFailure | None:
         case {"failure": None}:
             return None
     return _NO_ANSWER
-
-
-def start(
-    env_id: str, kwargs: dict[str, Any], folder: str, path: list[str], sources: dict[str, str], timeout: float
-) -> Callable[[list[Any]], list[Any]]:
-    """Load the environment in a process of `hone.grading.pool` as hone's process loaded it, without its data.
-
-    Return the function that answers `["grade", "group" or "respond", items]`, where the items are packed samples,
-    groups of samples, or (messages, state). Raises UserError if a task file has changed since hone loaded it.
-    """
-    os.chdir(folder)
-    sys.path[:] = path
-    from hone.environments.loading import load_environment
-    from hone.environments.task_files import sources as imported
-
-    env = load_environment(env_id, **kwargs)
-    for file, digest in imported().items():
-        if sources.get(file, digest) != digest:
-            raise UserError(
-                f"{file} was changed while it is in use, so that completions would be graded in two ways: undo the "
-                "change, or start again"
-            )
-    return lambda question: _answers(env, question[0], question[1], timeout)
-
-
-def _answers(env: Any, kind: str, packed: str, timeout: float) -> list[Any]:
-    """Return of each item a `Measured` as a dict (of a group a list of them), [what the environment says, its state
-    then], or its failure.
-
-    Raises RuntimeError if one held up others past their deadline, so that each is asked about by itself.
-    """
-    items = pickle.loads(base64.b64decode(packed))
-    late: list[bool] = []
-    if kind == "respond":
-        works = [env.responding(*item) for item in items]
-    else:
-        works = [env.grading_group(item) if kind == "group" else env.grading(item) for item in items]
-    results = together(works, timeout * _times(kind, items), lambda: late.append(True))
-    if late and len(items) > 1:
-        raise RuntimeError("a function held up others that it ran beside: await what takes its time")
-    if kind == "group":
-        return [[_as_json(one) for one in result] for result in results]
-    return [_as_json(result) for result in results]
-
-
-def _as_json(result: Any) -> Any:
-    if isinstance(result, Measured):
-        return vars(result) | _failed(result.failure)
-    if isinstance(result, GraderFailure):
-        return _failed(result)
-    try:
-        json.dumps(result)
-        _check_keys(result)
-    except (TypeError, ValueError, RecursionError) as error:
-        detail = f"env_response or initial_state left what is no JSON in its messages or its state: {error}"
-        return _failed(GraderFailure(Outcome.GRADER_ERROR, detail))
-    return result
-
-
-def _check_keys(value: Any) -> None:
-    """Raise TypeError for a key that is not text: JSON would turn it into text, and it would not be found any more."""
-    for key in value if isinstance(value, dict) else ():
-        if not isinstance(key, str):
-            raise TypeError(f"the key {key!r} is no text")
-    if isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            _check_keys(part)
-
-
-def _failed(failure: GraderFailure | None) -> dict[str, Any]:
-    return {"failure": failure and [failure.outcome.value, failure.detail, failure.killed]}

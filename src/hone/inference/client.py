@@ -8,12 +8,11 @@ async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-from hone.client import Client, Endpoint, Gone, Refused, one_line, reason_in
+from hone.client import Client, Endpoint, one_line
 from hone.errors import Halt
 from hone.web import MIB, TooLarge
 
@@ -62,41 +61,6 @@ class ServerClient(Client):
     async def post(self, path: str, body: dict[str, Any]) -> Any:
         """Return the server's answer to `body`. Raises as `request` does, and Halt for an answer that can't be read."""
         return await self._send("POST", path, body)
-
-    async def stream(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Yield the events of the server's answer to `body`, as they come, after one try.
-
-        Raises as `post` does, and Halt for an error among the events. Closing the iterator ends the answer.
-        """
-        import httpx
-
-        url, rest = self._root + path, b""
-        try:
-            async with self._http.stream("POST", url, json=body | {"stream": True}) as response:
-                if not response.is_success:
-                    await response.aread()
-                    raise Refused(url, response.status_code, reason_in(response.text))
-                async for part in response.aiter_bytes():
-                    # httpx would also part lines at U+2028, which JSON may hold.
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in (line.removeprefix(b"data:").strip() for line in lines if line.startswith(b"data:")):
-                        if line == b"[DONE]":
-                            continue
-                        event = json.loads(line)
-                        if not isinstance(event, dict):
-                            raise ValueError
-                        if "error" in event:
-                            raise Halt(f"{url} fails: {reason_in(line.decode())}")
-                        yield event
-        except TooLarge as error:
-            raise Halt(f"{url} gives no answer that could be read: {error}") from None
-        except httpx.TransportError as error:
-            reason = one_line(str(error)) or type(error).__name__
-            raise Gone(f"the server at {self.endpoint.url} is gone, or fails ({reason})", None) from None
-        except ValueError as error:
-            if isinstance(error, Halt):
-                raise
-            raise Halt(f"{url} does not stream events in JSON: is it that of an inference server?") from None
 
     async def _send(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
         self._requests += 1

@@ -97,13 +97,12 @@ class Engine:
         self,
         jobs: Sequence[Job],
         params: SamplingParams,
-        finished: Callable[[int, Completion], int | None] = lambda index, completion: None,
+        finished: Callable[[int, Completion], None] = lambda index, completion: None,
     ) -> list[Completion]:
         """Return one completion per job, in the order of the jobs. Jobs with equal prompts share their prefill.
 
-        `finished` is called with each, and the index of its job, as soon as it has ended; what it returns, if not None,
-        is the most tokens that a completion gets from then on. What fails is raised, and all jobs are dropped. Raises
-        Halt if the model's logits are not finite.
+        `finished` is called with each, and the index of its job, as soon as it has ended. What fails is raised, and all
+        jobs are dropped. Raises Halt if the model's logits are not finite.
         """
         for job in jobs:
             self._check(job)
@@ -111,7 +110,6 @@ class Engine:
             indices = {self.add(job, params): index for index, job in enumerate(jobs)}
             sampled: list[list[Token]] = [[] for _ in jobs]
             completions: dict[int, Completion] = {}
-            most = None
             while self.busy:
                 for event in self.step():
                     if isinstance(event, Failure):
@@ -119,16 +117,12 @@ class Engine:
                     index = indices[event.ticket]
                     tokens = sampled[index]
                     tokens.append(event)
-                    reason = event.stop_reason
-                    if reason is None and most is not None and len(tokens) >= most:
-                        self.cancel(event.ticket)
-                        reason = "length"
-                    if reason is not None:
+                    if (reason := event.stop_reason) is not None:
                         ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
                         sets = [token.kept for token in tokens if token.kept is not None]
                         kept = Kept.of(sets) if sets else None
                         completions[index] = Completion(ids, logprobs, reason, kept)
-                        most = finished(index, completions[index])
+                        finished(index, completions[index])
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call
             self.clear()
             raise

@@ -25,6 +25,7 @@ from hone.model.config import DecoderConfig
 from hone.runs.files import save_tensors
 from hone.terminal import printable
 
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 LICENCE_NOTE = "The licence is that of the source."
 
 
@@ -113,7 +114,7 @@ def write_gguf(file: Path, folder: Path, origin: str) -> None:
 
     from hone.model.foreign import quiet
     from hone.model.gguf_file import HEAD, gguf_name, read_shapes
-    from hone.model.hf import check_finite, check_tensors
+    from hone.model.names import check_finite, check_tensors
 
     shapes = read_shapes(file)
     _say(f"Writing {printable(file.name)} as bf16 safetensors")
@@ -176,8 +177,6 @@ def _check_extra() -> None:
 def _from_hub(source: Source, folder: Path) -> bool:
     """Download the model from the hub; return False if that fails."""
     from huggingface_hub import HfApi, snapshot_download
-
-    from hone.model.files import HUB_FILES
 
     try:
         HfApi().model_info(source.hub, timeout=10)

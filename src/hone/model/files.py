@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError, first_line
-from hone.model.fetch import KNOWN, cached
+from hone.model.fetch import HUB_FILES, KNOWN, cached
 
 TINY = "hone/tiny"
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 MAX_JSON = 128 * 2**20
 """Bytes of a JSON file of a model."""
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")

@@ -21,7 +21,8 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import read_json, write_json
 from hone.model.foreign import NET, TransformersConfig
-from hone.model.hf import METADATA, hf_slices, unsharded
+from hone.model.hf import METADATA, unsharded
+from hone.model.names import hf_slices
 from hone.runs.files import save_tensors
 
 if TYPE_CHECKING:

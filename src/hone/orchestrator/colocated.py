@@ -42,11 +42,12 @@ class EnginePolicy:
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
         version, rollouts = self.version, dict[int, Trajectory]()
 
-        def end(index: int, completion: Completion) -> int | None:
+        def end(index: int, completion: Completion) -> None:
             versions = [version] * len(completion.token_ids)
             stops = sampling.stop_strings
             rollouts[index] = trajectory(requests[index], completion, versions, self.renderer, stops)
-            return finished(index, rollouts[index]) if finished is not None else None
+            if finished is not None:
+                finished(index, rollouts[index])
 
         self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params, end)
         return [rollouts[index] for index in range(len(requests))]

@@ -1,7 +1,7 @@
 """From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics.
 
 With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the groups
-that are missing. What a round keeps follows from draws, rewards and lengths in tokens, never from time.
+that are missing. What a step keeps follows from draws and rewards, never from time.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
 
 Sample = Callable[["GroupSampler", list[Example], list[int]], list[Trajectory]]
 """(sampler, examples, draws) -> trajectories, group by group; see `GroupSampler.sample`."""
-LEFT_OUT: tuple[State, ...] = ("surplus", "cut")
-"""How draws end that a refill left out."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
@@ -85,25 +83,22 @@ class GroupSampler:
     ) -> list[Group]:
         """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on.
 
-        `phase` times sampling and grading. `rollout_fn` samples in place of `self.sample`. With `grading.overlap`
-        completions are graded while others are sampled, where that has an effect for this task.
+        `phase` times sampling and grading. `rollout_fn` samples in place of `self.sample`.
         """
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
-        overlaps = config.orchestrator.grading.overlap and rollout_fn is None
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
-            with self.env.early_grading(config.seed, self.maker.rollouts) if overlaps else nullcontext() as early:
+            early_grading = (
+                self.env.early_grading(config.seed, self.maker.rollouts) if rollout_fn is None else nullcontext()
+            )
+            with early_grading as early:
                 with phase("sample"):
                     if rollout_fn is None:
                         rollouts = self.sample(examples, draws, step, early)
                     else:
                         rollouts = rollout_fn(self, examples, draws)
                 with phase("grade"):
-                    graded = grade_groups(self.env, examples, draws, rollouts, config, early, self.own_advantages)
-            if kept := self._kept(examples):
-                out = set(by_length(rollouts, len(examples))[0][kept:])
-                graded = [replace(group, left_out="cut" if i in out else None) for i, group in enumerate(graded)]
-            groups += graded
+                    groups += grade_groups(self.env, examples, draws, rollouts, config, early, self.own_advantages)
             missing = count - [group_state(group) for group in groups].count("trained")
             if missing <= 0:
                 break
@@ -126,31 +121,11 @@ class GroupSampler:
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
     ) -> list[Trajectory]:
-        """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended.
-
-        With `refill.cut`, those of groups that are cut off have at most one token more than the longest that is kept.
-        """
+        """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended."""
         finished: Finished | None = early and (
             lambda i, rollout: early.add(i, examples[i // self.maker.rollouts], rollout)
         )
-        if not (kept := self._kept(examples)):
-            return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
-        ended: list[list[int]] = [[] for _ in examples]
-
-        def bound(index: int, rollout: Trajectory) -> int | None:
-            ended[index // self.maker.rollouts].append(rollout.num_sampled)
-            lengths = sorted(max(group) for group in ended if len(group) == self.maker.rollouts)
-            return lengths[kept - 1] + 1 if len(lengths) >= kept else None
-
-        rollouts = roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, bound)
-        order, lengths = by_length(rollouts, len(examples))
-        most = lengths[order[kept - 1]] + 1
-        return [t if t.num_sampled <= most else shortened(t, most, self.maker.renderer) for t in rollouts]
-
-    def _kept(self, examples: Sequence[Example]) -> int:
-        """Return how many groups of a round are kept; 0 if none is cut off."""
-        cut = int(self.refill.cut * len(examples)) if self.refill else 0
-        return len(examples) - cut if cut else 0
+        return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
 
 
 def grade_groups(
@@ -274,28 +249,6 @@ def call_rewards(group: Group) -> np.ndarray:
             for sample, score in zip(group.trajectories, group.scores, strict=True)
             for one in sample.trajectories
         ]
-    )
-
-
-def by_length(rollouts: Sequence[Trajectory], groups: int) -> tuple[list[int], list[int]]:
-    """Return (group indices by their longest completion, shortest first; its length in tokens, by group)."""
-    size = len(rollouts) // groups
-    longest = [max(t.num_sampled for t in rollouts[i * size : (i + 1) * size]) for i in range(groups)]
-    return sorted(range(groups), key=lambda group: longest[group]), longest
-
-
-def shortened(rollout: Trajectory, tokens: int, renderer: ChatRenderer) -> Trajectory:
-    """Return a one-turn rollout as it stood after `tokens` sampled tokens."""
-    prompt = rollout.prompt_length
-    end = prompt + tokens
-    text = renderer.opened_by_template + renderer.decode(rollout.token_ids[prompt:end].tolist())
-    columns = ("token_ids", "sampled_mask", "logprobs", "versions")
-    return replace(
-        rollout,
-        **{name: getattr(rollout, name)[:end] for name in columns},
-        messages=[*rollout.messages[:-1], rollout.messages[-1] | {"content": text}],
-        stop_reason="length",
-        kept=rollout.kept and rollout.kept.where(np.arange(len(rollout.token_ids)) < end),
     )
 
 
@@ -427,7 +380,7 @@ def valid(scores: Sequence[Score]) -> np.ndarray:
 
 def group_state(group: Group) -> State:
     """Return how the group's draw ends: `failed` with fewer graded samples than `least_graded`, `filtered` without
-    advantages or if all its completions are masked, else `trained`; `surplus` or `cut` if a refill left it out.
+    advantages or if all its completions are masked, else `trained`; `surplus` if a refill left it out.
 
     Equal rewards give no advantages, unless rewards are compared with the whole batch. A group without advantages is
     trained if the loss has a KL or entropy term (`trains_all`), and with a teacher, whose advantages are per token.
@@ -504,7 +457,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
         tokens = sum(len(one.token_ids) for trajectory in group.trajectories for one in trajectory.trajectories)
         entry = Entry(number, step, group.example.id, group_state(group), tokens, env=env)
         if curriculum.config.measures:
-            outcomes = [] if group.left_out == "cut" else [score.outcome for score in group.scores]
+            outcomes = [score.outcome for score in group.scores]
             graded = sum(not outcome.is_failure for outcome in outcomes)
             entry = replace(entry, solved=outcomes.count(Outcome.CORRECT), graded=graded)
         entries.append(entry)
@@ -517,11 +470,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
     distribution, how many ids it kept; with a teacher, the reverse KL to it. With one completion a prompt there is no
     `frac_reward_zero_std`. With `lag`, the versions that the sampler may be behind, the staleness of the stalest token,
-    in versions, is added; if `refilled`, the groups that were drawn and left out. Groups that were cut off are only
-    counted.
+    in versions, is added; if `refilled`, the groups that were drawn and left out.
     """
-    drawn = {"groups/drawn": len(groups)} | {f"groups/{s}": [g.left_out for g in groups].count(s) for s in LEFT_OUT}
-    groups = [group for group in groups if group.left_out != "cut"]
     scores = [score for group in groups for score in group.scores]
     trajectories = [t for group in groups for t in group.trajectories]
     graded = rewards(scores)[valid(scores)]
@@ -558,7 +508,9 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     if lag and len(staleness):
         metrics["staleness/max"] = float(staleness.max())
     metrics |= {f"groups/{state}": states.count(state) for state in ("trained", "filtered", "failed")}
-    return metrics | drawn if refilled else metrics
+    if refilled:  # No group is cut off any more; the key stays, so that runs keep their bytes.
+        metrics |= {"groups/drawn": len(groups), "groups/surplus": states.count("surplus"), "groups/cut": 0}
+    return metrics
 
 
 def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:

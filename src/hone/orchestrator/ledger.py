@@ -16,8 +16,8 @@ State = Literal["trained", "filtered", "failed", "retired", "surplus", "cut"]
 @dataclass(frozen=True)
 class Entry:
     """The end of one draw: `trained`, `filtered` (nothing to learn from: equal rewards, or all completions masked),
-    `failed` (grader), `retired` (not sampled); of a refill also `surplus` (the batch was full) and `cut` (off, for its
-    length).
+    `failed` (grader), `retired` (not sampled); of a refill also `surplus` (the batch was full) and, in older runs,
+    `cut` (cut off for its length).
 
     `tokens` counts prompt and completion tokens of all its rollouts. `solved` of the `graded` rollouts were correct;
     both are kept where the curriculum goes by them, else None. `env` is the name of the task, of several.

@@ -28,9 +28,8 @@ class Request:
     turn: int = 0
 
 
-Finished = Callable[[int, Trajectory], int | None]
-"""(index, trajectory) -> the most tokens that any completion is of use with from now on, if known; see
-`Sampler.sample`."""
+Finished = Callable[[int, Trajectory], None]
+"""Called with (index, trajectory); see `Sampler.sample`."""
 
 
 class Sampler(Protocol):
@@ -41,8 +40,7 @@ class Sampler(Protocol):
     ) -> list[Trajectory]:
         """Return one trajectory per request, in their order.
 
-        Call `finished(index, trajectory)` for each as soon as it has ended; it returns at once. A completion may end
-        once it has the tokens that this returns.
+        Call `finished(index, trajectory)` for each as soon as it has ended; it returns at once.
         """
         ...
 

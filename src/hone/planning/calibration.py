@@ -43,10 +43,7 @@ def calibrate(plan: Plan) -> Plan:
     rl = isinstance(config, RLConfig)
     if shape is None or plan.memory is None or plan.worst is None:
         raise UserError("--calibrate scales a plan, which needs the model's shape: name a folder or hub id")
-    if isinstance(config, RLConfig) and config.cluster is not None:  # one node is measured
-        alone = {"orchestrator": config.orchestrator.model_copy(update={"max_async_level": 0})}
-        config = config.model_copy(update=alone | {"cluster": None, "mode": "colocated"})
-    if isinstance(config, RLConfig) and (config.mode == "split" or config.sampled_by is not None):
+    if rl and (config.mode == "split" or config.sampled_by is not None):
         raise UserError(
             f"--calibrate measures a run of one process and hone's own engine, and this one samples from "
             f"{config.sampled_by or 'another process'}: add --mode colocated, or leave out --calibrate"

@@ -101,7 +101,7 @@ def plan_of(
         if evals and facts.held_out and evals.num_examples > facts.held_out:
             fewer = {"eval": evals.model_copy(update={"num_examples": facts.held_out})}
             evaluated = config.model_copy(update={"orchestrator": config.orchestrator.model_copy(update=fewer)})
-        if config.mode == "split" and config.cluster is None:
+        if config.mode == "split":
             notes.append("mode split: memory and time are planned as of one process on one device")
     steps = Steps.of(evaluated, facts.pool, facts.turns, facts.tokens)
     lengths = facts.lengths(config)

@@ -110,7 +110,7 @@ def times(
     return Times(
         steps.steps,
         sample=sample_seconds(config, shape, device, rows, prompts, lengths),
-        grade=2e-5 * rows,  # in full: a guess that leaves out what grading takes beside sampling (`grading.overlap`)
+        grade=2e-5 * rows,  # in full: a guess that leaves out what is graded beside sampling
         train=train_seconds(config, shape, device, tokens, lengths.sequence / 2),
         other=0.005 + shape.parameters * 4 / device.bandwidth,
         evaluations=steps.evaluations,

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -425,7 +425,8 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         columns = zip(members.items(), trajectories, scores, strict=True)
         groups = [
             replace(
-                Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32), _left_out(mine)),
+                Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32)),
+                left_out="surplus" if any(row["state"] == "surplus" for row in mine) else None,
                 env=mine[0].get("env") or "",
                 masks_truncated=config.orchestrator.truncated == "mask",
             )
@@ -440,11 +441,6 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
             f"the rollouts of {which} do not have hone's form ({type(error).__name__}: {error}), so they can't be "
             "trained on: compare them with another copy of the run"
         ) from error
-
-
-def _left_out(rows: Sequence[Row]) -> Literal["surplus", "cut"] | None:
-    states = {row["state"] for row in rows}
-    return "surplus" if "surplus" in states else "cut" if "cut" in states else None
 
 
 def _trajectory(row: Row) -> Trajectory:

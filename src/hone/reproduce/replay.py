@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hone.model.hf import hf_slices, merged
+from hone.model.hf import merged
+from hone.model.names import hf_slices
 from hone.reproduce.compare import Difference
 from hone.reproduce.execution import OnStep, Rebuilt
 from hone.reproduce.rebuild import exported_parameters, merged_parameters

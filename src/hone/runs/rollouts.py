@@ -109,7 +109,7 @@ def schema(
             ("outcome", text),
             ("detail", text),  # why, in words
             ("advantage", pa.float32()),  # where calls have their own, their mean
-            ("state", text),  # what became of it: trained, filtered, failed, surplus, cut
+            ("state", text),  # what became of it: trained, filtered, failed, surplus; in older runs also cut
             ("stop_reason", text),
             ("prompt", text),  # messages before the completion, as JSON
             ("text", text),  # the completion; of several turns their texts, with an empty line between them
@@ -127,7 +127,7 @@ def schema(
 
 def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str, Any]]:
     """Return the rows of one group: `index` within its step, `state` is its fate; a sample whose grader failed has
-    `failed`, if it was not cut off.
+    `failed`.
     """
     import numpy as np
 
@@ -162,7 +162,7 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "outcome": str(score.outcome),
                 "detail": score.detail,
                 "advantage": float(np.mean(of_calls) if len(of_calls) else advantage),
-                "state": "failed" if failed and state != "cut" else state,
+                "state": "failed" if failed else state,
                 "stop_reason": trajectory.stop_reason,
                 "prompt": json.dumps(trajectory.messages[:length], ensure_ascii=False),
                 "text": trajectory.completion_text,

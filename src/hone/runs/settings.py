@@ -15,6 +15,7 @@ from typing import Any, Literal
 from hone.config.base import BaseConfig
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
+from hone.config.retired import without_retired
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs.files import RESTORE, check_plain, read_file
@@ -24,13 +25,13 @@ START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
 _FREE = (
     *("output_dir", "display", "wandb", "trackio", "alarms", "predict", "report", "ckpt", "stop", "budget"),
-    *("grace_seconds", "push_to_hub"),
+    *("grace_seconds", "push_to_hub"),  # config.toml of older runs may have the second
     *("gap.action", "audit", "transport", "restarts", "mode"),
     *(f"inference.{name}" for name in ("port", "replicas", "tensor_parallel", "vllm_python")),
     *("trainer.ranks", "trainer.record_tokens", "trainer.checkpointing", "checkpointing", *START),
     *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("base_url", "api_key_var")),
     *(f"{at}.{name}" for at in ("orchestrator.client", "teacher") for name in ("timeout", "max_retries")),
-    *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib", "overlap")),
+    *(f"orchestrator.grading.{name}" for name in ("max_failed", "workers", "timeout", "memory_gib")),
 )
 """Settings, and sections of them, that don't change what a run computes, but for how it rounds, which run.json says."""
 _SERVER = "orchestrator.client.base_url"
@@ -68,14 +69,17 @@ def run_toml(config: RunConfig, kind: str) -> str:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict. Raises UserError if it isn't TOML, or can't be read."""
+    """Return a config.toml as a nested dict, without retired keys that change nothing.
+
+    Raises UserError if it isn't TOML, or can't be read.
+    """
     data = read_file(path)
     try:
         table = tomllib.loads(data.decode())
         check_plain(table, finite=False)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
-    return table
+    return without_retired(table)
 
 
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:

@@ -21,10 +21,10 @@ from hone.pages import visible
 from hone.runs.provenance import NUMERICS
 
 CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
-OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget", "push_to_hub")
+OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget")
 """Settings of a stage that are the study's to decide."""
 NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
-NEUTRAL |= {"push_to_hub": None, "detach": False}
+NEUTRAL |= {"detach": False}
 """What they are, whatever a stage's file says; each run's folder is set when it starts."""
 MODEL = {"model", "model.name"}
 """Keys that say which model a stage begins with."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hone.errors import UserError
 from hone.model.decoder import Decoder
-from hone.model.hf import hf_slices
+from hone.model.names import hf_slices
 from hone.trainer.parallel import is_sharded, share_of, whole
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import FileResponse, HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.requests import ClientDisconnect
 
 from hone.errors import UserError
-from hone.viewer import chat, curves, evals, overview, runs, samples, search
+from hone.viewer import curves, evals, overview, runs, samples, search
 from hone.viewer.card import view as card
 from hone.viewer.catalog import NotFound
 from hone.viewer.site import ASSETS, CSP, Site
@@ -24,7 +23,6 @@ PLOTLY = "plotly.min.js"
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
-    "/chat/": chat.chat,
     "/study/{name}/": runs.study,
     "/run/{slug}/": overview.run,
     "/run/{slug}/card/": card.card,
@@ -47,7 +45,6 @@ def create_app(site: Site) -> FastAPI:
     app.middleware("http")(_secure)
     for kind in (UserError, HTTPException):
         app.add_exception_handler(kind, lambda request, error: _error(site, request, error))
-    app.add_exception_handler(ClientDisconnect, lambda request, error: Response(status_code=499))
 
     def add(path: str, make: Callable[..., str]) -> None:
         def respond(request: Request) -> Response:
@@ -57,10 +54,6 @@ def create_app(site: Site) -> FastAPI:
 
     for path, make in PAGES.items():
         add(path, make)
-
-    @app.post("/chat/")
-    async def ask(request: Request) -> Response:
-        return await chat.ask(site, request)
 
     @app.get("/assets/{name}")
     def asset(name: str, request: Request) -> Response:

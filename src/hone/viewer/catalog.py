@@ -46,17 +46,6 @@ class RunState(Summary):
         """The tags in the config, `wandb.tags`."""
         return [str(tag) for tag in self.settings.get("wandb.tags") or ()]
 
-    @property
-    def server(self) -> str | None:
-        """The URL of the server that the run has started, if it is at work in mode split on this machine.
-
-        Of its config.toml, which may be anybody's, only the port is believed.
-        """
-        settings, port = self.settings, self.settings.get("inference.port")
-        if not self.pid or settings.get("mode") != "split" or "orchestrator.client.base_url" in settings:
-            return None
-        return f"http://127.0.0.1:{port}/v1" if isinstance(port, int) else None
-
 
 @dataclass(frozen=True)
 class Entry:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from importlib.metadata import version as version_of
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
 
@@ -66,15 +65,13 @@ class Links:
 class Site:
     """All pages of the runs of a catalog."""
 
-    def __init__(self, catalog: Catalog, chats: Mapping[str, str | None] = MappingProxyType({})):
+    def __init__(self, catalog: Catalog):
         self.catalog = catalog
-        self.chats = chats
-        """URLs of servers that the page /chat/ talks to, with their keys."""
 
     def page(self, template: str, here: str, title: str, **values: Any) -> str:
         """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
         text = self._templates.get_template(template).render(
-            links=Links(here), title=title, root=str(self.catalog.root), chats=bool(self.chats), **values
+            links=Links(here), title=title, root=str(self.catalog.root), **values
         )
         return text.encode("utf-8", "backslashreplace").decode()  # JSON can bring halves of characters
 

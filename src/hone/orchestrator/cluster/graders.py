@@ -181,7 +181,7 @@ class RemoteProcess:
 
 
 def arguments_for_node(arguments: Sequence[Any], code: Mapping[str, bytes], folder: Path) -> list[Any]:
-    """Return the arguments of `environments.workers.start` for this node, with the task's code in `folder` if need be.
+    """Return the arguments of `worker_main.start` for this node, with the task's code in `folder` if need be.
 
     `path` becomes this node's own, and those entries before it that the task's files are below. The folder is made if
     it is needed.

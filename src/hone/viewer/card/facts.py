@@ -7,7 +7,7 @@ card.verdict[0]  # "Better on the same 256 held-out examples: mean reward 0.412 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,18 @@ from hone.runs.files import RESTORE, read_lines
 from hone.runs.rollouts import RESULTS
 from hone.runs.summary import Summary, environments, status_text, summarize
 from hone.viewer.card import tables
-from hone.viewer.card.measures import FAILED, Change, Comparison, Evaluated, Leniency, Row, changes, compare, usable
+from hone.viewer.card.measures import (
+    FAILED,
+    Change,
+    Comparison,
+    Evaluated,
+    Leniency,
+    Level,
+    Row,
+    changes,
+    compare,
+    usable,
+)
 from hone.viewer.card.verdict import caveats, verdict
 
 Read = Callable[[Summary, Sequence[Evaluated]], Leniency]
@@ -120,6 +131,7 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     card.comparison = compare(card.evaluated[0], last)
     if card.comparison is None:
         card.evaluated, card.comparison = [last], compare(last, last)
+    card.comparison = card.comparison and _with_recorded_intervals(card, card.comparison)
     card.leniency = read(card.run, card.evaluated) if read else NOT_READ
     if not card.leniency.why_not:
         found = [card.leniency.measures(one) for one in card.evaluated]
@@ -145,3 +157,22 @@ def chosen(rows: Sequence[Row]) -> list[Sample]:
     order = sorted((row for row in rows if row["outcome"] not in FAILED), key=lambda row: -row["reward"])
     names = {len(order) - 1: "worst", len(order) // 2: "median", 0: "best"} if order else {}
     return [Sample(names[i], order[i]) for i in sorted(names)]
+
+
+def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
+    """Return the comparison with the intervals of the mean reward that the evaluations recorded: those end where
+    rewards do. If not all examples are in both, they are of other examples, and left out.
+    """
+
+    def recorded(one: Evaluated, level: Level) -> Level:
+        last = card.run.progress.evals if one.step is None else {}
+        metrics = next((line for line in card.lines if line["step"] == one.step), last)
+        env = card.env or next(iter(environments(list(metrics))), "")
+        low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
+        return level if low is None or low == high else Level(level.mean, low, high)
+
+    if found.apart:
+        return found
+    reward = found.measures["reward"]
+    ends = {"before": recorded(card.evaluated[0], reward.before), "after": recorded(card.evaluated[-1], reward.after)}
+    return replace(found, measures={**found.measures, "reward": replace(reward, **ends)})

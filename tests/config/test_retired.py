@@ -1,0 +1,105 @@
+"""Keys that hone has no more: a file's values that changed nothing are dropped, all else is refused with a remedy."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+
+from hone.config.base import BaseConfig
+from hone.config.parse import CONFIG_OF, from_settings, parse
+from hone.config.plan import PlanConfig
+from hone.config.retired import RETIRED
+from hone.config.rl import RLConfig
+from hone.config.runs import ViewConfig
+from hone.config.sft import SFTConfig
+from hone.errors import UserError
+from hone.runs.settings import changes, flat, read_toml, run_toml
+
+HARMLESS = [
+    (RLConfig, "push_to_hub", 'push_to_hub = "None"'),
+    (SFTConfig, "push_to_hub", 'push_to_hub = "None"\ndata.name = "x"'),
+    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.0"),
+    (RLConfig, "orchestrator.grading.overlap", "orchestrator.grading.overlap = false"),
+    (PlanConfig, "plan.gbit", "gbit = 10.0"),
+    (ViewConfig, "view.chat", "chat = []"),
+    (ViewConfig, "view.api_key_var", 'api_key_var = "None"'),
+]
+"""(config, key of RETIRED, line of a file that is dropped)."""
+FILES = [
+    (RLConfig, "push_to_hub", 'push_to_hub = "me/model"'),
+    (SFTConfig, "push_to_hub", '[push_to_hub]\nrepo = "me/model"'),
+    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.25"),
+    (RLConfig, "orchestrator.grading.overlap", 'orchestrator.grading.overlap = "late"'),
+    (PlanConfig, "plan.gbit", "gbit = 100"),
+    (ViewConfig, "view.chat", 'chat = ["http://localhost:8000/v1"]'),
+    (ViewConfig, "view.api_key_var", 'api_key_var = "KEY"'),
+]
+"""(config, key of RETIRED, line of a file that is refused)."""
+FLAGS = [
+    (RLConfig, "push_to_hub", "--push-to-hub me/model"),
+    (RLConfig, "push_to_hub", "--no-push-to-hub"),
+    (SFTConfig, "push_to_hub", "--push-to-hub.strategy every_save"),
+    (SFTConfig, "push_to_hub", "--push-to-hub.no-private"),
+    (RLConfig, "orchestrator.refill.cut", "--orchestrator.refill.cut 0.0"),
+    (RLConfig, "orchestrator.grading.overlap", "--no-orchestrator.grading.overlap"),
+    (PlanConfig, "push_to_hub", "--push-to-hub me/model"),
+    (PlanConfig, "plan.gbit", "--gbit 100"),
+    (ViewConfig, "view.chat", "--chat http://localhost:8000/v1"),
+    (ViewConfig, "view.api_key_var", "--api-key-var KEY"),
+]
+"""(config, key of RETIRED, flags that are refused)."""
+
+
+def test_each_retired_key_is_tried() -> None:
+    for table in (HARMLESS, FILES, FLAGS):
+        assert {name for _, name, _ in table} == RETIRED.keys()
+
+
+@pytest.mark.parametrize(("cls", "name", "line"), HARMLESS)
+def test_a_value_that_changed_nothing_is_dropped(cls: type[BaseConfig], name: str, line: str, tmp_path: Path) -> None:
+    (tmp_path / "old.toml").write_text(f"{line}\n")
+    tree = parse(cls, ["@", str(tmp_path / "old.toml")], "hone").model_dump(exclude_unset=True)
+    assert name.rpartition(".")[2] not in tree
+
+
+@pytest.mark.parametrize(("cls", "name", "line"), FILES)
+def test_another_value_is_refused(cls: type[BaseConfig], name: str, line: str, tmp_path: Path) -> None:
+    file = tmp_path / "old.toml"
+    file.write_text(f"{line}\n")
+    with pytest.raises(UserError) as caught:
+        parse(cls, ["@", str(file)], "hone")
+    assert f" in {file}: {RETIRED[name].instead}" in str(caught.value)
+
+
+@pytest.mark.parametrize(("cls", "name", "words"), FLAGS)
+def test_a_flag_is_refused(cls: type[BaseConfig], name: str, words: str) -> None:
+    with pytest.raises(UserError) as caught:
+        parse(cls, words.split(), "hone")
+    assert str(caught.value) == f"{words.split()[0]}: {RETIRED[name].instead}"
+
+
+@pytest.mark.parametrize("name", ["push_to_hub", "push_to_hub.repo"])
+def test_a_keyword_is_refused(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        from_settings(RLConfig, None, {name: "me/model"})
+    assert str(caught.value) == f"{name}: {RETIRED['push_to_hub'].instead}"
+
+
+def test_a_key_of_one_command_is_not_retired_for_another() -> None:
+    with pytest.raises(UserError, match="did you mean --"):
+        parse(RLConfig, ["--api-key-var", "KEY"], "hone rl")
+
+
+def test_a_run_that_has_a_harmless_value_is_read_as_if_it_had_none_and_another_is_shown(tmp_path: Path) -> None:
+    config, file = parse(RLConfig, ["--orchestrator.refill", "--model.name", "hone/tiny"], "rl"), tmp_path / "a.toml"
+    table = tomllib.loads(run_toml(config, "rl"))
+    for cut, overlap in ((0.0, True), (0, False), (0.0, "None"), (0.25, "None")):
+        table["orchestrator"]["refill"]["cut"], table["orchestrator"]["grading"]["overlap"] = cut, overlap
+        file.write_text(f"{CONFIG_OF}rl\n{tomli_w.dumps(table)}")
+        settings = flat(read_toml(file))
+        assert "orchestrator.grading.overlap" not in settings
+        assert settings.get("orchestrator.refill.cut", 0) == cut
+        assert cut or (parse(RLConfig, ["@", str(file)], "rl") == config and changes(settings, config, {}) == [])
