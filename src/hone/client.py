@@ -54,16 +54,6 @@ class Endpoint:
     log: Path | None = None
     section: str = "orchestrator.client"
 
-    @property
-    def connect(self) -> float:
-        """Seconds that a connection may take."""
-        return min(self.timeout, CONNECT)
-
-    @property
-    def longest(self) -> float:
-        """Seconds that a try may take in all: clients count `timeout` anew with each part of an answer."""
-        return self.connect + self.timeout
-
 
 class Refused(Halt):
     """The server's answer is that it won't: its status, its reason, and the code of that, if it has one."""
@@ -112,9 +102,11 @@ class Client:
             options["headers"] |= {"Authorization": f"Bearer {endpoint.api_key}"}
         # What waits for a connection is not late: the requests before it are at work.
         self._places = asyncio.Semaphore(endpoint.concurrency)
+        connect = min(endpoint.timeout, CONNECT)
+        self._longest = connect + endpoint.timeout  # of a try: httpx counts anew with each part of an answer
         self._http = httpx.AsyncClient(
             **options,
-            timeout=httpx.Timeout(endpoint.timeout, connect=endpoint.connect, pool=None),
+            timeout=httpx.Timeout(endpoint.timeout, connect=connect, pool=None),
             limits=httpx.Limits(max_connections=endpoint.concurrency),
             verify=endpoint.url.startswith("https"),  # certificates cost their time to load
         )
@@ -147,7 +139,7 @@ class Client:
                 raise self.over
             asked = None
             try:
-                async with self._places, asyncio.timeout(min(endpoint.longest, ends - time.monotonic())):
+                async with self._places, asyncio.timeout(min(self._longest, ends - time.monotonic())):
                     answer = await self._http.request(method, url, json=body)
             except (httpx.ReadTimeout, TimeoutError):
                 remedy = f"raise {endpoint.section}.timeout{log}"
@@ -162,7 +154,7 @@ class Client:
             else:
                 if answer.is_success:
                     return answer
-                status, (reason, code) = answer.status_code, _refusal(answer.text)
+                status, (reason, code) = answer.status_code, refusal_in(answer.text)
                 if code == "insufficient_quota" or not may_pass(status):
                     raise Refused(url, status, reason, code)
                 problem = gone(f"status {status}: {reason}", status, reason)
@@ -174,7 +166,7 @@ class Client:
             await self._sleep(wait)
 
 
-def _refusal(text: str) -> tuple[str, Any]:
+def refusal_in(text: str) -> tuple[str, Any]:
     """Return the reason that a server gives in the body of a refusal, in one line, and the code of it."""
     try:
         body = json.loads(text)
@@ -184,11 +176,6 @@ def _refusal(text: str) -> tuple[str, Any]:
     except (ValueError, AttributeError, RecursionError):
         code = None
     return one_line(text) or "without a reason", code
-
-
-def reason_in(text: str) -> str:
-    """Return the reason that a server gives in the body of a refusal, in one line."""
-    return _refusal(text)[0]
 
 
 def delay(attempt: int, asked: float | None, sample_id: str) -> float:
