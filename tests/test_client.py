@@ -7,7 +7,7 @@ import time
 from email.utils import formatdate
 
 import pytest
-from fake_openai import FakeOpenAI, Say, Status
+from fake_openai import Drop, FakeOpenAI, Say, Status
 
 from hone.client import LONGEST_RETRY_AFTER, LONGEST_WAIT, Client, Endpoint, Gone, Refused, delay
 from hone.web import MIB, retry_after
@@ -50,10 +50,12 @@ def asked(server: FakeOpenAI, waits: list[float], **endpoint) -> str:
 
 def test_what_may_pass_is_tried_again_and_what_may_not_once():
     waits: list[float] = []
-    answers = iter([Status(429, headers={"retry-after": "9"}), Status(425), Status(502), Say("there")])
+    bad = [Status(429, headers={"retry-after": "9"}), Status(425), Drop(), Status(502), Drop(midway=True), Status(408)]
+    answers = iter([*bad, Say("there")])
     with FakeOpenAI(lambda body: next(answers)) as server:
         assert asked(server, waits) == "there"
-    assert waits == [9.0, delay(1, None, "name"), delay(2, None, "name")]
+    assert waits == [9.0, *(delay(attempt, None, "name") for attempt in range(1, 6))]
+    assert all(0.5 * 2**attempt <= wait <= 2**attempt for attempt, wait in enumerate(waits) if attempt)
     for status, code in ((400, None), (501, None), (429, "insufficient_quota")):
         with FakeOpenAI(lambda body: Status(status, "no", error_code=code)) as server:  # noqa: B023
             with pytest.raises(Refused) as refused:

@@ -103,6 +103,7 @@ class ChatClient(Client):
         try:
             body = answer.json()
             choice, usage = body["choices"][0], body.get("usage") or {}
+            counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
             message, reason = choice["message"], choice.get("finish_reason")
             turn: Message = {"role": "assistant", "content": message.get("content") or ""}
             if message.get("tool_calls"):
@@ -116,9 +117,8 @@ class ChatClient(Client):
             messages=[*messages, turn],
             stop_reason="length" if reason == "length" else "stop",
             sample_id=sample_id,
-            prompt_tokens=usage.get("prompt_tokens"),
-            completion_tokens=usage.get("completion_tokens"),
             seconds=answer.elapsed.total_seconds(),
+            **counts,
         )
 
     async def _refuse_hopeless(self, model: str, error: Refused) -> None:
