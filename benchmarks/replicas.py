@@ -23,7 +23,7 @@ from typing import Any
 from recording import show
 
 from hone import rng
-from hone.inference.endpoint import Endpoint
+from hone.client import Endpoint
 from hone.inference.types import SamplingParams
 from hone.inference.vllm.server import free_port
 from hone.model.chat import load_renderer

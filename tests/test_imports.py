@@ -32,8 +32,8 @@ LEVELS = [
     {"grading", "algorithms", "model", "pages", "transport"},
     {"runs"},
     {"config"},
-    {"digests", "trust"},
-    {"types", "errors", "rng", "redaction", "terminal", "web"},
+    {"digests", "trust", "client"},
+    {"types", "errors", "rng", "redaction", "terminal", "web", "processes"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
@@ -93,6 +93,20 @@ def test_rooms_import_downwards_only(module: Path) -> None:
             continue
         assert room != "__init__", f"{module} imports {name}: `import hone` must stay light"
         assert LEVEL[parts[1]] > LEVEL[room], f"{module.relative_to(ROOT)} imports {name}, which is not below {room}"
+
+
+def test_processes_are_started_and_ended_in_one_place() -> None:
+    """What runs in a grader's process needs nothing of hone."""
+    words = re.compile(r"killpg|prctl|Popen\(|start_new_session|preexec_fn|subprocess_exec|setsid")
+    found = {str(module.relative_to(SOURCE)) for module in modules() if words.search(module.read_text())}
+    assert found == {"processes.py", "grading/process_main.py"}
+
+
+def test_requests_to_servers_are_tried_again_in_one_place() -> None:
+    """The rest of httpx: streams of events, a probe for vLLM's health, and the client that a program gets."""
+    words = re.compile(r"\b(may_pass|retry_after|delay)\(|httpx\.(Async)?Client\(")
+    found = {str(module.relative_to(SOURCE)) for module in modules() if words.search(module.read_text())}
+    assert found == {"client.py", "web.py", "orchestrator/agent_host.py"}
 
 
 def test_tasks_see_the_environment_layer_only() -> None:

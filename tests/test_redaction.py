@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from hone.cli import _fail
+from hone.client import api_key, one_line
 from hone.config.servers import ClientConfig
 from hone.grading import GraderFailure
-from hone.inference.endpoint import api_key, one_line
 from hone.orchestrator.agents import writable
 from hone.orchestrator.child import Child, Log
 from hone.redaction import redact

@@ -13,14 +13,14 @@ from typing import Any
 
 import pytest
 
+from hone.client import Endpoint, Late, Refused
 from hone.config.shared import server_url
 from hone.environments.services import HTTPReward, Judge, record_in
 from hone.errors import Halt, UserError
 from hone.evaluation import client as chat_client
 from hone.evaluation.client import ChatClient, Failure
 from hone.inference import client as server_client
-from hone.inference.client import Late, Refused, ServerClient
-from hone.inference.endpoint import Endpoint
+from hone.inference.client import ServerClient
 from hone.planning.doctor import Subject, check_hub
 from hone.types import Reply
 from hone.web import MIB, is_local, shown_url, without_local_proxy

@@ -9,7 +9,6 @@ import ipaddress
 import math
 import re
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Mapping
 from email.utils import parsedate_to_datetime
@@ -86,9 +85,7 @@ def client_options(url: str, largest: int) -> dict[str, Any]:
     async def bound(response: Any) -> None:
         if response.headers.get("content-encoding", "identity") != "identity":
             raise TooLarge("the answer is compressed, though the request forbids it")
-        # openai brings a fork of httpx, whose streams are called alike
-        library = sys.modules[type(response).__module__.partition(".")[0]]
-        response.stream = _bounded(library.AsyncByteStream, response.stream, largest)
+        response.stream = _bounded(response.stream, largest)
 
     return {
         "trust_env": not is_local(url),
@@ -98,8 +95,10 @@ def client_options(url: str, largest: int) -> dict[str, Any]:
     }
 
 
-def _bounded(base: type, stream: Any, largest: int) -> Any:
-    class Bounded(base):
+def _bounded(stream: Any, largest: int) -> Any:
+    import httpx
+
+    class Bounded(httpx.AsyncByteStream):
         async def __aiter__(self) -> AsyncIterator[bytes]:
             count = 0
             async for part in stream:

@@ -15,8 +15,8 @@ import torch
 import uvicorn
 
 from hone import rng
+from hone.client import Endpoint
 from hone.commands.serving import listen, settings
-from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from fake_openai import FakeOpenAI, Say, Status
 
+from hone import client
 from hone.cli import call
 from hone.composition import evaluating
 from hone.environments import load_environment
-from hone.evaluation import client
 
 
 def vf_eval(*words: str) -> int:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from processes import wait_until_gone
 
 from hone.commands.split import roles, run_split, serve_config, variables
 from hone.config.inference import ServeConfig
@@ -144,17 +143,3 @@ def test_the_launcher_loads_nothing_heavy():
     program = "import sys\nbefore = {*sys.modules}\nimport hone.orchestrator.launch\nprint(*{*sys.modules} - before)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {name.split(".")[0] for name in done.stdout.split()} <= {*sys.stdlib_module_names, "hone"}
-
-
-def test_where_the_kernel_does_not_a_thread_ends_a_role_with_its_launcher():
-    """Here the launcher is a program that starts one role, and is killed."""
-    role = "import os; from hone.commands.detach import end_with; launcher = os.getppid(); "
-    role += "print(os.getpid(), flush=True); end_with(launcher)"
-    start = f"subprocess.Popen([sys.executable, '-c', {role!r}], start_new_session=True)"
-    parent = f"import subprocess, sys, time; {start}; time.sleep(3600)"
-    launcher = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
-    pid = int(launcher.stdout.readline())
-    launcher.kill()
-    launcher.wait()
-    wait_until_gone({pid})

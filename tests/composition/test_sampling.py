@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from hone.client import Endpoint
 from hone.composition import sampling
 from hone.composition.evaluating import local_sampling
 from hone.config.rl import RLConfig
 from hone.config.shared import SamplingConfig
 from hone.errors import UserError
-from hone.inference.endpoint import Endpoint
 from hone.inference.types import SamplingParams, sampling_params
 from hone.orchestrator.reach import Server
 

@@ -18,6 +18,7 @@ import pandas
 import pytest
 
 from hone import trust
+from hone.client import Endpoint
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import GradingConfig
@@ -26,7 +27,6 @@ from hone.environments.functions import given_task, place_of
 from hone.environments.kept_source import kept_source
 from hone.errors import UserError
 from hone.evaluation.remote import evaluate_url
-from hone.inference.endpoint import Endpoint
 from hone.types import Outcome, Reply, Trajectory
 
 ROOT = Path(__file__).parents[2]

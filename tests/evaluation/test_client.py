@@ -8,9 +8,9 @@ import threading
 import pytest
 from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
 
+from hone.client import Endpoint
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
-from hone.inference.endpoint import Endpoint, delay
 from hone.types import Reply
 
 
@@ -60,18 +60,7 @@ def test_the_body_is_sent_as_it_is_and_the_key_as_a_bearer_token(monkeypatch):
         ask(server.url, body=body)
     sent = {"model": "toy", "messages": [{"role": "user", "content": "0"}]} | body
     assert server.bodies == [sent, sent]
-    assert [h["authorization"] for h in server.headers] == ["Bearer sk-1", "Bearer none"]
-
-
-def test_failures_that_pass_are_tried_again_after_growing_waits():
-    bad = [Status(429), Status(500), Drop(), Status(503), Drop(midway=True), Status(408)]
-    waits: list[float] = []
-    with FakeOpenAI(in_turn(*bad, Say("at last"))) as server:
-        (reply,), client = ask(server.url, waits=waits)
-    assert reply.messages[-1]["content"] == "at last"
-    assert (client.retries, len(server.bodies)) == (6, 7)
-    assert waits == [delay(attempt, None, "0-0-0") for attempt in range(6)]
-    assert all(0.5 * 2**attempt <= wait <= 2**attempt for attempt, wait in enumerate(waits))
+    assert [h.get("Authorization") for h in server.headers] == ["Bearer sk-1", None]
 
 
 def test_a_slow_answer_is_given_up_and_asked_for_again():
@@ -201,11 +190,3 @@ def test_a_key_that_is_missing_or_wrong_is_said_before_anything_is_sampled():
         with pytest.raises(UserError, match=r"does not accept the key \(Incorrect API key provided\.\)"):
             served(server.url, api_key="sk-wrong")
         assert list(served(server.url, api_key="sk-right")) == ["toy"]
-
-
-def test_a_proxy_of_the_environment_is_not_used_for_this_machine(monkeypatch):
-    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")  # nothing listens there
-    monkeypatch.delenv("NO_PROXY", raising=False)
-    monkeypatch.delenv("no_proxy", raising=False)
-    with FakeOpenAI() as server:
-        assert list(served(server.url)) == ["toy"]

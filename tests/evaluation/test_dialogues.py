@@ -12,12 +12,11 @@ import guessing
 import pytest
 from fake_openai import FakeOpenAI, Say, Status
 
-from hone import rng
+from hone import client, rng
 from hone.cli import call
+from hone.client import Endpoint
 from hone.environments import Environment
-from hone.evaluation import client
 from hone.evaluation.remote import evaluate_url
-from hone.inference.endpoint import Endpoint
 from hone.types import Outcome
 
 ADD = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}

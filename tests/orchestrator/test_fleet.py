@@ -13,8 +13,8 @@ import pytest
 import torch
 from real_server import RENDERER, Served, endpoint, random_model, requests, same, serving, until
 
+from hone.client import Gone
 from hone.errors import Halt
-from hone.inference.client import Gone
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.decoder import Decoder

@@ -11,11 +11,11 @@ import pytest
 from fake_openai import FakeOpenAI, Raw
 from real_server import random_model, serving
 
+from hone.client import Gone
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.config.servers import TeacherConfig
 from hone.errors import Halt, UserError
-from hone.inference.client import Gone
 from hone.inference.engine import Engine
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import VOCAB_SIZE

@@ -16,9 +16,9 @@ import openai
 import pytest
 import torch
 
+from hone.client import refusal_in
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.inference.client import reason_in
 from hone.inference.vllm.server import free_port
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
@@ -54,7 +54,7 @@ class Served:
         headers, body = {"Authorization": "Bearer sesame"}, {"path": str(path.resolve()), "version": version}
         answer = httpx.post(self.url.removesuffix("/v1") + "/update_weights", json=body, headers=headers, timeout=600)
         if not answer.is_success:
-            raise UserError(reason_in(answer.text))
+            raise UserError(refusal_in(answer.text)[0])
 
     @property
     def version(self) -> int:

@@ -22,10 +22,10 @@ from processes import descendants
 from recorded import PARITY
 
 from hone.cli import main
+from hone.client import Endpoint
 from hone.config.servers import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
-from hone.inference.endpoint import Endpoint
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.inference.vllm import VllmServer

@@ -23,8 +23,8 @@ from processes import descendants, wait_until_gone
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from hone.client import Endpoint
 from hone.errors import UserError
-from hone.inference.endpoint import Endpoint
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config

@@ -22,10 +22,10 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 from hone.errors import UserError
+from hone.processes import Process, end_with
 
 DETACHED = "HONE_DETACHED"
 """Marks the process in the background, and hands it the command as it was typed and the pipe to report on."""
@@ -49,14 +49,13 @@ def start(name: str, argv: list[str]) -> int:
     # Files, not pipes: the process in the background must not depend on someone who reads.
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         try:
-            child = subprocess.Popen(
+            child = Process(
                 [sys.executable, "-P", "-m", "hone.cli", *name.split(), *argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
                 pass_fds=[report_end],
                 env=os.environ | {DETACHED: json.dumps({"command": sys.argv, "report": report_end})},
-                start_new_session=True,
             )
             os.close(report_end)
             message, ended, passed_on = b"", False, {out: 0, err: 0}
@@ -68,13 +67,13 @@ def start(name: str, argv: list[str]) -> int:
                     while text := os.pread(output.fileno(), 2**16, passed_on[output]):
                         passed_on[output] += os.write(stream, text)
                 if received:
-                    child.terminate()
+                    child.send(signal.SIGTERM)
         finally:
             os.close(report)
             for number, handler in before.items():
                 signal.signal(number, handler)
     if not message:
-        code = child.wait()
+        code = child.wait() or 0
         if received:
             print("\nStopped before the run began.", file=sys.stderr)
             return 128 + received[-1]
@@ -121,10 +120,3 @@ def end_with_launcher() -> None:
     launcher = os.environ.pop(LAUNCHER, None)
     if launcher is not None and sys.platform != "linux":  # where the kernel kills it
         threading.Thread(target=end_with, args=(int(launcher),), daemon=True).start()
-
-
-def end_with(launcher: int) -> None:
-    """Wait until this process has another parent than `launcher`, and kill its group then."""
-    while os.getppid() == launcher:
-        time.sleep(1)
-    os.killpg(0, signal.SIGKILL)

@@ -12,12 +12,12 @@ import socket
 import sys
 from pathlib import Path
 
+from hone.client import api_key
 from hone.commands.serving import is_local, listen, serve
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
 from hone.config.inference import ServeConfig
 from hone.errors import UserError
-from hone.inference.endpoint import api_key
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB, KV_GIB
 from hone.inference.server.app import create_app

@@ -29,6 +29,7 @@ from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
 from hone.model.fetch import KNOWN
+from hone.processes import Process
 from hone.runs.display import say
 from hone.runs.outputs import run_info
 
@@ -130,22 +131,22 @@ def run_command(words: list[str]) -> float:
     What ends this process is passed on, so that the command saves. Raises CalledProcessError with the exit code.
     """
     say(f"\n$ {shlex.join(words)}")
-    start, running, early = time.monotonic(), list[subprocess.Popen[bytes]](), list[int]()
+    start, running, early = time.monotonic(), list[Process](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library
     words = [sys.executable, "-P", "-m", "hone.cli", *(words[1:] if words[0] == "hone" else words)]
 
     def pass_on(number: int, _: Any) -> None:
         for process in running:
-            process.send_signal(number)
+            process.send(number)
         early.extend([] if running else [number])
 
     heard = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
     before = {number: signal.signal(number, pass_on) for number in heard}
     try:
-        # A process group of its own: else a terminal's Ctrl-C comes twice, and the second one does not wait.
-        running.append(subprocess.Popen(words, env=os.environ | {"GOMP_SPINCOUNT": "3000"}, process_group=0))
+        # A terminal's Ctrl-C would come twice to one of this group, and the second one does not wait.
+        running.append(Process(words, env=os.environ | {"GOMP_SPINCOUNT": "3000"}))
         for number in early:
-            running[0].send_signal(number)
+            running[0].send(number)
         code = running[0].wait()
     finally:
         for number, handler in before.items():

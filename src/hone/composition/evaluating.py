@@ -33,7 +33,7 @@ from hone.orchestrator.groups import check_prompts
 from hone.runs.outputs import LOCK, Lock, check_target
 
 if TYPE_CHECKING:
-    from hone.inference.endpoint import Endpoint
+    from hone.client import Endpoint
 
 Progress = Callable[[int, int], None]
 """Gets how many completions are done, of how many."""
@@ -151,7 +151,7 @@ def _with_model(config: EvalConfig) -> tuple[EvalConfig, bool]:
 
 def _endpoint(config: EvalConfig) -> Endpoint:
     """Return the server. Raises UserError if the variable of the API key is not set."""
-    from hone.inference.endpoint import Endpoint, api_key
+    from hone.client import Endpoint, api_key
 
     assert config.base_url is not None
     key = api_key(config.api_key_var, "-k")

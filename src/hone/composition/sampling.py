@@ -10,8 +10,8 @@ from functools import partial
 
 import torch
 
+from hone.client import Endpoint, api_key
 from hone.config.rl import SAMPLED_BY, RLConfig
-from hone.inference.endpoint import Endpoint, api_key
 from hone.inference.vllm import VllmServer
 from hone.inference.vllm.server import check_device, find_vllm
 from hone.model.chat import ChatRenderer

@@ -19,13 +19,13 @@ import math
 import os
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, ClassVar, Literal
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
+from hone.client import Client, Endpoint, Gone, Late, Refused
 from hone.config.shared import server_url
 from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
@@ -33,7 +33,7 @@ from hone.errors import UserError
 from hone.redaction import add_key_variable, redact
 from hone.runs.outputs import JUDGEMENTS
 from hone.types import LARGEST_REWARD, content_hash
-from hone.web import MIB, TooLarge, client_options, may_pass, retry_after, shown_url
+from hone.web import MIB, TooLarge, shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
 """Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
@@ -85,40 +85,24 @@ class Service:
 
     async def _post(self, url: str, body: dict[str, Any]) -> Any:
         """Return what the service answers in JSON, after as many tries as it takes, within `patience`."""
-        import httpx
-
         shown = shown_url(url)
         if url.endswith("?…"):
             raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")
         key = os.environ.get(self.api_key_env or "", "none" if self.api_key_env else "").strip()
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        problem: Exception = RuntimeError(f"{shown} was not asked")
-        ends = time.monotonic() + self.patience
-        async with httpx.AsyncClient(**client_options(url, LARGEST_ANSWER), timeout=self.timeout) as client:
-            for attempt in range(self.retries + 1):
-                wait = min(0.5 * 2**attempt, 8.0)
-                try:
-                    async with asyncio.timeout(min(self.timeout, ends - time.monotonic())):
-                        answer = await client.post(url, json=body, headers=headers)
-                    text = redact(answer.text)
-                    if answer.is_success:
-                        return _json(text, shown)
-                    problem = RuntimeError(f"{shown} answered with {answer.status_code}: {text[:300]!r}")
-                    wait = max(wait, retry_after(answer.headers) or 0.0)
-                    if answer.is_redirect:
-                        raise RuntimeError(f"{shown} answered with {answer.status_code}, a redirect: give its last URL")
-                    if not may_pass(answer.status_code):
-                        raise problem
-                except TooLarge as error:
-                    raise ValueError(f"{shown} gives no answer that could be read: {error}") from None
-                except TimeoutError:
-                    problem = RuntimeError(f"{shown} did not answer within {self.timeout:g} s")
-                except httpx.TransportError as error:
-                    problem = RuntimeError(f"{shown} does not answer ({type(error).__name__})")
-                if attempt == self.retries or time.monotonic() + wait >= ends:
-                    break
-                await asyncio.sleep(wait)
-        raise problem
+        endpoint = Endpoint(url, key, 1, self.timeout, self.retries, self.patience)
+        try:
+            async with Client(endpoint, LARGEST_ANSWER) as client:
+                answer = await client.request("POST", url, body, content_hash(body))
+        except TooLarge as error:
+            raise ValueError(f"{shown} gives no answer that could be read: {error}") from None
+        except Late:
+            raise RuntimeError(f"{shown} did not answer within {self.timeout:g} s") from None
+        except (Refused, Gone) as error:
+            if isinstance(error, Gone) and error.status is None:
+                raise RuntimeError(f"{shown} does not answer ({type(error.cause).__name__})") from None
+            how = "a redirect: give its last URL" if isinstance(error, Refused) and error.status < 400 else error.reason
+            raise RuntimeError(f"{shown} answered with {error.status}: {how}") from None
+        return _json(redact(answer.text), shown)
 
     def _within(self, number: Any, low: float, high: float, reply: str) -> float:
         """Return a service's number. Raises ValueError if it is none, or not within its bounds."""

@@ -14,10 +14,10 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response
 
+from hone.client import Endpoint
 from hone.environments.agents import AgentEnv, Rewarded
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
-from hone.inference.endpoint import Endpoint
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.orchestrator.agent_host import Host, chat_response
 from hone.orchestrator.agents import (

@@ -3,7 +3,7 @@
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
-What may pass is tried again, as `hone.inference.endpoint` says. What is refused otherwise, or once too often, is a
+What may pass is tried again, as `hone.client` says. What is refused otherwise, or once too often, is a
 `Failure`. A key that is wrong, or a model that is not there, ends all (UserError) as long as nothing has succeeded. A
 server that has gone for good is not waited for again with each request.
 """
@@ -12,19 +12,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import Any
 from urllib.parse import urlsplit
 
-from hone.errors import UserError
-from hone.inference.endpoint import Endpoint, delay, one_line
+from hone.client import Client, Endpoint, Gone, Late, Refused, one_line
+from hone.errors import Halt, UserError
 from hone.types import Message, Reply
-from hone.web import MIB, TooLarge, client_options, may_pass, retry_after
-
-if TYPE_CHECKING:
-    from openai import AsyncOpenAI
+from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 64 * MIB
 LISTING = 10.0
@@ -38,54 +34,33 @@ class Failure:
     reason: str
 
 
-class ChatClient:
-    """Sends requests to one server, inside one event loop; `async with` closes it.
-
-    `retries` counts the tries after a first one; `succeeded` the requests that were answered.
-    """
+class ChatClient(Client):
+    """A client of a server that speaks OpenAI's chat protocol; `succeeded` counts the requests that were answered."""
 
     def __init__(self, endpoint: Endpoint, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        from openai import AsyncOpenAI, DefaultAsyncHttpxClient, Timeout
-
-        self.endpoint = endpoint
-        self.retries = self.succeeded = 0
-        self._sleep = sleep
-        self._gone = ""
-        timeout = Timeout(endpoint.timeout, connect=endpoint.connect)
-        http = DefaultAsyncHttpxClient(timeout=timeout, **client_options(endpoint.url, LARGEST_ANSWER))
-        key = endpoint.api_key or "none"  # the library wants one; servers without keys ignore it
-        self._openai: AsyncOpenAI = AsyncOpenAI(
-            base_url=endpoint.url, api_key=key, max_retries=0, timeout=timeout, http_client=http
-        )
-
-    async def __aenter__(self) -> ChatClient:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._openai.close()
+        super().__init__(endpoint, LARGEST_ANSWER, sleep)
+        self.succeeded = 0
+        self._root = endpoint.url.rstrip("/")
 
     async def served(self, model: str | None) -> dict[str, str]:
         """Return the owners of the models that the server lists, by their ids; empty if it has no list.
 
         Raises UserError if none answers or it wants a key.
         """
-        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
-
         try:
-            page = await self._list()
-            return {entry.id: entry.owned_by or "" for entry in page.data}
-        except APIConnectionError as error:
-            if _refused(error) or not isinstance(error, APITimeoutError):
+            return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
+        except Refused as error:
+            if error.status in (401, 403):
+                raise UserError(self._wants_key(error)) from None
+        except Gone as error:
+            if error.status is None:
                 port = urlsplit(self.endpoint.url).port
                 words = f"inference --model.name {model or 'MODEL'}{f' --port {port}' if port and port != 8000 else ''}"
                 raise UserError(
                     f"nothing answers at {self.endpoint.url} ({_cause(error)}): start a server with `{words}` in "
                     "another terminal, or give the URL of one that runs with -b"
                 ) from None
-        except APIStatusError as error:
-            if error.status_code in (401, 403):
-                raise UserError(self._wants_key(error)) from None
-        except (OpenAIError, TooLarge, TimeoutError, ValueError, TypeError, AttributeError):
+        except (Late, TooLarge, ValueError, TypeError, AttributeError, KeyError):
             pass  # answers, but has no list of models that could be read: the requests will show what it can do
         return {}
 
@@ -96,79 +71,64 @@ class ChatClient:
 
         `body` holds everything but model and messages: `max_tokens`, `temperature`, …
         """
-        from openai import APIConnectionError, APIStatusError, APITimeoutError, OpenAIError
-
-        before, reason, timeout = self.succeeded, "", self.endpoint.timeout
-        for attempt in range(self.endpoint.max_retries + 1):
-            if self._gone:
-                return Failure(self._gone)
-            wait = None
-            try:
-                async with asyncio.timeout(self.endpoint.longest):
-                    reply = await self._once(model, messages, body, sample_id)
-            except TimeoutError:
-                reason = f"no answer within {timeout:g} s"
-            except TooLarge as error:
+        before, whole = self.succeeded, {"messages": messages, "model": model, **body}
+        try:
+            answer = await self.request("POST", f"{self._root}/chat/completions", whole, sample_id)
+        except TooLarge as error:
+            return Failure(str(error))
+        except Refused as error:
+            if not self.succeeded:
+                await self._refuse_hopeless(model, error)
+            return Failure(f"status {error.status}: {error.reason}")
+        except (Gone, Late) as error:
+            if error is self.over:
                 return Failure(str(error))
-            except APIConnectionError as error:
-                if isinstance(error.__cause__, TooLarge):  # as older versions of openai have it
-                    return Failure(str(error.__cause__))
-                reason = f"the connection was lost ({_cause(error)})"
-                if _refused(error):
-                    reason = f"nothing answers ({_cause(error)})"
-                elif isinstance(error, APITimeoutError):
-                    reason = f"no answer within {timeout:g} s"
-            except APIStatusError as error:
-                reason = f"status {error.status_code}: {_reason(error)}"
-                if error.code == "insufficient_quota" or not may_pass(error.status_code):
-                    if not self.succeeded:
-                        await self._refuse_hopeless(model, error)
-                    return Failure(reason)
-                wait = retry_after(error.response.headers)
-            except (OpenAIError, ValueError, TypeError) as error:
-                return Failure(f"the answer is no chat completion ({one_line(str(error))})")
+            if isinstance(error, Late):
+                reason = f"no answer within {self.endpoint.timeout:g} s"
+            elif error.status is not None:
+                reason = f"status {error.status}: {error.reason}"
             else:
-                self.succeeded += isinstance(reply, Reply)
-                return reply
-            if attempt < self.endpoint.max_retries:
-                self.retries += 1
-                await self._sleep(delay(attempt, wait, sample_id))
-        if self.succeeded == before and not await self._answers():
-            self._gone = f"the server no longer answers ({reason})"
-        return Failure(f"{reason}; gave up after {self.endpoint.max_retries + 1} tries")
+                refused = type(error.cause).__name__ in ("ConnectError", "ConnectTimeout")
+                reason = f"{'nothing answers' if refused else 'the connection was lost'} ({_cause(error)})"
+            if self.succeeded == before and not await self._answers():
+                self.over = Gone(f"the server no longer answers ({reason})", None)
+            return Failure(f"{reason}; gave up after {self.endpoint.max_retries + 1} tries")
+        except ValueError as error:
+            return Failure(f"the request cannot be sent ({one_line(str(error))})")
+        reply = self._read(answer, messages, sample_id)
+        self.succeeded += isinstance(reply, Reply)
+        return reply
 
-    async def _once(self, model: str, messages: Any, body: dict[str, Any], sample_id: str) -> Reply | Failure:
-        began = time.perf_counter()
-        answer = await self._openai.chat.completions.create(model=model, messages=messages, extra_body=body)
-        seconds = time.perf_counter() - began
-        choices = getattr(answer, "choices", None)
-        if not choices or choices[0].message is None:
-            return Failure(f"the answer is no chat completion ({one_line(str(answer))}): does the URL end in /v1?")
-        message, reason, usage = choices[0].message, choices[0].finish_reason, answer.usage
+    def _read(self, answer: Any, messages: list[Message], sample_id: str) -> Reply | Failure:
+        try:
+            body = answer.json()
+            choice, usage = body["choices"][0], body.get("usage") or {}
+            counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+            message, reason = choice["message"], choice.get("finish_reason")
+            turn: Message = {"role": "assistant", "content": message.get("content") or ""}
+            if message.get("tool_calls"):
+                turn["tool_calls"] = [_call(call) for call in message["tool_calls"]]
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            return Failure(f"the answer is no chat completion ({one_line(answer.text)}): does the URL end in /v1?")
         if reason == "content_filter":
             return Failure("the server's content filter withheld the completion")
-        turn: Message = {"role": "assistant", "content": message.content or ""}
-        if message.tool_calls:
-            turn["tool_calls"] = [_call(call.model_dump(warnings=False)) for call in message.tool_calls]
-        extra = message.model_extra or {}
-        turn |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
+        turn |= {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
         return Reply(
             messages=[*messages, turn],
             stop_reason="length" if reason == "length" else "stop",
             sample_id=sample_id,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            completion_tokens=usage.completion_tokens if usage else None,
-            seconds=seconds,
+            seconds=answer.elapsed.total_seconds(),
+            **counts,
         )
 
-    async def _refuse_hopeless(self, model: str, error: Any) -> None:
+    async def _refuse_hopeless(self, model: str, error: Refused) -> None:
         """Raise UserError if all requests will be refused like this first one."""
-        url, reason = self.endpoint.url, _reason(error)
-        if error.status_code in (401, 403):
+        url, reason = self.endpoint.url, error.reason
+        if error.status in (401, 403):
             raise UserError(self._wants_key(error))
         if error.code == "insufficient_quota":
             raise UserError(f"{url} refuses the account: {reason}")
-        if error.status_code != 404:
+        if error.status != 404:
             return
         names = list(await self.served(model))
         if names and model not in names:
@@ -178,27 +138,26 @@ class ChatClient:
             "and the name after -m"
         )
 
-    def _wants_key(self, error: Any) -> str:
+    def _wants_key(self, error: Refused) -> str:
         given = "does not accept the key" if self.endpoint.api_key else "wants an API key"
         return (
-            f"{self.endpoint.url} {given} ({_reason(error)}): name the environment variable that holds it with -k, as "
+            f"{self.endpoint.url} {given} ({error.reason}): name the environment variable that holds it with -k, as "
             "in `-k OPENAI_API_KEY`"
         )
 
     async def _list(self) -> Any:
-        async with asyncio.timeout(LISTING):
-            return await self._openai.models.list(timeout=LISTING)
+        endpoint = replace(self.endpoint, timeout=LISTING, patience=LISTING, max_retries=0)
+        async with Client(endpoint, LARGEST_ANSWER) as client:
+            return await client.request("GET", f"{self._root}/models")
 
     async def _answers(self) -> bool:
         """Return False if the server is not there: no connection, or a gateway that says so."""
-        from openai import APIConnectionError, APIStatusError
-
         try:
             await self._list()
-        except (APIConnectionError, TimeoutError):
-            return False
-        except Exception as error:
-            return not isinstance(error, APIStatusError) or error.status_code < 500
+        except (Refused, Gone) as error:
+            return error.status is not None and error.status < 500
+        except (Halt, TooLarge) as error:
+            return isinstance(error, TooLarge)
         return True
 
 
@@ -211,19 +170,5 @@ def _call(call: dict[str, Any]) -> dict[str, Any]:
     return {"id": call.get("id"), "type": "function", "function": named}
 
 
-def _refused(error: Any) -> bool:
-    return type(error.__cause__).__name__ in ("ConnectError", "ConnectTimeout")
-
-
-def _cause(error: Any) -> str:
-    cause = error.__cause__ or error
-    return one_line(str(cause)) or type(cause).__name__
-
-
-def _reason(error: Any) -> str:
-    """Return why the server refuses, in its words, in one line."""
-    body = error.body
-    if isinstance(body, dict):
-        body = body.get("message") or body.get("detail") or body
-    text = body if isinstance(body, str) else json.dumps(body, default=str) if body else ""
-    return one_line(text) or "without a reason"
+def _cause(error: Gone) -> str:
+    return one_line(str(error.cause)) or type(error.cause).__name__

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from hone import rng
+from hone.client import HONE, Endpoint
 from hone.environments import Environment
 from hone.environments.agents import AgentEnv
 from hone.environments.environment import NEEDS_IDS
@@ -19,7 +20,6 @@ from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
 from hone.evaluation.dialogues import Dialogues
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
-from hone.inference.endpoint import HONE, Endpoint
 from hone.types import Reply
 
 RESERVED = {

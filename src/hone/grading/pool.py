@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import contextlib
 import glob
-import itertools
 import json
 import os
 import queue
@@ -36,6 +35,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from hone import processes
 from hone.errors import Halt, UserError
 from hone.grading.inline import GraderFailure, cut
 from hone.types import Outcome
@@ -65,7 +65,6 @@ _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS"
 """One thread each, for there is a process per core, and threads take address space that is limited."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
 """Signals that a user or the system (short of memory) ends a process by; others come of what it does itself."""
-_numbers = itertools.count()
 
 
 class StartFailure(Halt):
@@ -111,8 +110,7 @@ class Ended:
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
         how = "was killed" if self.code is None else f"ended with {self.code}"
         if self.code is not None and self.code < 0:
-            names = {one.value: one.name for one in signal.Signals}
-            how = f"was ended by {names.get(-self.code, f'signal {-self.code}')}"
+            how = f"was ended by {processes.signal_name(-self.code)}"
         detail = f"the process that was {doing} {how}: {self.words}".rstrip(": ")
         return GraderFailure(Outcome.GRADER_ERROR, detail, killed=self.killed)
 
@@ -131,31 +129,28 @@ class Process:
         self.ready = False
         self._late = time.monotonic() + START_SECONDS
         self._status, status = os.pipe()
-        marker = f"HONE_GRADER={os.getpid()}-{next(_numbers)}"
-        name, _, value = marker.partition("=")
         with tempfile.TemporaryFile() as words:
             kept = os.dup(words.fileno())
             try:
-                popen = subprocess.Popen(
+                keeper = processes.Process(
                     # -P: the folder of `process_main.py`, with its `math.py`, stays off the path.
                     [python, "-P", _MAIN, str(status)],
+                    env={**os.environ, **_ENVIRONMENT, **environment},
+                    mark="HONE_GRADER",
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=words,
                     bufsize=0,
                     pass_fds=[status],
-                    start_new_session=True,  # Ctrl-C is not for it
-                    env={**os.environ, **_ENVIRONMENT, **environment, name: value},
                 )
             finally:
                 os.close(status)
-        assert popen.stdin is not None and popen.stdout is not None
-        self._questions, self._answers, self.pid = popen.stdin.fileno(), popen.stdout.fileno(), popen.pid
+        self._questions, self._answers, self.pid = keeper.stdin.fileno(), keeper.stdout.fileno(), keeper.pid
         for fd in (self._questions, self._answers):
             os.set_blocking(fd, False)
-        self.let_go = popen.stdin.close
+        self.let_go = keeper.stdin.close
         """Makes it end, without waiting for that."""
-        self._end = weakref.finalize(self, _end, os.getpid(), popen, self._status, kept, marker)
+        self._end = weakref.finalize(self, _end, os.getpid(), keeper, self._status, kept)
         # Numbers that no other code guesses, so that what it writes to the pipe is not taken for an answer.
         self._number = int.from_bytes(os.urandom(6), "big")
         self._out, self._in = bytearray(), bytearray()
@@ -573,31 +568,22 @@ def _core_waits(pid: int) -> dict[str, float]:
     return waits
 
 
-def _end(owner: int, popen: subprocess.Popen[bytes], status: int, words: int, marker: str) -> Ended | None:
+def _end(owner: int, keeper: processes.Process, status: int, words: int) -> Ended | None:
     """Make the keeper end everything, and itself; kill what it cannot. Do nothing in a forked process."""
     if os.getpid() != owner:
         os.close(status)
         os.close(words)
         return None
-    assert popen.stdin is not None and popen.stdout is not None
     with contextlib.suppress(OSError):
-        popen.stdin.close()
+        keeper.stdin.close()
     code = os.read(status, 100) if readable(status, _END_SECONDS) else b""
     if not code:  # the keeper was killed, or stopped
-        popen.kill()
-        kill_marked(marker.encode())
-    popen.wait()
+        keeper.kill()
+        keeper.kill_marked()
+    keeper.wait()
     text = os.pread(words, _WORDS, max(0, os.fstat(words).st_size - _WORDS)).decode("utf-8", "replace")
     text = text.partition("\n\nExtension modules: ")[0]  # a list of faulthandler's, which depends on what ran before
-    popen.stdout.close()
+    keeper.stdout.close()
     os.close(status)
     os.close(words)
     return Ended(json.loads(code or b"null"), cut(text.strip(), 2000))
-
-
-def kill_marked(marker: bytes) -> None:
-    """Kill the processes that have this environment variable, where the system tells: what a keeper has not kept."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if marker in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)

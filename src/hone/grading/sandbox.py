@@ -39,6 +39,7 @@ from hone.grading import sandbox_bubblewrap as bubblewrap
 from hone.grading import seccomp
 from hone.grading.pool import readable
 from hone.grading.sandbox_bubblewrap import PACKAGES, Readable, Way, base_executable, package_roots
+from hone.processes import Process, signal_name
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "processes"]
 Isolation = Literal["bubblewrap", "none"]
@@ -225,7 +226,7 @@ class Started:
             if place.way is None:
                 folder = tempfile.mkdtemp(prefix="hone-scratch-")
                 self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
-                given |= {"uid": 0, "adopt": 1, "processes": _most_tasks(None, os.geteuid(), limits.processes)}
+                given |= {"uid": 0, "group": 1, "processes": _most_tasks(None, os.geteuid(), limits.processes)}
                 beside = os.pathsep.join(sorted({str(root.parent) for root in package_roots(place.packages)}))
                 environment = bubblewrap.environment(folder) | {"PATH": os.defpath}
                 del environment["LD_LIBRARY_PATH"]
@@ -235,7 +236,7 @@ class Started:
                 self._status, filter_fd = self._file(b""), self._file(place.filter, sealed=True)
                 inherited += [self._status, filter_fd]
                 uid = 0 if place.way.user_namespace else bubblewrap.own_user(next(_numbers))
-                given |= {"uid": uid, "adopt": 0, "processes": _most_tasks(place.way, uid, limits.processes)}
+                given |= {"uid": uid, "group": 0, "processes": _most_tasks(place.way, uid, limits.processes)}
                 inside = _inside(given, "/scratch", "/scratch/main.py", PACKAGES if place.packages else "")
                 assert place.mounts is not None
                 command = bubblewrap.command(
@@ -244,15 +245,15 @@ class Started:
                 environment, folder = {}, "/"
             user = bubblewrap.NOBODY if place.way is not None and place.way.become_nobody else None
             with _fixed_addresses():
-                self.process = subprocess.Popen(
+                self.process = Process(
                     command,
+                    env=environment,
+                    adopts_orphans=place.way is None,
                     stdin=stdin_fd,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.PIPE,
                     pass_fds=inherited,
-                    env=environment,
                     cwd=folder,
-                    start_new_session=True,  # Ctrl-C is not for it
                     user=user,
                     group=user,
                     extra_groups=None if user is None else [],
@@ -279,7 +280,6 @@ class Started:
 
     def run(self) -> Ran:
         """Let the code begin, and collect its outputs until it ends or passes one of the limits; end its tree then."""
-        assert self.process.stdout is not None and self.process.stderr is not None
         kept = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
@@ -325,13 +325,12 @@ class Started:
         if exit_code is None:
             errors += "\nended from outside\n"
         elif exit_code < 0:
-            with contextlib.suppress(ValueError):
-                errors += f"\nended by {signal.Signals(-exit_code).name}\n"
+            errors += f"\nended by {signal_name(-exit_code)}\n"
         return Ran(output, errors, "ok" if exit_code == 0 else "error", exit_code, seconds)
 
     def end(self) -> None:
         """End the whole tree, and return when it is gone."""
-        if self._way is None and self.tree is not None and self.process.returncode is None:
+        if self._way is None and self.tree is not None and self.process.code is None:
             self.tree.kill_below()  # also those that have left the group
         gone = True
         if self.tree is not None:
@@ -339,9 +338,7 @@ class Started:
             # bubblewrap takes leave of its child, and ends; killed before, it would leave a dead process to this one
             # where that is the first of a container.
             readable(self._ended, GONE_SECONDS)
-        if self.process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         self.process.wait()
         if not gone:
             raise OSError("the sandbox's processes don't end")
@@ -354,7 +351,6 @@ class Started:
             root = json.loads(os.pread(self._status, 4096, 0).partition(b"\n")[0])["child-pid"]
         if not ready:
             self._withdraw()
-            assert self.process.stderr is not None
             os.set_blocking(self.process.stderr.fileno(), False)
             text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
             raise OSError(NOT_STARTED + (text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"))
@@ -372,8 +368,7 @@ class Started:
         To kill bubblewrap while it sets up would strand its child.
         """
         self._drop(self._go)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(_BACKSTOP_SECONDS)
+        self.process.wait(_BACKSTOP_SECONDS)
 
     def _leave(self) -> None:
         """End what still runs, and close the pipes."""
@@ -382,9 +377,8 @@ class Started:
         try:
             self.end()
         finally:
-            for pipe in (self.process.stdout, self.process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            self.process.stdout.close()
+            self.process.stderr.close()
             if self.tree is not None:
                 self.tree.close()
 

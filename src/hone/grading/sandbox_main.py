@@ -19,10 +19,6 @@ def _prepare(given):
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
-    if given["adopt"]:
-        import ctypes
-
-        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: who loses its parent stays in the tree
     parts = []
     while part := os.read(given["code"], 1 << 20):
         parts.append(part)
@@ -74,8 +70,8 @@ def _supervise(given, child, ready):
 
     def end(wait, value):
         wait(*value)
-        if given["adopt"]:
-            os.killpg(0, _signal.SIGKILL)
+        if given["group"]:
+            os.kill(0, _signal.SIGKILL)  # all of it
         os._exit(1)
 
     _signal.signal(_signal.SIGINT, _signal.SIG_IGN)

@@ -37,7 +37,7 @@ from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, on_leaving, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
 from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Calls, Rollout, apart
-from hone.orchestrator.child import dying_with_parent
+from hone.processes import Process
 from hone.redaction import redact
 from hone.types import Message, Outcome, Trajectory
 
@@ -222,24 +222,24 @@ class Host:
             given, out, err = (stack.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(3))
             given.write(json.dumps(example, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
             given.seek(0)
-            process = await asyncio.create_subprocess_exec(
-                *shlex.split(self.task.command),
+            process = Process(
+                shlex.split(self.task.command),
+                env=self.task.environ(self._url, rollout.api_key),
+                dies_with_parent=signal.SIGKILL,
                 stdin=given,
                 stdout=out,
                 stderr=err,
-                env=self.task.environ(self._url, rollout.api_key),
-                start_new_session=True,
-                preexec_fn=dying_with_parent(),
             )
             try:
-                while process.returncode is None and max(_size(out), _size(err)) <= MAX_OUTPUT:
+                while process.poll() is None and max(_size(out), _size(err)) <= MAX_OUTPUT:
                     await asyncio.sleep(BATCH_WAIT_SECONDS)
             finally:
-                _kill_group(process.pid)  # itself, if it still runs, and its children
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), CLEANUP_SECONDS)
+                process.kill()
+                until = time.monotonic() + CLEANUP_SECONDS
+                while process.poll() is None and time.monotonic() < until:
+                    await asyncio.sleep(BATCH_WAIT_SECONDS)
             printed, said, size = _tail(out), redact(_tail(err))[-TAIL:], max(_size(out), _size(err))
-        code = process.returncode
+        code = process.code
         if size > MAX_OUTPUT:
             raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")
         if code:
@@ -348,11 +348,6 @@ def _tail(file: IO[bytes]) -> str:
     """Return the end of what a command wrote into a file."""
     file.seek(max(0, _size(file) - 2**16))
     return file.read(2**16).decode(errors="replace")
-
-
-def _kill_group(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
 
 
 def _tells(error: BaseException | None, words: str) -> bool:

@@ -1,23 +1,22 @@
 """A process that the launcher has started: its lines, how it ended, and that nothing of it is left.
 
-Standard library only, but for `hone.redaction`.
+Standard library only, but for `hone.processes` and `hone.redaction`.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import signal
 import subprocess
-import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from threading import Lock, Thread
 from typing import IO, Protocol
 
+from hone.processes import Process, signal_name
 from hone.redaction import redact
 
 INFERENCE, ORCHESTRATOR, TRAINER = "inference", "orchestrator", "trainer"
@@ -32,8 +31,6 @@ def serves(role: str) -> bool:
     return role.partition("-")[0] == INFERENCE
 
 
-_PR_SET_PDEATHSIG = 1
-_libc = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded here: not between fork and exec
 _LONGEST_LINE = 2**16
 """Bytes after which a line is passed on in parts: progress that is drawn over itself never ends one."""
 _ERROR = re.compile(r"(\[rank\d+\]: )?(error: |(\w+\.)*\w*(Error|Exception|Halt|Exit)\b)")
@@ -68,25 +65,10 @@ class Writes(Protocol):
     def write(self, line: bytes) -> None: ...
 
 
-def dying_with_parent() -> Callable[[], None]:
-    """Return what a process does before its command: on Linux it ends with the thread that started it."""
-    parent = os.getpid()
+class Child(Process):
+    """A role's process, which is killed when the launcher is gone; where Linux does not do that, it does so itself.
 
-    def asks() -> None:
-        if _libc is not None:
-            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != parent:  # it is gone already
-                os._exit(1)
-
-    return asks
-
-
-class Child:
-    """A process in a session of its own: no key of the terminal reaches it, and its group can be ended as a whole.
-
-    On Linux it is killed when the launcher is gone, however that ended; elsewhere the process itself sees to that.
-    `rank` is None where there is only one. With `echo` its lines also go to this process's own streams. `code` is its
-    exit code once it has ended, -N if signal N ended it; None before.
+    `rank` is None where there is only one. With `echo` its lines also go to this process's own streams.
     """
 
     def __init__(
@@ -99,18 +81,16 @@ class Child:
         echo: bool = False,
     ) -> None:
         self._set(role, rank, log)
-        self._process = subprocess.Popen(
+        super().__init__(
             command,
+            env=env,
+            dies_with_parent=signal.SIGKILL,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE if echo else subprocess.STDOUT,
-            env=env,
-            start_new_session=True,
-            preexec_fn=dying_with_parent(),
         )
-        self.pid = self._process.pid
         self._readers = []
-        for pipe, stream in ((self._process.stdout, 1), (self._process.stderr, 2)):
+        for pipe, stream in ((self.stdout, 1), (self.stderr, 2)):
             if pipe is not None:
                 self._readers.append(Thread(target=self._read, args=(pipe, stream if echo else None), daemon=True))
                 self._readers[-1].start()
@@ -154,31 +134,9 @@ class Child:
         line = line.removeprefix("error: ")
         return line if len(line) <= 400 else f"{line[:400]} ..."
 
-    def send(self, signum: int) -> None:
-        """Send a signal to the process, if it has not ended."""
-        if self.code is None:
-            os.kill(self.pid, signum)  # not Popen's, which would wait for it
-
     def poll(self) -> int | None:
         """Return `code`; if the process has ended, kill what is left of its group, and read its lines."""
-        # While it is not waited for, its number and its group's can't come to mean others.
-        if self.code is None and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-            self.kill()
+        if self.code is None and super().poll() is not None:
             for reader in self._readers:
                 reader.join(1.0)  # a process that left the group may hold the other end
-            self.code = self._process.wait()
         return self.code
-
-    def kill(self) -> None:
-        """Send SIGKILL to all of its group."""
-        if self.code is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
-                os.killpg(self.pid, signal.SIGKILL)
-
-
-def signal_name(signum: int) -> str:
-    """Return `SIGKILL` for 9."""
-    try:
-        return signal.Signals(signum).name
-    except ValueError:
-        return f"signal {signum}"

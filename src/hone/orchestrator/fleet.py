@@ -20,8 +20,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hone.client import Gone, Late
 from hone.errors import Halt
-from hone.inference.client import Gone, Late, Served, ServerClient
+from hone.inference.client import Served, ServerClient
 from hone.orchestrator.reach import Server
 
 CONNECTIONS = 256

@@ -26,6 +26,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log, serves
+from hone.processes import TICK, end_all, wait_all
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -35,7 +36,6 @@ PATIENCE = 10.0
 """Seconds between SIGTERM and SIGKILL for processes that are to end."""
 SLACK = 15.0
 """Seconds that the orchestrator may take to save, beyond its grace period."""
-_TICK = 0.05
 _TOGETHER = 60.0
 """Seconds within which deaths of different servers, by signals or with their node, count as one."""
 _LETTING_GO = 30.0
@@ -140,10 +140,10 @@ class Launch:
                     self._start(role)
                 self.began(self._all())
                 while (code := self._turn()) is None:
-                    time.sleep(_TICK)
+                    time.sleep(TICK)
                 return code
             finally:
-                self._end()
+                end_all(self._all(), PATIENCE, lambda: self._stop.again)
 
     def _all(self) -> list[Child]:
         return [child for children in self._children.values() for child in children]
@@ -301,27 +301,13 @@ class Launch:
         """Start them; what a server has started (vLLM, which its own supervisor ends) may hold its port for a while."""
         ports, until = [role.port for role in roles if role.port], time.monotonic() + _LETTING_GO
         while any(map(port_problem, ports)) and time.monotonic() < until and self._stop.first is None:
-            time.sleep(_TICK)
+            time.sleep(TICK)
         for role in roles:
             self._start(role)
 
     def _wait(self, children: Sequence[Child], seconds: float) -> None:
         """Wait until they have ended, at most so long, and not after a second Ctrl-C."""
-        until = time.monotonic() + seconds
-        while not all([child.poll() is not None for child in children]) and time.monotonic() < until:
-            if self._stop.again:
-                break
-            time.sleep(_TICK)
-
-    def _end(self) -> None:
-        """End the remaining processes: SIGTERM, then SIGKILL."""
-        for child in self._all():
-            child.send(signal.SIGTERM)
-        self._wait(self._all(), PATIENCE)
-        for child in self._all():
-            child.kill()
-        while not all([child.poll() is not None for child in self._all()]):
-            time.sleep(_TICK)
+        wait_all(children, seconds, lambda: self._stop.again)
 
 
 def _is_done(child: Child) -> bool:

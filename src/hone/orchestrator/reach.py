@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from hone.client import HONE, Endpoint, Gone, Refused
 from hone.errors import UserError
-from hone.inference.client import Gone, Refused, Served, ServerClient
-from hone.inference.endpoint import HONE, Endpoint
+from hone.inference.client import Served, ServerClient
 from hone.runs.display import say
 
 if TYPE_CHECKING:

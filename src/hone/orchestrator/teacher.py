@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from hone.client import HONE, Endpoint, Gone, Refused, api_key
 from hone.config.servers import TeacherConfig
 from hone.errors import Halt, UserError
-from hone.inference.client import Gone, Refused, ServerClient
-from hone.inference.endpoint import HONE, Endpoint, api_key
+from hone.inference.client import ServerClient
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.reach import PROBE, Server, are_logprobs, scores, with_remedy
 from hone.types import Group

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import RunConfig
 from hone.errors import UserError
+from hone.processes import Process, wait_all
 from hone.runs.observer import Observer
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Monitors(Observer):
 
     def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._processes: dict[str, Process] = {}
 
     def check(self, training: Any) -> None:
         if training is not None:
@@ -58,18 +57,16 @@ class Monitors(Observer):
         run.note(**identity(self._config, run.info))
         for name in self._asked_for():
             with open(run.folder / "logs" / f"{name}.log", "ab") as log:
-                process = subprocess.Popen(
+                process = Process(
                     # -P: the current directory stays off the path.
                     [sys.executable, "-P", "-m", "hone.runs.trackers", name, str(run.folder), str(run.start_step)],
                     bufsize=0,
                     stdin=subprocess.DEVNULL,  # nothing asks for a login
                     stdout=subprocess.PIPE,  # lines for the user
                     stderr=log,
-                    start_new_session=True,  # Ctrl-C is not for it
                     env=_DEFAULT_ENVIRONMENT | dict(os.environ) | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
                 )
             os.setpriority(os.PRIO_PROCESS, process.pid, _NICENESS)  # the run goes first
-            assert process.stdout is not None
             os.set_blocking(process.stdout.fileno(), False)
             self._processes[name] = process
 
@@ -79,25 +76,20 @@ class Monitors(Observer):
     def at_end(self, status: str) -> None:
         """Wait until they have sent what they have, `FINISH_SECONDS` at most."""
         late = f"not done {FINISH_SECONDS:.0f} s after the end of the run"
-        until = time.monotonic() + FINISH_SECONDS
         try:
-            for process in self._processes.values():
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(max(0.0, until - time.monotonic()))
+            wait_all(list(self._processes.values()), FINISH_SECONDS)
         except KeyboardInterrupt:
             late = "interrupted before it was done"
         self._report()
         for name, process in list(self._processes.items()):
-            with suppress(ProcessLookupError, PermissionError, subprocess.TimeoutExpired):
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait(1)
+            process.kill()
+            process.wait(1)
             self._fail(name, late)
 
     def _report(self) -> None:
         """Show what the processes print, and which of them failed: the last line of those is the cause."""
         for name, process in list(self._processes.items()):
             code = process.poll()
-            assert process.stdout is not None
             lines = (process.stdout.read() or b"").decode(errors="replace").splitlines()
             if code:
                 cause = lines.pop() if lines else "its process ended"

@@ -6,11 +6,9 @@ import hashlib
 import os
 import resource
 import shutil
-import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
@@ -25,6 +23,7 @@ from hone.config.study import StudyConfig
 from hone.environments.workers import cores
 from hone.orchestrator.child import Child, Log
 from hone.orchestrator.placement import visible_gpus
+from hone.processes import end_all
 from hone.runs.files import JsonlLog, read_lines, write_file
 from hone.runs.outputs import run_info
 from hone.runs.progress import duration
@@ -155,7 +154,7 @@ class Runner:
                 time.sleep(_TICK)
                 self._take_what_ended()
         except BaseException:
-            self._end_all()
+            end_all([active.child for active in self._active])  # a run saves what it has, if it has checkpoints
             raise
         finally:
             for task in self._waiting:
@@ -223,14 +222,6 @@ class Runner:
     def _failed(self, task: Task, problem: str) -> None:
         self.outcome.failed[task.id] = problem
         self.say(f"{task.title}: FAILED, {problem}")
-
-    def _end_all(self) -> None:
-        """End what is at work, and wait for it: a run saves what it has, if it has checkpoints."""
-        for active in self._active:
-            with suppress(ProcessLookupError):
-                active.child.send(signal.SIGTERM)
-        while any(active.child.poll() is None for active in self._active):
-            time.sleep(_TICK)
 
     def _show(self) -> None:
         words = "; ".join(active.task.title for active in self._active)

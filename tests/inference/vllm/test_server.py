@@ -12,7 +12,7 @@ from fake_vllm import fake_environment
 
 from hone.errors import UserError
 from hone.inference.vllm import VllmServer, server
-from hone.inference.vllm.server import Installed, default_threads, find_vllm, free_port
+from hone.inference.vllm.server import Installed, default_threads, find_vllm
 
 
 def vllm(folder: Path, cpu: bool = True, **settings: Any) -> VllmServer:
@@ -98,9 +98,3 @@ def test_a_small_model_gets_one_thread(tmp_path: Path, monkeypatch: pytest.Monke
     with (tmp_path / "model.safetensors").open("ab") as file:
         file.truncate(50_000_000)
     assert default_threads(str(tmp_path)) == 3
-
-
-def test_a_server_that_is_not_there_is_named(tmp_path: Path) -> None:
-    server = vllm(tmp_path, port=free_port("127.0.0.1"))
-    with pytest.raises(UserError, match=rf"the vLLM server at http://127.0.0.1:{server.port}/v1 was lost \(.*refused"):
-        server.update(Path("v1"), 1)

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import weakref
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,7 +21,8 @@ from typing import Any
 
 from hone.environments.agents import ProgramFailed
 from hone.errors import UserError
-from hone.grading.pool import kill_marked, readable
+from hone.grading.pool import readable
+from hone.processes import Process
 from hone.web import without_local_proxy
 
 LOAD_CLOCK = 3600.0
@@ -75,26 +75,19 @@ class DriverProcess:
     """One process of the driver, and the episodes that it is at."""
 
     def __init__(self, command: list[str], name: str) -> None:
-        marker = f"HONE_VERIFIERS={os.getpid()}-{time.monotonic_ns():x}"
-        variable, _, value = marker.partition("=")
         self._words = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         pipe = subprocess.PIPE
-        self._process = process = subprocess.Popen(
-            command,
-            stdin=pipe,
-            stdout=pipe,
-            stderr=self._words,
-            start_new_session=True,
-            env={**os.environ, **without_local_proxy(os.environ), variable: value},
+        env = {**os.environ, **without_local_proxy(os.environ)}
+        self._process = process = Process(
+            command, env=env, mark="HONE_VERIFIERS", stdin=pipe, stdout=pipe, stderr=self._words
         )
-        self.end = weakref.finalize(self, _end, process, marker)
+        self.end = weakref.finalize(self, _end, process)
         """Ends it, and all that it started."""
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
         """Episodes that it has not yet confirmed to give up."""
         self._is_over = self._is_blocked = False
-        assert process.stdout is not None
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()
             raise UserError(f"{name} cannot be run: {self._last_words()}")
@@ -158,7 +151,6 @@ class DriverProcess:
         return ProgramFailed(f"verifiers' process has ended: {self._last_words()}")
 
     def _send(self, order: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
         try:
             with self._sending:
                 self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -174,9 +166,8 @@ class DriverProcess:
         return lines[-1] if lines else "it said nothing"
 
 
-def _read(held: weakref.ref[DriverProcess], process: subprocess.Popen[bytes]) -> None:
+def _read(held: weakref.ref[DriverProcess], process: Process) -> None:
     """Pass on what a process says, until it ends; then end what it started."""
-    assert process.stdout is not None
     for line in process.stdout:
         if (here := held()) is not None:
             here.take(json.loads(line))
@@ -186,12 +177,11 @@ def _read(held: weakref.ref[DriverProcess], process: subprocess.Popen[bytes]) ->
         here.end()
 
 
-def _end(process: subprocess.Popen[bytes], marker: str) -> None:
+def _end(process: Process) -> None:
     """Let a process end what it started, then end it and what is left."""
-    if process.poll() is None and process.stdin is not None:
+    if process.poll() is None:
         with suppress(OSError):
             process.stdin.close()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(END_SECONDS)
-    kill_marked(marker.encode())
+        process.wait(END_SECONDS)
+    process.kill_marked()
     process.wait()

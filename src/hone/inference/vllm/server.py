@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
 import importlib.util
 import json
 import os
 import re
-import signal
 import socket
 import subprocess
 import sys
@@ -18,10 +17,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
+from hone.client import Endpoint
 from hone.errors import UserError
-from hone.inference.client import reason_in
+from hone.inference.client import ServerClient
 from hone.inference.memory import VLLM_GIB
-from hone.inference.vllm import supervisor
+from hone.processes import Process, supervised
 
 GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
@@ -102,7 +102,7 @@ class VllmServer:
         self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else VLLM_GIB)
         self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: Process | None = None
 
     @property
     def url(self) -> str:
@@ -123,31 +123,20 @@ class VllmServer:
 
         The server holds the requests in flight meanwhile. Raises UserError with its reason if it refuses, or is gone.
         """
-        import httpx
 
-        body = {"path": str(path.resolve()), "version": version}
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-        url = self.url.removesuffix("/v1") + "/update_weights"
-        try:
-            response = httpx.post(url, json=body, headers=headers, timeout=PATIENCE, trust_env=False)
-        except httpx.TransportError as error:
-            raise UserError(f"the vLLM server at {self.url} was lost ({error}): look at its log, {self.log}") from None
-        if not response.is_success:
-            raise UserError(f"the vLLM server at {self.url} refused the weights: {reason_in(response.text)}")
+        async def send() -> None:
+            endpoint = Endpoint(self.url, self.api_key, timeout=PATIENCE, max_retries=0, log=self.log)
+            async with ServerClient(endpoint) as client:
+                await client.post("/update_weights", {"path": str(path.resolve()), "version": version})
+
+        asyncio.run(send())
 
     def __enter__(self) -> VllmServer:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._log_begin = log.seek(0, os.SEEK_END)
-            argv = [sys.executable, "-I", supervisor.__file__, str(os.getpid()), str(GRACE)]
-            self._process = subprocess.Popen(
-                argv + self.arguments(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self.environment(),
-                start_new_session=True,  # Ctrl-C reaches this process only, which then ends the server
-            )
+            command = supervised(self.arguments(), GRACE)
+            self._process = Process(command, env=self.environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         try:
             self._wait_until_it_answers()
         except BaseException:
@@ -158,23 +147,16 @@ class VllmServer:
     def __exit__(self, _kind: type | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
         self.close()
 
-    def wait(self) -> int:
+    def wait(self) -> int | None:
         """Wait until vLLM has ended; return its exit code."""
         assert self._process is not None
         return self._process.wait()
 
     def close(self) -> None:
         """End all of vLLM's processes; at once if they are gone."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(GRACE + 5)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-        self._process = None
+        if self._process is not None:
+            self._process.end(GRACE + 5)
+            self._process = None
 
     def arguments(self) -> list[str]:
         """Return the command line; of the module, as the script `vllm` looks for a distribution of just this name."""

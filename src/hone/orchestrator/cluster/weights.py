@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from hone.client import Gone
 from hone.errors import Halt
-from hone.inference.client import Gone
 
 SECONDS, LOOK_SECONDS = 600.0, 20.0
 """How long a node may take to get a version, and to say whether it has it."""

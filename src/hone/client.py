@@ -1,0 +1,209 @@
+"""A server behind a URL, and the client of all servers: whatever is said to one goes through `Client.request`.
+
+    async with Client(Endpoint("http://localhost:8000/v1"), MIB) as client:
+        answer = await client.request("GET", "http://localhost:8000/v1/models")
+
+What may pass is tried again: a lost connection, a timeout, and the statuses 408, 409, 425, 429 and 5xx (but 501, and an
+account without money); after 1, 2, 4, … seconds, at most `LONGEST_WAIT`, times a factor in [0.5, 1] that keeps the
+requests apart; later if the server asks for it (Retry-After, at most `LONGEST_RETRY_AFTER`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from hone import rng
+from hone.errors import Halt, UserError
+from hone.redaction import add_key_variable, redact
+from hone.terminal import printable
+from hone.web import client_options, may_pass, retry_after
+
+HONE = "hone"
+"""Owner of the models that hone's own server lists."""
+CONNECT = 10.0
+"""Seconds that a connection may take."""
+LONGEST_WAIT = 60.0
+"""Most seconds between two tries, where the server asks for nothing."""
+LONGEST_RETRY_AFTER = 300.0
+"""Most seconds that a server's Retry-After is obeyed for."""
+_LONGEST_REASON = 300
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that it may take to answer,
+    `patience` those of all tries together.
+
+    `log` is where it says what it does, if that is known; `section` is that of the config which describes it.
+    """
+
+    url: str
+    api_key: str | None = field(default=None, repr=False)
+    concurrency: int = 32
+    timeout: float = 600.0
+    max_retries: int = 6
+    patience: float = math.inf
+    log: Path | None = None
+    section: str = "orchestrator.client"
+
+
+class Refused(Halt):
+    """The server's answer is that it won't: its status, its reason, and the code of that, if it has one."""
+
+    def __init__(self, url: str, status: int, reason: str, code: Any = None) -> None:
+        super().__init__(f"{url} answers {status}: {reason}")
+        self.status, self.reason, self.code = status, reason, code
+
+
+class Gone(Halt):
+    """The server is not there, or fails: `status` and `reason` are those of its last answer, if it gave one.
+
+    `cause` is why it gave none, where that is known.
+    """
+
+    def __init__(self, text: str, status: int | None, reason: str = "", cause: Exception | None = None) -> None:
+        super().__init__(text)
+        self.status, self.reason, self.cause = status, reason, cause
+
+
+class Late(Halt):
+    """An answer takes longer than the server may take."""
+
+
+class Client:
+    """Sends requests to one server, inside one event loop; `async with` closes it.
+
+    An answer may have `largest` bytes. `asks_late_again`: one that takes too long is asked for again. `retries` counts
+    the tries after a first one. If `over` is set, it is raised in place of another try.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        largest: int,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        asks_late_again: bool = True,
+    ) -> None:
+        import httpx
+
+        self.endpoint, self.retries = endpoint, 0
+        self.over: Halt | None = None
+        self._sleep, self._asks_late_again = sleep, asks_late_again
+        options = client_options(endpoint.url, largest)
+        if endpoint.api_key:
+            options["headers"] |= {"Authorization": f"Bearer {endpoint.api_key}"}
+        # What waits for a connection is not late: the requests before it are at work.
+        self._places = asyncio.Semaphore(endpoint.concurrency)
+        connect = min(endpoint.timeout, CONNECT)
+        self._longest = connect + endpoint.timeout  # of a try: httpx counts anew with each part of an answer
+        self._http = httpx.AsyncClient(
+            **options,
+            timeout=httpx.Timeout(endpoint.timeout, connect=connect, pool=None),
+            limits=httpx.Limits(max_connections=endpoint.concurrency),
+            verify=endpoint.url.startswith("https"),  # certificates cost their time to load
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def request(self, method: str, url: str, body: Any = None, name: str = "") -> Any:
+        """Return the server's answer (httpx.Response), after as many tries as it takes.
+
+        Refused for what another try can't mend; Gone if the server is not there, or fails once too often; Late for an
+        answer that takes longer than `endpoint.timeout`; TooLarge. The waits between tries depend on `name`.
+        """
+        import httpx
+
+        endpoint = self.endpoint
+        log = f"; its log is {endpoint.log}" if endpoint.log else ""
+        who = "teacher" if endpoint.section == "teacher" else "inference server"
+        tries = "1 try" if endpoint.max_retries == 0 else f"{endpoint.max_retries + 1} tries"
+
+        def gone(why: str, *more: Any) -> Gone:
+            return Gone(f"the {who} at {endpoint.url} is gone, or fails ({why}; {tries}{log})", *more)
+
+        ends, attempt = time.monotonic() + endpoint.patience, 0
+        while True:
+            if self.over is not None:
+                raise self.over
+            asked = None
+            try:
+                async with self._places, asyncio.timeout(min(self._longest, ends - time.monotonic())):
+                    answer = await self._http.request(method, url, json=body)
+            except (httpx.ReadTimeout, TimeoutError):
+                remedy = f"raise {endpoint.section}.timeout{log}"
+                problem = Late(f"{endpoint.url} did not answer within {endpoint.timeout:g} s: {remedy}")
+                if not self._asks_late_again:
+                    raise problem from None
+            except httpx.TransportError as error:
+                reason = one_line(str(error)) or type(error).__name__
+                if isinstance(error, httpx.TimeoutException):
+                    reason = f"no answer within {endpoint.timeout:g} s ({type(error).__name__})"
+                problem = gone(reason, None, reason, error)
+            else:
+                if answer.is_success:
+                    return answer
+                status, (reason, code) = answer.status_code, refusal_in(answer.text)
+                if code == "insufficient_quota" or not may_pass(status):
+                    raise Refused(url, status, reason, code)
+                problem = gone(f"status {status}: {reason}", status, reason)
+                asked = retry_after(answer.headers)
+            wait = delay(attempt, asked, name)
+            if attempt == endpoint.max_retries or time.monotonic() + wait >= ends:
+                raise problem
+            attempt, self.retries = attempt + 1, self.retries + 1
+            await self._sleep(wait)
+
+
+def refusal_in(text: str) -> tuple[str, Any]:
+    """Return the reason that a server gives in the body of a refusal, in one line, and the code of it."""
+    try:
+        body = json.loads(text)
+        body = body.get("error", body)
+        code = body.get("code") if isinstance(body, dict) else None
+        text = str((body.get("message") or body.get("detail") or text) if isinstance(body, dict) else body)
+    except (ValueError, AttributeError, RecursionError):
+        code = None
+    return one_line(text) or "without a reason", code
+
+
+def delay(attempt: int, asked: float | None, name: str) -> float:
+    """Return the seconds to wait after try `attempt` (from 0) has failed; `asked`: the server's Retry-After."""
+    factor = 0.5 + 0.5 * rng.key(0, "backoff", name, attempt) / 2**64
+    own = min(LONGEST_WAIT, 2.0**attempt) * factor
+    return own if asked is None else max(own, min(asked, LONGEST_RETRY_AFTER))
+
+
+def one_line(text: str) -> str:
+    """Return a server's words, fit for a message: one line, without control characters and keys, not too long."""
+    text = printable(" ".join(redact(text).split()))
+    return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
+
+
+def api_key(variable: str | None, flag: str) -> str | None:
+    """Return the key in this environment variable, named by `flag`; None without. Raises UserError if it has no key.
+
+    So no command line, config or run directory holds a key.
+    """
+    if variable is None:
+        return None
+    if not variable.isidentifier():  # not shown: it may be the key
+        raise UserError(f"{flag} takes the name of the environment variable that holds the API key, not the key itself")
+    key = os.environ.get(variable, "").strip()
+    if not key:
+        raise UserError(f"the environment variable {variable} ({flag}) is not set: put the server's API key into it")
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"the environment variable {variable} ({flag}) holds no API key: it must be ASCII")
+    add_key_variable(variable)
+    return key
