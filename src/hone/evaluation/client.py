@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 from hone.errors import UserError
 from hone.inference.endpoint import Endpoint, delay, one_line
-from hone.types import Message, Reply
+from hone.types import Message, Rollout, Usage
 from hone.web import MIB, TooLarge, client_options, may_pass, retry_after
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ChatClient:
 
     async def complete(
         self, model: str, messages: list[Message], body: dict[str, Any], sample_id: str
-    ) -> Reply | Failure:
+    ) -> Rollout | Failure:
         """Return the completion, after as many tries as it takes. UserError: see the top of this module.
 
         `body` holds everything but model and messages: `max_tokens`, `temperature`, …
@@ -128,7 +128,7 @@ class ChatClient:
             except (OpenAIError, ValueError, TypeError) as error:
                 return Failure(f"the answer is no chat completion ({one_line(str(error))})")
             else:
-                self.succeeded += isinstance(reply, Reply)
+                self.succeeded += isinstance(reply, Rollout)
                 return reply
             if attempt < self.endpoint.max_retries:
                 self.retries += 1
@@ -137,7 +137,7 @@ class ChatClient:
             self._gone = f"the server no longer answers ({reason})"
         return Failure(f"{reason}; gave up after {self.endpoint.max_retries + 1} tries")
 
-    async def _once(self, model: str, messages: Any, body: dict[str, Any], sample_id: str) -> Reply | Failure:
+    async def _once(self, model: str, messages: Any, body: dict[str, Any], sample_id: str) -> Rollout | Failure:
         began = time.perf_counter()
         answer = await self._openai.chat.completions.create(model=model, messages=messages, extra_body=body)
         seconds = time.perf_counter() - began
@@ -152,14 +152,9 @@ class ChatClient:
             turn["tool_calls"] = [_call(call.model_dump(warnings=False)) for call in message.tool_calls]
         extra = message.model_extra or {}
         turn |= {name: extra[name] for name in ("reasoning_content", "reasoning") if extra.get(name)}
-        return Reply(
-            messages=[*messages, turn],
-            stop_reason="length" if reason == "length" else "stop",
-            sample_id=sample_id,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            completion_tokens=usage.completion_tokens if usage else None,
-            seconds=seconds,
-        )
+        counts = (usage.prompt_tokens, usage.completion_tokens) if usage else (None, None)
+        ended = "length" if reason == "length" else "stop"
+        return Rollout(sample_id, [*messages, turn], ended, usage=Usage(*counts, seconds=seconds))
 
     async def _refuse_hopeless(self, model: str, error: Any) -> None:
         """Raise UserError if all requests will be refused like this first one."""
