@@ -271,6 +271,23 @@ class Rollout:
         return self.segments[0]
 
     @property
+    def token_ids(self) -> np.ndarray:
+        """Those of the first segment, as `sampled_mask`, `logprobs` and `versions` are."""
+        return self.first.token_ids
+
+    @property
+    def sampled_mask(self) -> np.ndarray:
+        return self.first.sampled_mask
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        return self.first.logprobs
+
+    @property
+    def versions(self) -> np.ndarray:
+        return self.first.versions
+
+    @property
     def truncated(self) -> bool:
         return self.stop_reason == "length"
 

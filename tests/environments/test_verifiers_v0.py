@@ -19,7 +19,7 @@ from hone.environments.adapters import verifiers_v0
 from hone.environments.adapters.verifiers import Episodes
 from hone.errors import UserError
 from hone.runs import Run
-from hone.types import Outcome, Trajectory
+from hone.types import Outcome, Rollout
 
 FOLDER = Path(__file__).parent / "verifiers_v0"
 LOOK = '<tool_call>{{"name": "price", "arguments": {{"item": "{}"}}}}</tool_call>'
@@ -68,12 +68,12 @@ def load(shared: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Iterator[Ca
         env.close_workers()
 
 
-def score(env: Episodes, one: Trajectory) -> Any:
+def score(env: Episodes, one: Rollout) -> Any:
     assert one.failure is None, one.failure
     return env.grade(env.example(index=0), one)
 
 
-def spoken(one: Trajectory) -> str:
+def spoken(one: Rollout) -> str:
     """What is trained."""
     assert np.all(one.logprobs[one.sampled_mask] == -0.5)
     return RENDERER.tokenizer.decode(one.token_ids[one.sampled_mask].tolist())
@@ -101,7 +101,7 @@ def test_what_the_environment_answers_depends_on_its_state_and_is_not_trained(lo
     (one,) = played(env, lambda _messages: next(guesses))
     said = [message["content"] for message in one.messages]
     assert said[2] == "Too low. Between 20 and 100?" and said[4] == "Too high. Between 20 and 70?"
-    assert not one.branches and spoken(one) == "207040"
+    assert len(one.segments) == 1 and spoken(one) == "207040"
     graded = score(env, one)
     assert graded.components == {"found": 1.0, "narrowed": 0.5, "num_turns": 3.0}
     assert (graded.reward, graded.outcome) == (pytest.approx(1.1), Outcome.CORRECT)
