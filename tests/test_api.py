@@ -108,7 +108,9 @@ def test_names_stay_what_they_are_whatever_is_imported():
         hone.train  # noqa: B018
 
 
-def test_functions_of_a_script_of_a_module_and_of_the_command_line_give_the_same_bytes(here, settings, monkeypatch):
+def test_functions_of_a_script_of_a_module_and_of_the_command_line_give_the_same_bytes(
+    here, settings, monkeypatch, capfd
+):
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     words = ["--reward", "rewards:digits", "rewards:short", "--data", "problems.jsonl", "--output-dir", "command"]
     assert main(["rl", *flags, *words]) == 0
@@ -137,13 +139,22 @@ def test_functions_of_a_script_of_a_module_and_of_the_command_line_give_the_same
     assert module.config["orchestrator"]["env"]["args"]["rewards"] == ["rewards:digits", "rewards:short"]
     assert live.info["exact"] and module.info["exact"]
     kept = Path("live/rewards.py").read_text()
-    assert main(["verify", "live", "--steps", "2", "--trust-local-task"]) == 0  # in workers, from the file
-    assert main(["verify", "live", "--steps", "2"]) == 2 and main(["replay", "live"]) == 0
+    named = ["--reward", "live/rewards.py:digits"]
+    assert main(["verify", "live", "--steps", "2", *named]) == 0  # in workers, from the file
+    assert main(["regrade", "live", *named]) == main(["replay", "live"]) == 0
+    for trusted in ([], ["--trust-local-task"], ["--reward", "rewards:digits"]):
+        assert main(["verify", "live", "--steps", "2", *trusted]) == 2
+        assert "only if you name it: read it, and pass --reward live/rewards.py:digits" in capfd.readouterr().err
+    assert main(["verify", "module", "--steps", "1", "--reward", "rewards:short"]) == 0
+    assert "note" not in capfd.readouterr().err
+    assert main(["verify", "module", "--steps", "1", "--trust-local-task", *named]) == 0
+    assert f"--reward had no effect for {here / 'live/rewards.py'}" in capfd.readouterr().err
     Path("else").mkdir()
     Path("live").rename("else/live")  # a run's files are found where it is
-    assert main(["verify", "else/live", "--steps", "2", "--trust-local-task"]) == 0
+    named = ["--reward", "else/live/rewards.py:digits"]
+    assert main(["verify", "else/live", "--steps", "2", *named]) == 0
     Path("else/live/rewards.py").write_text(kept.replace("sum(c in", "-sum(c in"))
-    assert main(["verify", "else/live", "--steps", "2", "--trust-local-task"]) == 2
+    assert main(["verify", "else/live", "--steps", "2", *named]) == 2
 
 
 def test_a_script_that_was_killed_goes_on_with_the_same_functions_and_rows_only(here, settings):
@@ -201,7 +212,7 @@ def test_functions_that_no_command_can_import_are_said_so_and_none_goes_on_with_
     assert "rewards.py can't be imported by itself (stream is a TextIOWrapper" in capfd.readouterr().out
     for argv in (
         ["rl", "@", "out/config.toml", "--max-steps", "5", "--resume"],
-        ["verify", "out", "--trust-local-task"],
+        ["verify", "out", "--reward", "out/rewards.py:fine"],
     ):
         assert main(argv) == 2
         assert "only the program that began the run can go on with it: stream is a" in capfd.readouterr().err

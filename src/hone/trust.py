@@ -8,15 +8,17 @@ lines of agents, sandboxes that are switched off. Outside such a block the user'
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
 
 FLAG = "--trust-local-task"
+REWARDS = "rewards.py"
+"""File of a run that stores the functions that a program gave it."""
 
 
 class NotTrusted(UserError):
@@ -25,11 +27,16 @@ class NotTrusted(UserError):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run that a command works with; `digests` are the digests of task files and functions in its run.json."""
+    """A run that a command works with; `digests` are the digests of task files and functions in its run.json.
+
+    `named` are the files of the functions that the user names; hone has loaded functions from `used`.
+    """
 
     folder: Path
     digests: frozenset[str]
     trusted: bool
+    named: frozenset[Path]
+    used: set[Path] = field(default_factory=set)
 
 
 _opened: OpenedRun | None = None
@@ -38,13 +45,19 @@ _noted: set[tuple[Path, str]] = set()
 
 
 @contextmanager
-def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool) -> Iterator[None]:
-    """Load, in this block, only code that may be executed for the run in `folder`; `info` is its run.json."""
+def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iterable[str] = ()) -> Iterator[None]:
+    """Load, in this block, only code that may be executed for the run in `folder`; `info` is its run.json.
+
+    `named` are functions (MODULE:NAME, FILE.py:NAME) that the user names.
+    """
     global _opened
-    sources = info.get("sources") or {}
-    before, _opened = _opened, OpenedRun(folder.resolve(), frozenset(map(str, sources.values())), trusted)
+    digests = frozenset(map(str, (info.get("sources") or {}).values()))
+    files = frozenset(module_file(place).resolve() for place in named)
+    before, _opened = _opened, OpenedRun(folder.resolve(), digests, trusted, files)
     try:
         yield
+        for file in sorted(files - _opened.used):
+            _note(f"--reward had no effect for {file}: the run loaded no function of it")
     finally:
         _opened = before
 
@@ -53,6 +66,36 @@ def check_named(what: str) -> None:
     """Raise NotTrusted for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
         raise NotTrusted(f"the run names {what}, which hone executes only with {FLAG}: read its code first")
+
+
+def module_file(place: str) -> Path:
+    """Return where the file of a function is, if it is here: `rewards:f` and `rewards.py:f` are in rewards.py."""
+    module = place.rpartition(":")[0]
+    return Path(module if module.endswith(".py") else f"{module.replace('.', '/')}.py")
+
+
+def is_stored(file: Path) -> bool:
+    """Return True if a run stores in this file the functions that a program gave it."""
+    return file.name == REWARDS and (file.parent / "run.json").exists()
+
+
+def check_function(place: str) -> None:
+    """Raise NotTrusted for a function that the config of the opened run names, unless the user names its file.
+
+    If the run is trusted, only a function that a run stores has to be named.
+    """
+    file = module_file(place)
+    if _opened is None:
+        return
+    if file.resolve() in _opened.named:
+        _opened.used.add(file.resolve())
+    elif is_stored(file):
+        raise NotTrusted(
+            f"the run stores the function {place}, which hone executes only if you name it: read it, and pass "
+            f"--reward {place}"
+        )
+    else:
+        check_named(f"the function {place}")
 
 
 def check_file(what: str, path: Path, digest: str) -> None:

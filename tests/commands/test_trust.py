@@ -78,7 +78,6 @@ NAMED_CODE: dict[str, Attack] = {
     "wrapped agent": task("one_shot", task="functions", args=FUNCTIONS | {"agent": "evil:agent"}),
     "agent command": task("functions", **FUNCTIONS, agent_command=f"touch {MARKER}"),
     "verifiers taskset": task("verifiers:evil-task"),
-    "verifiers taskset, of its old version": task("verifiers_v0:evil-task"),
     "wrapped verifiers taskset": task("one_shot", task="verifiers:evil-task"),
     "loss": setting("trainer.loss.function", "evil:f"),
     "loss of a file in the run": setting("trainer.loss.function", "run/rewards.py:f"),
@@ -86,6 +85,7 @@ NAMED_CODE: dict[str, Attack] = {
     "advantages": setting("orchestrator.advantage.function", "evil:f"),
     "code without a sandbox": task("math-python", sandbox="none"),
 }
+STORED = ("reward function of a file in the run", "loss of a file in the run")
 DATA_ONLY: dict[str, Attack] = {
     "chat template": setting("model.chat_template", SYSTEM),
     "model folder with code": setting("model.name", "model"),
@@ -138,13 +138,10 @@ def stranger(recorded, bench, tmp_path, monkeypatch) -> Path:
         (here / name).parent.mkdir(parents=True, exist_ok=True)
         (here / name).write_text(text)
     (here / "rows.jsonl").write_text('{"prompt": "1 + 1", "answer": "2"}\n' * 20)
-    for interpreter in (".venv-verifiers/bin/python", ".venv-verifiers-v0/bin/python"):
-        (here / interpreter).parent.mkdir(parents=True)
-        (here / interpreter).write_text(f"#!/bin/sh\ntouch {here / MARKER}\n")
-        (here / interpreter).chmod(0o755)
-    old = here / ".venv-verifiers-v0/lib/python3/site-packages/verifiers-0.3.1.dist-info"
-    old.mkdir(parents=True)
-    (old / "METADATA").write_text("Metadata-Version: 2.1\nName: verifiers\nVersion: 0.3.1\n")
+    interpreter = here / ".venv-verifiers/bin/python"
+    interpreter.parent.mkdir(parents=True)
+    interpreter.write_text(f"#!/bin/sh\ntouch {here / MARKER}\n")
+    interpreter.chmod(0o755)
     model = json.loads((here / "model/config.json").read_text())
     auto = {"AutoConfig": "modeling_evil.f", "AutoModelForCausalLM": "modeling_evil.f"}
     (here / "model/config.json").write_text(json.dumps(model | {"auto_map": auto}))
@@ -178,8 +175,12 @@ def hone(capsys: pytest.CaptureFixture[str], words: list[str]) -> tuple[int, str
 @pytest.mark.parametrize("way", NAMED_CODE)
 def test_what_a_strangers_run_names_is_not_executed(way, stranger, capsys):
     named_by_run(NAMED_CODE[way])
-    refused = [words[0] for words in EXECUTING if "--trust-local-task" in hone(capsys, words)[1]]
+    flag = "--reward run/rewards.py:f" if way in STORED else "--trust-local-task"
+    refused = [words[0] for words in EXECUTING if flag in hone(capsys, words)[1]]
     assert not executed()
+    if way in STORED:
+        assert flag in hone(capsys, ["verify", "run", "--steps", "1", "--trust-local-task"])[1]
+        assert not executed()
     trained = "loss" in way or "advantages" in way
     assert "verify" in refused and ("replay" in refused) == trained
     if not trained and way not in ("one of several tasks", "task of evaluations"):
@@ -207,6 +208,7 @@ def test_looking_at_a_strangers_run_executes_nothing(way, stranger, capsys, monk
         ("task file", ["regrade", "run"]),
         ("wrapped task file", ["regrade", "run"]),
         ("reward function", ["regrade", "run"]),
+        ("reward function of a file in the run", ["regrade", "run", "--reward", "run/rewards.py:f"]),
         ("loss", ["replay", "run"]),
         ("advantages", ["verify", "run", "--steps", "1"]),
         ("verifiers taskset", ["regrade", "run"]),

@@ -51,16 +51,14 @@ RL = (
 SFT = f"sft {QUIET.replace(' --no-audit', '')} {TINY} --seed 3 --data.batch-size 16 --no-data.pack --optim.lr 3e-3"
 MIX = json.dumps([{"id": "reverse-text", "weight": 2}, {"id": "char-count", "sampling": {"top_k": 20}}])
 AGENT = """
-import asyncio
-
-
 async def agent(client, example):
     async def ask(*messages):
         answer = await client.chat.completions.create(model="policy", messages=list(messages))
         return answer.choices[0].message.content or ""
 
     question = example.prompt[-1]
-    first, second = await asyncio.gather(ask(question), ask({"role": "user", "content": "Another branch"}))
+    first = await ask(question)
+    second = await ask({"role": "user", "content": "Another branch"})  # calls side by side come in any order
     last = await ask(question, {"role": "assistant", "content": first}, {"role": "user", "content": "More"})
     scores = [sum(c.isalpha() for c in text) / 16 for text in (first, second, last)]
     return {"letters": sum(scores), "calls": scores}

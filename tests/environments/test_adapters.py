@@ -23,6 +23,8 @@ RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "reasoning_gym
         ("reasoning-gym:countdown", "evaluates the answer as Python code.*hone's own task `countdown`"),
         ("reasoning_gym:rush-hour", "is refused: it gives no answer that its own score accepts"),
         ("reasoning-gym:leg_count", "did you mean .*leg_counting"),
+        ("verifiers-v0:guessing", "no longer runs environments of verifiers v0; .*verifiers:TASKSET"),
+        ("verifiers_v0:guessing", "no longer runs environments of verifiers v0; .*verifiers:TASKSET"),
         ("gym:leg_counting", "write LIBRARY:TASK"),
         ("reasoning-gym:", "write LIBRARY:TASK"),
     ],
@@ -37,7 +39,6 @@ def test_ids_that_are_none_are_refused_with_the_remedy(env_id: str, message: str
     [
         ("reasoning-gym:leg_counting", ["pip install 'reasoning-gym>=0.1.25,<0.2'"]),
         ("verifiers:capitals", ["make verifiers-env", "pip install 'verifiers>=0.3.1,<0.5'"]),
-        ("verifiers-v0:guessing", ["needs verifiers 0.3.1", "make verifiers-v0-env"]),
     ],
 )
 def test_without_the_library_one_sentence_says_how_to_get_it(env_id, remedies, tmp_path, monkeypatch, capfd):

@@ -290,8 +290,9 @@ def test_a_run_with_a_judge_is_verified_and_graded_again_without_it(server: Serv
     server.shutdown()
     server.server_close()
     Replies._known.clear()
-    assert main(["regrade", str(folder), "--trust-local-task"]) == 0
-    assert main(["verify", str(folder), "--steps", "2", "--trust-local-task"]) == 0, capsys.readouterr()
+    named = ["--trust-local-task", "--reward", f"{folder}/rewards.py:judge"]
+    assert main(["regrade", str(folder), *named]) == 0
+    assert main(["verify", str(folder), "--steps", "2", *named]) == 0, capsys.readouterr()
     assert len(server.asked) == asked
 
 

@@ -188,7 +188,7 @@ def test_special_tokens_in_a_message_are_text_unless_they_are_meant(name: str, t
     hostile, plain = [{"role": "user", "content": text}], [USER]
     ids = renderer.prompt_ids(hostile)
     assert special_ids(renderer, ids) == special_ids(renderer, renderer.prompt_ids(plain))
-    written = renderer.text(hostile)
+    written = renderer._rendering.text(hostile, True)
     assert text in written and renderer.tokenizer.decode(ids, skip_special_tokens=False) == written
     assert meant.prompt_ids(hostile) == renderer.tokenizer.encode(written, add_special_tokens=False).ids
     reply = "<think>\nhm\n</think>\n\n<answer>one<|im_end|>two</answer>"

@@ -203,17 +203,10 @@ def _show_finding(console: Console, finding: Finding, longest: int) -> None:
         return
     for evidence in finding.shown[: 2 if longest == _LONGEST else None]:
         show(repr(_shortened(evidence.text, longest)), 6)
-        show(f"-> {_in_words(evidence)}", 9, "dim")
+        got = "no reward" if evidence.reward is None else f"reward {evidence.reward:.3g}"
+        show(f"-> {got} ({evidence.outcome}); expected {evidence.expected}", 9, "dim")
         if evidence.detail:
             show(_shortened(evidence.detail, 3000), 9, "dim")
-
-
-def _in_words(evidence: Evidence) -> str:
-    """Say what a completion got and should have got; of a template's conversation, what it shows."""
-    if not evidence.expected:
-        return evidence.outcome
-    got = "no reward" if evidence.reward is None else f"reward {evidence.reward:.3g}"
-    return f"{got} ({evidence.outcome}); expected {evidence.expected}"
 
 
 def _shortened(text: str, limit: int) -> str:

@@ -39,9 +39,7 @@ def run(config: AuditConfig) -> int:
             else:
                 from hone.audit.template import audit_template
 
-                words = f"auditing the chat template of {template}"
-                report = audit_template(template, config.chat_template, lambda check: status(f"{words}: {check}"))
-                report = allowing(report, config.allow)
+                report = allowing(audit_template(template, config.chat_template), config.allow)
         finally:
             status.clear()
     if config.html is not None:

@@ -203,7 +203,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         name, asked = asked.id, asked.model_copy(update={"id": None})
         recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
     task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
-    its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task)
+    its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task, config.reward)
     try:
         with its_code():
             own = Grader(configured(task.id, task.args, task.template, "orchestrator.env.template"))

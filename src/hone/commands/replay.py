@@ -29,7 +29,7 @@ from hone.trainer.export import export_weights
 def run(config: ReplayConfig) -> int:
     """Replay; return 0 if everything came out equal, 1 if not, 3 if it need not on this machine."""
     recorded = open_run(config.run)
-    with trust.opened_run(recorded.path, recorded.info, config.trust_local_task):
+    with trust.opened_run(recorded.path, recorded.info, config.trust_local_task, config.reward):
         return replay_run(recorded, config)
 
 

@@ -32,7 +32,7 @@ def run(config: ReportConfig) -> int:
     def read(run, evaluated):
         from hone.viewer.card.lenient import read_recorded
 
-        with trust.opened_run(run.path, run.info, config.trust_local_task):
+        with trust.opened_run(run.path, run.info, config.trust_local_task, config.reward):
             return read_recorded(run, evaluated, config.grading, config.seconds, config.trust_local_task)
 
     with redirect_stdout(sys.stderr) if config.as_json else nullcontext():  # what a task prints is no JSON

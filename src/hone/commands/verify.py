@@ -37,7 +37,7 @@ SHOWN = 12
 def run(config: VerifyConfig) -> int:
     """Verify and write the certificate; return the exit code of the verdict."""
     recorded = open_run(config.run)
-    with trust.opened_run(recorded.path, recorded.info, config.trust_local_task):
+    with trust.opened_run(recorded.path, recorded.info, config.trust_local_task, config.reward):
         return verify(recorded, config)
 
 

@@ -61,6 +61,9 @@ class ExecutedRun(OneRun):
     trust_local_task: bool = False
     """Execute code that the run names: functions, an agent, a taskset of verifiers, a task file that is not the one the
     run was made with. Read it first."""
+    reward: list[str] = []
+    """Execute this function that the run names, and its whole file: `rewards:exact`, or `RUN/rewards.py:exact` of a
+    notebook, which is executed only if you name it here. Read it first."""
 
 
 class InitConfig(BaseConfig):

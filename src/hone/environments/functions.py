@@ -51,10 +51,9 @@ from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.grading import GraderFailure
+from hone.trust import REWARDS
 from hone.types import Outcome, content_hash
 
-REWARDS = "rewards.py"
-"""File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
 _IS_TEXT = "prompt_is_text"
 """Key of `info`: the row's prompt was text, so functions of `completions` get text."""
 _LISTS = ("completions", "prompts", "completion_ids")
@@ -139,8 +138,8 @@ def _source(place: str) -> Source:
     func, file = find_function(place)
     if file is None:
         return Source(func, None, place)
-    kept = file.name == REWARDS and (file.parent / "run.json").exists()
-    return Source(func, file, text_digest(file.read_bytes(), [Path.cwd()]) if kept else source_digest(file))
+    stored = trust.is_stored(file)
+    return Source(func, file, text_digest(file.read_bytes(), [Path.cwd()]) if stored else source_digest(file))
 
 
 class FunctionTask(SingleTurnEnv):
@@ -363,7 +362,7 @@ def given_task(
     objects += [checked_function(reference, "reference")] if callable(reference) else []
     placed = [(func if isinstance(func, str) else place_of(func), func) for func in funcs]
     placed = placed or [(place, place) for place in _as_list(args.get("rewards", []))]
-    text, not_kept = kept_source(objects, runs=None in dict(placed)) if objects else ("", "")
+    text, not_kept = kept_source(objects) if objects else ("", "")
     digest = text_digest(text.encode(), [Path.cwd(), Path(sys.path[0])])
     found = [(p, Source(checked_function(func), None, digest) if p is None else _source(p)) for p, func in placed]
     if not found and not has_agent:

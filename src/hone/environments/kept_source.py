@@ -35,21 +35,16 @@ def kept_name(function: Callable[..., Any]) -> str:
     return name if is_named else f"reward_{name}"
 
 
-def kept_source(functions: Sequence[Callable[..., Any]], runs: bool = True) -> tuple[str, str]:
+def kept_source(functions: Sequence[Callable[..., Any]]) -> tuple[str, str]:
     """Return the text of a file that defines these functions, and why it can't be imported by itself ("" if it can).
 
     Partials, bound methods and objects that can be called are written down too: an object by its class and attributes.
 
     Parts that can't be written down are comments in it; then the file raises an error when it is imported, rather than
-    grade otherwise. With `runs` the text is executed, to see whether it can be imported.
+    grade otherwise.
     """
     writer = _Writer()
     text = writer.write(functions)
-    if runs and not writer.problems:
-        try:
-            exec(compile(text, "rewards.py", "exec", dont_inherit=True), {"__name__": "__main__"})
-        except Exception as error:
-            writer.problems.append(f"importing it raises {type(error).__name__}: {error}")
     problem = "; ".join(writer.problems)
     if problem:
         text += f"\nraise ImportError({'only the program that began the run can go on with it: ' + problem!r})\n"

@@ -33,7 +33,7 @@ from hone.environments.task_files import (
 )
 from hone.errors import UserError
 
-ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers", "verifiers-v0": "verifiers_v0"}
+ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
 """Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
 SAFE_ADAPTERS = {"reasoning_gym"}
 """Libraries that bring their tasks: no name in the arguments of such a task imports code."""
@@ -44,7 +44,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
     source checkout and in the current directory, then for an installed package. Touches no data and no network.
-    `reasoning-gym:TASK`, `verifiers:TASKSET` and `verifiers-v0:ENVIRONMENT` are tasks of these libraries.
+    `reasoning-gym:TASK` and `verifiers:TASKSET` are tasks of these libraries.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
     `load_environment`, arguments that do not fit its signature and type hints, and code that `hone.trust` refuses.
@@ -96,6 +96,8 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
 def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     """Build the task of another library."""
     library, _, task = env_id.partition(":")
+    if library.replace("_", "-") == "verifiers-v0":
+        raise UserError(f"{env_id}: hone no longer runs environments of verifiers v0; port it to v1: verifiers:TASKSET")
     name = ADAPTERS.get(library.replace("_", "-"))
     if name is None or not task:
         raise UserError(

@@ -197,12 +197,12 @@ def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
     A module is looked for in the current folder, then where Python finds it. Raises UserError if it is missing,
     can't be imported, has no such function, or if `hone.trust` refuses it.
     """
-    trust.check_named(f"the function {place}")
+    trust.check_function(place)
     module_name, _, name = place.rpartition(":")
     if not module_name or not name.isidentifier():
         raise UserError(f"{place!r} names no function: write MODULE:FUNCTION or FILE.py:FUNCTION, as in rewards:exact")
     is_file = module_name.endswith(".py")
-    path = Path(module_name if is_file else f"{module_name.replace('.', '/')}.py")
+    path = trust.module_file(place)
     if is_file and not path.is_file():
         raise UserError(f"{place!r}: there is no file {path}")
     main = getattr(sys.modules.get("__main__"), "__file__", None)

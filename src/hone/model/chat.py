@@ -13,7 +13,7 @@ import shutil
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tokenizers import Tokenizer
 
@@ -89,10 +89,6 @@ class ChatRenderer:
         """Count messages, once for each `key` (`where` by default), if special tokens in their texts become text."""
         if found := self._rendering.find_special(messages, tools):
             self.special_texts.add(key or where, where, found)
-
-    def text(self, messages: list[Message], opens: bool = True, tools: list[Tool] | None = None) -> str:
-        """Return the conversation as text, with special tokens; `opens`: with the opening of the assistant's turn."""
-        return self._rendering.text(messages, opens, tools)
 
     def bridge_ids(
         self, conversation: list[Message], answers: list[Message], tools: list[Tool] | None = None
@@ -239,16 +235,6 @@ class ChatRenderer:
         return "" if start < 0 or END_THINK in generation[start:] else generation[start:]
 
 
-class RendererParts(NamedTuple):
-    """What a ChatRenderer is made of. `stop_ids`: those that the model's files name; `source`: the model's folder."""
-
-    tokenizer: Tokenizer
-    rendering: Rendering
-    stop_ids: tuple[int, ...]
-    source: Path | None
-    template: str | None
-
-
 def load_renderer(
     name_or_folder: str | Path, chat_template: str | None = None, special_tokens: bool = False
 ) -> ChatRenderer:
@@ -256,19 +242,12 @@ def load_renderer(
 
     `special_tokens`: those in the texts of messages are tokens. Otherwise they are encoded as text.
     """
-    return ChatRenderer(*renderer_parts(name_or_folder, chat_template, special_tokens))
-
-
-def renderer_parts(
-    name_or_folder: str | Path, chat_template: str | None = None, special_tokens: bool = False
-) -> RendererParts:
-    """Return what `load_renderer` reads, before it is known whether the template can be used."""
     name = str(name_or_folder)
     override = None if chat_template is None else read_override(chat_template)
     if name == TINY:
         tokenizer, stop_ids, named = build_tiny_tokenizer(), (IM_END_ID, ENDOFTEXT_ID), {"eos_token": IM_END}
         rendering = _by_template(tokenizer, override or CHAT_TEMPLATE, named, stop_ids, special_tokens)
-        return RendererParts(tokenizer, rendering, stop_ids, None, override)
+        return ChatRenderer(tokenizer, rendering, stop_ids, None, override)
     from_hub = is_hub_id(name)
     folder = resolve_model(name)
     tokenizer = load_tokenizer(folder)
@@ -282,7 +261,7 @@ def renderer_parts(
                 f"{name} has no chat template: give one with model.chat_template (a file, or the Jinja text)"
             )
         rendering = _by_template(tokenizer, template, named_tokens(folder), stop_ids, special_tokens)
-    return RendererParts(tokenizer, rendering, stop_ids, folder, override)
+    return ChatRenderer(tokenizer, rendering, stop_ids, folder, override)
 
 
 def _by_template(

@@ -37,7 +37,6 @@ from hone.types import Example, Message, Outcome
 
 OWN_ENVIRONMENT = Path(".venv-verifiers/bin/python")
 CHECKOUT = Path(hone.__file__).resolve().parents[2]
-HELD_OUT = 0.1
 SCORE_SECONDS, LOAD_SECONDS = 5, 600
 """Processor time for scoring an answer, and for importing verifiers or loading a taskset."""
 SCORE_CLOCK = 60.0
@@ -52,33 +51,25 @@ class Served:
     """
 
     def __init__(
-        self,
-        env_id: str,
-        python: Path,
-        config: dict[str, Any],
-        limit: int,
-        env: dict[str, Any] | None = None,
-        worker: str = "verifiers_worker.py",
+        self, env_id: str, python: Path, config: dict[str, Any], limit: int, env: dict[str, Any] | None
     ) -> None:
         self.env_id, self.python, self.limit = env_id, python, limit
+        script = Path(__file__).with_name("verifiers_worker.py")
         arguments = [env_id.partition(":")[2], config, os.getcwd(), env]
-        self._worker = Worker(Path(__file__).with_name(worker), arguments, f"scoring by {env_id}", str(python))
+        self._worker = Worker(script, arguments, f"scoring by {env_id}", str(python))
         self._keys: list[str] | None = None
         reply = self._admitted(["describe"])
         self.weights: dict[str, float] = reply.get("weights", {})
         """Of each reward function, in the order they run; none where verifiers makes the rollouts."""
         self.env: dict[str, Any] | None = reply.get("env")
         """The config of the environment that makes them."""
-        self.train: int | None = None
-        """Where an environment of v0 has rows of its own for evaluation, how many come before them."""
         self.sources: dict[str, str] = reply["sources"]
         """A digest of the taskset's source, and the version of verifiers."""
 
     def keys(self) -> list[str]:
         """Load the tasks; return a digest of each prompt. Raises UserError if a reload gives other tasks."""
         self._admitted(["describe"])
-        reply = self._admitted(["load", self.limit])
-        keys, self.train = reply["keys"], reply.get("train")
+        keys = self._admitted(["load", self.limit])["keys"]
         if self._keys is not None and self._keys != keys:
             raise UserError(
                 f"{self.env_id} has other tasks than when it was loaded first, which would score the wrong answers: "
@@ -209,7 +200,7 @@ def load(
     /,
     *,
     correctness: str | None = None,
-    held_out: float = HELD_OUT,
+    held_out: float = 0.1,
     max_tasks: int = 100_000,
     env: dict[str, Any] | None = None,
     agent_limits: dict[str, Any] | None = None,
@@ -224,9 +215,23 @@ def load(
     without verifiers, and for a taskset that is refused.
     """
     env_id = f"verifiers:{name}"
-    check_split(env_id, held_out, max_tasks)
+    if not 0 < held_out < 1:
+        raise UserError(f"{env_id}: held_out is {held_out}; it must be a share between 0 and 1")
+    if max_tasks < 2:
+        raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
     served = Served(env_id, _python(env_id), config, max_tasks, env)
-    data = splits(served, held_out)
+
+    @functools.cache
+    def halves() -> tuple[Rows, Rows]:
+        keys = served.keys()
+        rows = indexed_rows(lambda i: {"index": i, "key": keys[i]}, len(keys), env_id)
+        return hold_out(rows, lambda row: row["key"], held_out)
+
+    data: dict[str, Any] = {
+        "dataset": DataSource(lambda _: halves()[0], reads=False),
+        "eval_dataset": DataSource(lambda _: halves()[1], reads=False),
+        "id": env_id,
+    }
     if served.env is not None:
         limits = AgentLimits.of(agent_limits)
         if "concurrency" not in (agent_limits or {}):  # each agent is a process with an interpreter of its own
@@ -241,34 +246,6 @@ def load(
     if correctness not in weights:
         raise UserError(f"{env_id}: correctness is {correctness!r}; its reward functions are {', '.join(weights)}")
     return Verifiers(served, correctness, **data)
-
-
-def check_split(env_id: str, held_out: float | None, max_tasks: int) -> None:
-    """Raise UserError for arguments that leave nothing to train on, or to evaluate on."""
-    if held_out is not None and not 0 < held_out < 1:
-        raise UserError(f"{env_id}: held_out is {held_out}; it must be a share between 0 and 1")
-    if max_tasks < 2:
-        raise UserError(f"{env_id}: max_tasks is {max_tasks}; it must be at least 2")
-
-
-def splits(served: Served, held_out: float | None) -> dict[str, Any]:
-    """Return the id and the data of an environment: for evaluation, `held_out` of the prompts or its own rows."""
-
-    @functools.cache
-    def halves() -> tuple[Rows, Rows]:
-        keys = served.keys()
-        rows = indexed_rows(lambda i: {"index": i, "key": keys[i]}, len(keys), served.env_id)
-        if served.train is None:
-            return hold_out(rows, lambda row: row["key"], HELD_OUT if held_out is None else held_out)
-        if held_out is not None:
-            raise UserError(f"{served.env_id} has rows of its own for evaluation: leave out held_out")
-        return rows.take(list(range(served.train))), rows.take(list(range(served.train, len(keys))))
-
-    return {
-        "dataset": DataSource(lambda _: halves()[0], reads=False),
-        "eval_dataset": DataSource(lambda _: halves()[1], reads=False),
-        "id": served.env_id,
-    }
 
 
 def _python(env_id: str) -> Path:

@@ -17,7 +17,6 @@ import hashlib
 import itertools
 import json
 import os
-import runpy
 import sys
 from collections.abc import AsyncIterator, Callable
 from importlib.metadata import PackageNotFoundError, version
@@ -54,7 +53,7 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
             running.pop(order["number"], None)
         out.write(json.dumps({"number": order["number"]} | found) + "\n")
 
-    async with (v0_episodes if "v0" in told["env"] else v1_episodes)(told) as make:
+    async with episodes(told) as make:
         out.write('{"ready": true}\n')
         lines = asyncio.StreamReader(limit=2**26)
         await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(lines), orders)
@@ -71,13 +70,8 @@ async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
         await asyncio.gather(*running.values(), return_exceptions=True)
 
 
-def v0_episodes(told: dict[str, Any]) -> Any:
-    """Do as `v1_episodes`, for an environment of v0. By its path, for `verifiers.py` beside it would hide verifiers."""
-    return runpy.run_path(str(Path(__file__).with_name("verifiers_v0_worker.py")))["episodes"](told)
-
-
 @contextlib.asynccontextmanager
-async def v1_episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
+async def episodes(told: dict[str, Any]) -> AsyncIterator[Callable[[dict[str, Any]], Any]]:
     """Give the function that makes the episode of an order, and returns what `summary` does."""
     from verifiers.v1.clients import EvalClientConfig, ModelContext  # pyright: ignore[reportMissingImports]
     from verifiers.v1.env import RunSlot  # pyright: ignore[reportMissingImports]
