@@ -274,7 +274,7 @@ def test_a_program_that_fails_costs_its_own_sample(agent: Any, outcome: Outcome,
     task = task_of(some, timeout=0.5 if outcome is Outcome.GRADER_TIMEOUT else 600.0)
     bad, good = played(task, rollouts=1)
     assert bad.failure is not None and bad.failure[0] is outcome and words in bad.failure[1], bad.failure
-    assert good.failure is None and good.num_sampled
+    assert good.failure is None and good.first.num_sampled
     split = task.split("train")
     scores = task.grade_many([(split[0], bad), (split[1], good)])
     assert scores[0].outcome is outcome and np.isnan(scores[0].reward) and scores[1].reward > 0
@@ -307,7 +307,7 @@ def test_what_a_call_may_not_ask_for_is_a_400_with_a_sentence() -> None:
 
     keys: list[Any] = []
     (sample,) = played(task_of(asks), rollouts=1, examples=1)
-    assert sample.failure is None and sample.num_sampled <= 2
+    assert sample.failure is None and sample.first.num_sampled <= 2
     assert all(words in text for (_, words), text in zip(REFUSED, seen, strict=True)), seen
 
 
@@ -894,4 +894,4 @@ print(1.0)
     (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
     statuses = json.loads(note.read_text())
     assert statuses == [[401, None, False], [401, None, False], [405, None, False]] * len(HEADERS)
-    assert sample.num_sampled == 0
+    assert sample.first.num_sampled == 0
