@@ -85,6 +85,7 @@ class HoneStep:
         from hone.config.rl import RLConfig
         from hone.inference.types import SamplingParams
         from hone.model.fusion import set_compiled
+        from hone.orchestrator.conversations import of_one_turn
         from hone.orchestrator.groups import trainable
         from hone.types import Example, Group, Outcome, Score
 
@@ -93,18 +94,19 @@ class HoneStep:
         start = time.perf_counter()
         examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step, prompts)]
         requests = self.maker.requests(examples, range(prompts), step)
-        trajectories = self.policy.sample(requests, SamplingParams(ignore_eos=True))
+        turns = self.policy.sample(requests, SamplingParams(ignore_eos=True))
         sampled = time.perf_counter()
         groups = []
         for i, example in enumerate(examples):
-            members = trajectories[i * rollouts : (i + 1) * rollouts]
-            scores = [Score(reward(t.completion_text), {}, {}, Outcome.WRONG) for t in members]
+            own = slice(i * rollouts, (i + 1) * rollouts)
+            members = [of_one_turn(*one) for one in zip(requests[own], turns[own], strict=True)]
+            scores = [Score(reward(rollout.completion_text), {}, {}, Outcome.WRONG) for rollout in members]
             rewards = np.array([score.reward for score in scores])
             advantages = step_advantages(rewards[None], np.ones((1, rollouts), dtype=bool))[0]
             groups.append(Group(example, i, members, scores, advantages))
         self.trainer.step(self.trainer.deal(trainable(groups, RLConfig()), None, share_prompts=True))
         end = time.perf_counter()
-        assert all(t.num_sampled == self.sizes.new_tokens for t in trajectories)
+        assert all(turn.num_sampled == self.sizes.new_tokens for turn in turns)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}
 
 

@@ -32,7 +32,7 @@ from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer, save_tokenizer
 from hone.orchestrator.groups import group_state, step_metrics
 from hone.runs.rollouts import group_rows
 from hone.runs.writer import RunWriter
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Example, Group, Outcome, Rollout, Score, Segment
 
 RECIPE = Path(__file__).resolve().parents[1] / "examples/countdown/tiny.toml"
 GROUP, EVAL_EXAMPLES, EVAL_EVERY = 16, 256, 25
@@ -135,7 +135,7 @@ class Fabric:
             made.append(Group(problem.example, number, [trajectory for trajectory, _ in members], scores, advantages))
         return made
 
-    def sampled(self, problems: list[Problem], version: int, name: str) -> list[tuple[Trajectory, Score]]:
+    def sampled(self, problems: list[Problem], version: int, name: str) -> list[tuple[Rollout, Score]]:
         """A completion of each problem by policy version `version`, and what it was worth."""
         draw, done, count = rng.stream(self.seed, "viewer", name), version / max(1, self.steps), len(problems)
         sizes = np.clip(draw.lognormal(np.log(180 + 450 * done), 0.45, count), SHORTEST, LONGEST - 100)
@@ -165,7 +165,7 @@ class Fabric:
 
     def trajectory(
         self, problem: Problem, sampled: np.ndarray, text: str, version: int, start: int, name: str, stop_reason: str
-    ) -> Trajectory:
+    ) -> Rollout:
         """`text` as a completion of these token ids, with logprobs from place `start` of the pool on."""
         before, length = len(problem.ids), len(problem.ids) + len(sampled)
         mask, logprobs = np.ones(length, np.bool_), np.zeros(length, np.float32)
@@ -174,12 +174,13 @@ class Fabric:
         logprobs[before:] = self.logprobs.take(np.arange(start, start + len(sampled)), mode="wrap")
         messages = [*problem.example.prompt, {"role": "assistant", "content": text}]
         token_ids = np.concatenate([problem.ids, sampled])
-        return Trajectory(token_ids, mask, logprobs, versions, messages, stop_reason, name)
+        segment = Segment(token_ids, mask, logprobs, versions, messages, stop_reason)
+        return Rollout(name, messages, stop_reason, (segment,))
 
     def token_rows(self, group: Group) -> Iterator[dict[str, Any]]:
         """Entropies and the trainer's logprobs of the group's tokens; none where it was not trained on."""
         trained = group_state(group) == "trained"
-        for trajectory, score in zip(group.trajectories, group.scores, strict=True):
+        for trajectory, score in zip(group.rollouts, group.scores, strict=True):
             row: dict[str, Any] = {"sample_id": trajectory.sample_id, "entropies": None, "trainer_logprobs": None}
             if trained and not score.outcome.is_failure:
                 logprobs = trajectory.logprobs[trajectory.sampled_mask]
@@ -273,7 +274,7 @@ def make(folder: Path, steps: int = 1000, completions: int = 512, seed: int = 0)
         for step in range(steps):
             groups = fabric.groups(step)
             write_step(run, fabric, step, groups)
-            tokens += sum(trajectory.num_sampled for group in groups for trajectory in group.trajectories)
+            tokens += sum(rollout.first.num_sampled for group in groups for rollout in group.rollouts)
             metrics = evaluated(run, fabric, step) | fabric.metrics(step, groups, tokens)
             run.log_step(step, metrics, times(step, tokens), f"{step:016x}")
         export(run, steps)

@@ -22,7 +22,7 @@ from hone.evaluation.client import ChatClient, Failure
 from hone.inference import client as server_client
 from hone.inference.client import ServerClient
 from hone.planning.doctor import Subject, check_hub
-from hone.types import Reply
+from hone.types import Rollout
 from hone.web import MIB, is_local, shown_url, without_local_proxy
 
 JUDGED = '{"choices": [{"finish_reason": "stop", "message": {"role": "assistant", "content": "0.5"}}]}'
@@ -136,7 +136,7 @@ def chat(url: str, timeout: float = 5.0) -> Any:
     answer = asyncio.run(ask())
     if isinstance(answer, Failure):
         raise RuntimeError(answer.reason)
-    assert isinstance(answer, Reply)
+    assert isinstance(answer, Rollout)
     return float(answer.messages[-1]["content"])
 
 

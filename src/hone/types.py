@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
@@ -69,62 +69,106 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Kept:
-    """The tokens that each of T tokens was sampled among, where `top_k`, `top_p` or `min_p` cut the distribution.
-
-    `counts` `[T]` int32 says how many they are: 0 where none were cut away, or the token was not sampled. `ids` int32
-    has those of one token after those of another.
+class Ragged:
+    """A column with several values of each of T tokens: `counts` `[T]` int32 says how many a token has, and `values`
+    holds those of one token after those of another.
     """
 
-    ids: np.ndarray
+    values: np.ndarray
     counts: np.ndarray
 
     def __post_init__(self) -> None:
-        assert self.ids.dtype == self.counts.dtype == np.int32
-        assert len(self.ids) == self.counts.sum() and (self.counts >= 0).all()
+        assert self.counts.dtype == np.int32 and (self.counts >= 0).all()
+        assert len(self.values) == self.counts.sum()
 
     @classmethod
-    def of(cls, sets: Sequence[Sequence[int] | np.ndarray]) -> Kept:
-        """Make those of tokens of which each has one of these sets of ids."""
+    def of(cls, sets: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
+        """Make the column of tokens of which each has one of these sets of int32 values."""
         arrays = [np.asarray(one, dtype=np.int32) for one in sets]
         return cls(np.concatenate(arrays), np.array([len(one) for one in arrays], dtype=np.int32))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Kept | int]) -> Kept | None:
-        """Join parts of a sequence, of which a number stands for so many uncut tokens; None if all are."""
-        if not any(isinstance(part, Kept) for part in parts):
-            return None
-        nothing = np.zeros(0, dtype=np.int32)
-        kept = [cls(nothing, np.zeros(part, dtype=np.int32)) if isinstance(part, int) else part for part in parts]
-        return cls(*(np.concatenate([getattr(part, name) for part in kept]) for name in ("ids", "counts")))
+    def __len__(self) -> int:
+        return len(self.counts)
 
-    def where(self, mask_T: np.ndarray) -> Kept:
-        """Return those of some of the tokens."""
-        return Kept(self.ids[np.repeat(mask_T, self.counts)], self.counts[mask_T])
-
-    def hold(self, token_ids_T: np.ndarray) -> bool:
-        """Return True if each token is among those that it was sampled among."""
+    def holds(self, values_T: np.ndarray) -> bool:
+        """Return True if each token that has values has its one of `values_T` among them."""
         token = np.repeat(np.arange(len(self.counts)), self.counts)
-        return bool(np.isin(np.flatnonzero(self.counts), token[self.ids == token_ids_T[token]]).all())
+        return bool(np.isin(np.flatnonzero(self.counts), token[self.values == values_T[token]]).all())
+
+
+Column = np.ndarray | Ragged
+"""One value of each of T tokens, or several."""
+Columns = Mapping[str, Column]
+"""Columns by name. `candidates` (int32, ragged): the ids that a token was sampled among, where `top_k`, `top_p` or
+`min_p` cut the distribution; none where nothing was cut away. `teacher_logprobs` (float32): those of a teacher, 0 where
+not sampled.
+"""
+
+
+def dense(columns: Columns, name: str) -> np.ndarray | None:
+    """Return a column of one value for each token; None if it is not there."""
+    found = columns.get(name)
+    assert found is None or isinstance(found, np.ndarray)
+    return found
+
+
+def ragged(columns: Columns, name: str) -> Ragged | None:
+    """Return a column of several values for each token; None if it is not there."""
+    found = columns.get(name)
+    assert found is None or isinstance(found, Ragged)
+    return found
+
+
+def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
+    """Return the columns of some of the tokens."""
+    return {
+        name: Ragged(one.values[np.repeat(mask_T, one.counts)], one.counts[mask_T])
+        if isinstance(one, Ragged)
+        else one[mask_T]
+        for name, one in columns.items()
+    }
+
+
+def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
+    """Join the columns of parts of a sequence, given with their numbers of tokens. Where a part lacks a column that
+    another has, its tokens have 0, or no values.
+    """
+    kinds = {name: one for _, columns in parts for name, one in columns.items()}
+    found: dict[str, Column] = {}
+    for name, kind in kinds.items():
+        if isinstance(kind, Ragged):
+            nothing = kind.values[:0]
+            full = [columns.get(name) or Ragged(nothing, np.zeros(size, np.int32)) for size, columns in parts]
+            values, counts = (np.concatenate([getattr(one, key) for one in full]) for key in ("values", "counts"))
+            found[name] = Ragged(values, counts)
+        else:
+            dense = [columns.get(name, np.zeros(size, kind.dtype)) for size, columns in parts]
+            found[name] = np.concatenate(dense)  # type: ignore[arg-type]
+    return found
+
+
+def split(columns: Columns, lengths: Sequence[int] | np.ndarray) -> list[dict[str, Column]]:
+    """Return the columns of consecutive parts of so many tokens each: the reverse of `joined`."""
+    cuts, parts = np.cumsum(lengths)[:-1], [dict[str, Column]() for _ in lengths]
+    for name, one in columns.items():
+        pieces: Sequence[Column] = np.split(one.counts if isinstance(one, Ragged) else one, cuts)
+        if isinstance(one, Ragged):
+            values = np.split(one.values, np.cumsum([counts.sum() for counts in pieces])[:-1])  # type: ignore[union-attr]
+            pieces = [Ragged(*pair) for pair in zip(values, pieces, strict=True)]  # type: ignore[arg-type]
+        for part, piece in zip(parts, pieces, strict=True):
+            part[name] = piece
+    return parts
 
 
 @dataclass(frozen=True)
-class Trajectory:
-    """One rollout, exactly as sampled: what is trained on is this list of ids, never a re-encoding of its text.
+class Segment:
+    """A sequence of T tokens, exactly as sampled: what is trained on is this list of ids, never its text encoded again.
 
     `token_ids` `[T]` prompt and completion; `sampled_mask` `[T]` True where the policy chose the token; `logprobs`
     `[T]` float32 natural-log probability under the sampling distribution (0 where not sampled); `versions` `[T]` policy
-    version that produced each token (-1 where not sampled). `messages` is the conversation including the completion.
-    `branches` are further trajectories of the same sample, where a program makes them: all have its advantage,
-    or their turns have their own.
-    `kept` are the tokens that each was sampled among, of whose probabilities the logprobs are; None: the vocabulary.
-    `teacher_logprobs` `[T]` float32 are those of a teacher, None without one. `call_rewards` float64 are those of its
-    turns, where a program rewards each call of the model.
-
-    Of a task of several turns, tokens between the turns are the environment's: not sampled. `state` is then what the
-    environment keeps of the conversation (JSON), None for a task of one turn; `failure` says why the environment broke
-    off, as outcome and detail. Another time the environment may answer what it did not: `late` if a tool was ended at
-    its deadline, which the model knew, `killed` if a process was killed from outside, each time it was asked.
+    version that produced each token (-1 where not sampled). `messages` is its conversation, and `stop_reason` says how
+    the last turn ended. Tokens between turns are the environment's: not sampled. `turn_rewards` float64 are
+    those of its turns, where a program rewards each call of the model.
     """
 
     token_ids: np.ndarray
@@ -133,36 +177,26 @@ class Trajectory:
     versions: np.ndarray
     messages: list[Message]
     stop_reason: str
-    sample_id: str
-    state: dict[str, Any] | None = None
-    failure: tuple[Outcome, str] | None = None
-    late: bool = False
-    killed: bool = False
-    kept: Kept | None = None
-    teacher_logprobs: np.ndarray | None = None
-    branches: tuple[Trajectory, ...] | None = None
-    call_rewards: np.ndarray | None = None
+    columns: Columns = field(default_factory=dict)
+    turn_rewards: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         length = len(self.token_ids)
-        assert not any(branch.branches for branch in self.branches or ())
         assert len(self.sampled_mask) == len(self.logprobs) == len(self.versions) == length
         assert self.token_ids.dtype == np.int64 and self.sampled_mask.dtype == np.bool_
         assert self.logprobs.dtype == np.float32 and self.versions.dtype == np.int32
         assert self.stop_reason in ("stop", "length"), self.stop_reason
         assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
-        if (teacher := self.teacher_logprobs) is not None:
-            assert len(teacher) == length and teacher.dtype == np.float32 and np.isfinite(teacher).all()
-        if (own := self.call_rewards) is not None:
+        assert all(len(column) == length for column in self.columns.values())
+        if (teacher := dense(self.columns, "teacher_logprobs")) is not None:
+            assert teacher.dtype == np.float32 and np.isfinite(teacher).all()
+        if (candidates := ragged(self.columns, "candidates")) is not None:
+            assert candidates.holds(self.token_ids), "a token was not among those that it was sampled among"
+        if (own := self.turn_rewards) is not None:
             assert len(own) == self.turns and own.dtype == np.float64 and np.isfinite(own).all()
-        if self.kept is not None:
-            assert len(self.kept.counts) == length
-            assert self.kept.hold(self.token_ids), "a token was not among those that it was sampled among"
 
-    @property
-    def trajectories(self) -> tuple[Trajectory, ...]:
-        """The trajectories of the sample: this one, and its branches."""
-        return (self, *(self.branches or ()))
+    def __len__(self) -> int:
+        return len(self.token_ids)
 
     @property
     def truncated(self) -> bool:
@@ -171,12 +205,6 @@ class Trajectory:
     @property
     def num_sampled(self) -> int:
         return int(self.sampled_mask.sum())
-
-    @property
-    def completion_text(self) -> str:
-        """What the policy wrote, the texts of several turns with an empty line between them."""
-        texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
-        return "\n\n".join(texts[-max(1, self.turns) :])
 
     @property
     def turns(self) -> int:
@@ -195,32 +223,102 @@ class Trajectory:
 
 
 @dataclass(frozen=True)
-class Reply:
-    """One completion by a server that tells its text, not its tokens: enough to grade, not to train on.
-
-    `messages` is the conversation including the completion. The token counts are the server's; None if it gave none:
-    of several turns (`turns`), of the prompt of the first, and of all completions. `seconds` is how long the answers
-    took. `state` and `failure` as in `Trajectory`. `completion_ids` are the sampled tokens, of a completion that a run
-    recorded.
+class Usage:
+    """What a server in text says of its answers: tokens of the first prompt and of all completions (None if it did not
+    count them), turns, and the seconds that they took.
     """
 
-    messages: list[Message]
-    stop_reason: str
-    sample_id: str
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    seconds: float = 0.0
     turns: int = 1
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One sample: a conversation with the model, and its tokens.
+
+    `segments` are its sequences of tokens: one, or several where a program branches (`branches`). All have the
+    advantage of the sample, or their turns have their own. There is none where a server tells only text: `usage` says
+    what it counted. `messages` is the conversation including the completion. `completion_ids`: the sampled tokens,
+    where only those are known.
+
+    Of a task of several turns `state` is what the environment keeps of the conversation (JSON), None for a task of one
+    turn; `failure` says why the environment broke off, as outcome and detail. Another time the environment may answer
+    what it did not: `late` if a tool was ended at its deadline, which the model knew, `killed` if a process was killed
+    from outside, each time it was asked.
+    """
+
+    sample_id: str
+    messages: list[Message]
+    stop_reason: str
+    segments: tuple[Segment, ...] = ()
     state: dict[str, Any] | None = None
     failure: tuple[Outcome, str] | None = None
+    late: bool = False
+    killed: bool = False
+    branches: bool = False
+    usage: Usage | None = None
     completion_ids: list[int] | None = None
 
     def __post_init__(self) -> None:
         assert self.stop_reason in ("stop", "length"), self.stop_reason
+        assert self.branches or len(self.segments) <= 1
+
+    @property
+    def first(self) -> Segment:
+        """The sample's own segment: that of its first conversation."""
+        return self.segments[0]
+
+    @property
+    def token_ids(self) -> np.ndarray:
+        """Those of the first segment, as `sampled_mask`, `logprobs` and `versions` are."""
+        return self.first.token_ids
+
+    @property
+    def sampled_mask(self) -> np.ndarray:
+        return self.first.sampled_mask
+
+    @property
+    def logprobs(self) -> np.ndarray:
+        return self.first.logprobs
+
+    @property
+    def versions(self) -> np.ndarray:
+        return self.first.versions
 
     @property
     def truncated(self) -> bool:
         return self.stop_reason == "length"
+
+    @property
+    def turns(self) -> int:
+        """How often the policy had its turn, in the first segment."""
+        return self.first.turns if self.segments else (self.usage or Usage()).turns
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        """Tokens before the first that was sampled; None if a server did not count them."""
+        return self.first.prompt_length if self.segments else (self.usage or Usage()).prompt_tokens
+
+    @property
+    def completion_tokens(self) -> int | None:
+        """Tokens that were sampled, in the first segment; None if a server did not count them."""
+        return self.first.num_sampled if self.segments else (self.usage or Usage()).completion_tokens
+
+    @property
+    def sampled_ids(self) -> list[int] | None:
+        """The ids that were sampled, in the first segment; None if only their text is known."""
+        return self.first.token_ids[self.first.sampled_mask].tolist() if self.segments else self.completion_ids
+
+    @property
+    def completion_text(self) -> str:
+        """What the policy wrote, the texts of several turns with an empty line between them."""
+        texts = [message["content"] for message in self.messages if message["role"] == "assistant"]
+        return "\n\n".join(texts[-max(1, self.turns) :])
+
+
+Trajectory = Rollout
 
 
 @dataclass(frozen=True)
@@ -252,18 +350,18 @@ class Score:
 
 @dataclass(frozen=True)
 class Group:
-    """G trajectories of one example with their scores and advantages `[G]` float32.
+    """G rollouts of one example with their scores and advantages `[G]` float32.
 
     `draw` is the run-wide index of this draw of an example (the ledger's key). Advantages are 0 for failed samples.
     `left_out`: a refill did not need the group. `env` is the name of its task, of several.
     `trains_all`: all samples with a score are trained, for the loss has a KL or entropy term. `least_graded`: samples
     with a score that a group needs to be trained. `masks_truncated`: completions that were stopped by length are not
-    trained on. `call_advantages`, where a program rewards each call: of each turn of each trajectory of each sample.
+    trained on. `call_advantages`, where a program rewards each call: of each turn of each segment of each rollout.
     """
 
     example: Example
     draw: int
-    trajectories: list[Trajectory]
+    rollouts: list[Rollout]
     scores: list[Score]
     advantages: np.ndarray
     left_out: Literal["surplus"] | None = None
@@ -274,11 +372,11 @@ class Group:
     masks_truncated: bool = False
 
     def __post_init__(self) -> None:
-        assert len(self.trajectories) == len(self.scores) == len(self.advantages) > 0
+        assert len(self.rollouts) == len(self.scores) == len(self.advantages) > 0
         assert np.isfinite(self.advantages).all()
         if self.call_advantages is not None:
-            for sample, lines in zip(self.trajectories, self.call_advantages, strict=True):
-                for one, calls in zip(sample.trajectories, lines, strict=True):
+            for rollout, lines in zip(self.rollouts, self.call_advantages, strict=True):
+                for one, calls in zip(rollout.segments, lines, strict=True):
                     assert len(calls) == one.turns and np.isfinite(calls).all()
 
     @property
@@ -291,8 +389,8 @@ class Group:
     @property
     def all_masked(self) -> bool:
         """True if every completion with a score was stopped by length, and none is trained on."""
-        graded = [t for t, s in zip(self.trajectories, self.scores, strict=True) if not s.outcome.is_failure]
-        masked = all(one.truncated for t in graded for one in t.trajectories)
+        graded = [r for r, s in zip(self.rollouts, self.scores, strict=True) if not s.outcome.is_failure]
+        masked = all(one.truncated for rollout in graded for one in rollout.segments)
         return self.masks_truncated and bool(graded) and masked
 
 
@@ -324,7 +422,7 @@ class PackedBatch:
     `loss_indices` `[M]` int64 are the tokens whose prediction is trained, ascending; `sequence_lengths` int64, how many
     of them each completion has, those without left out. `num_loss_tokens` are the loss tokens of the whole step, over
     all micro-batches and ranks, which statistics are divided by. `minibatch`: the update of the step that it is for.
-    `kept` are those of the M tokens, on the host.
+    `columns` are those of the M tokens, on the host.
     """
 
     token_ids: torch.Tensor
@@ -346,7 +444,7 @@ class PackedBatch:
     parents: tuple[int, ...] | None = None
     old_logprobs: torch.Tensor | None = None
     ref_logprobs: torch.Tensor | None = None
-    kept: Kept | None = None
+    columns: Columns = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         n = sum(self.lengths)
@@ -354,7 +452,7 @@ class PackedBatch:
             assert getattr(self, name).shape == (n,), (name, getattr(self, name).shape, n)
         assert self.loss_indices.shape == (sum(self.loss_lengths),) and len(self.loss_indices) <= self.num_loss_tokens
         assert len(self.lengths) == len(self.loss_lengths) == len(self.groups) == len(self.samples)
-        assert self.kept is None or len(self.kept.counts) == len(self.loss_indices)
+        assert all(len(column) == len(self.loss_indices) for column in self.columns.values())
         if self.parents is not None:
             assert len(self.parents) == len(self.lengths), "one parent, or -1, for each segment"
             assert all(p < i and (p < 0 or self.parents[p] < 0) for i, p in enumerate(self.parents)), self.parents

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rollouts_made import rollout_of
 
 from hone.algorithms.advantages import overlong_penalty
 from hone.algorithms.losses import policy_objective
@@ -30,7 +31,7 @@ from hone.orchestrator.groups import trainable, with_advantages
 from hone.trainer.kl_reward import with_kl_in_reward
 from hone.trainer.packing import pack
 from hone.trainer.parallel import ALONE
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Example, Group, Outcome, Score
 
 pytest.importorskip("trl", reason="needs the extra bench: make test-trl")
 pytestmark = pytest.mark.trl
@@ -82,7 +83,7 @@ def hones(step: Step, flags: str, corrected: bool = False) -> Found:
     """With a correction the sampler's logprobs are `sampled`; without one they are those before the update."""
     size = f"--rollouts-per-example {ROLLOUTS} --batch-size {PROMPTS * ROLLOUTS} --sampling.max-tokens {LONGEST}"
     config = parse(RLConfig, f"{flags} {size.replace('--', '--orchestrator.')}".split(), "rl")
-    trajectories, scores = [], []
+    rollouts, scores = [], []
     for i, length in enumerate(step.lengths):
         values = dict(zip(WEIGHTS, step.components[i].tolist(), strict=True))
         values = {name: value for name, value in values.items() if value == value}
@@ -91,10 +92,10 @@ def hones(step: Step, flags: str, corrected: bool = False) -> Found:
         mask = np.arange(2 + length) >= 2
         logprobs = np.concatenate([[0, 0], (step.sampled if corrected else step.old)[i].numpy()]).astype(np.float32)
         ids, versions = np.arange(3, 5 + length, dtype=np.int64), np.where(mask, 0, -1).astype(np.int32)
-        trajectories.append(Trajectory(ids, mask, logprobs, versions, [], "stop", str(i)))
+        rollouts.append(rollout_of(ids, mask, logprobs, versions, [], "stop", str(i)))
     members = [slice(p * ROLLOUTS, (p + 1) * ROLLOUTS) for p in range(PROMPTS)]
     example, zeros = Example([{"role": "user", "content": ""}]), np.zeros(ROLLOUTS, np.float32)
-    groups = [Group(example, draw, trajectories[m], scores[m], zeros) for draw, m in enumerate(members)]
+    groups = [Group(example, draw, rollouts[m], scores[m], zeros) for draw, m in enumerate(members)]
     batch = trainable(with_advantages(groups, config), config)
     packed = pack(weighed(config.trainer.loss, batch))
     kept = [sequence.group * ROLLOUTS + sequence.sample for sequence in batch.sequences]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from made import right, sums
+from rollouts_made import rollout_of
 
 from hone.audit.policy import policy_check
 from hone.audit.report import Check, Finding, Verdict
@@ -14,7 +15,7 @@ from hone.composition.evaluating import evaluate_weights, load_weights
 from hone.environments import NumberParser, Rubric
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.inference.types import SamplingParams
-from hone.types import Example, Outcome, Score, Trajectory
+from hone.types import Example, Outcome, Score
 
 C, W, U, T, E = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE, Outcome.TRUNCATED, Outcome.GRADER_ERROR
 REWARDS = {C: 1.0, W: 0.1, U: 0.0, T: 0.0, E: float("nan")}
@@ -30,7 +31,7 @@ def result(*groups: str) -> EvalResult:
             outcome = names[letter]
             output = {"role": "assistant", "content": f"{letter}{rollout}"}
             tokens = 2 + rollout
-            trajectory = Trajectory(
+            trajectory = rollout_of(
                 np.arange(1 + tokens),
                 np.array([False] + [True] * tokens),
                 np.zeros(1 + tokens, dtype=np.float32),

@@ -45,7 +45,7 @@ def make(folder: Path, steps: int = 2) -> None:
 def with_text(fabric: viewer_run.Fabric, index: int, group: Group, text: str) -> Group:
     """The group of the problem with that number, its first completion that text, a token for each of its characters."""
     sampled = fabric.sentences.encode(text or " ")
-    problem, first = fabric.problems[index % len(fabric.problems)], group.trajectories[0]
+    problem, first = fabric.problems[index % len(fabric.problems)], group.rollouts[0]
     changed = fabric.trajectory(problem, sampled, text, 0, 0, first.sample_id, "stop")
     score = replace(group.scores[0], detail=f"{SCRIPT} {group.scores[0].detail}")
-    return replace(group, trajectories=[changed, *group.trajectories[1:]], scores=[score, *group.scores[1:]])
+    return replace(group, rollouts=[changed, *group.rollouts[1:]], scores=[score, *group.scores[1:]])

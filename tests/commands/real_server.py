@@ -112,15 +112,15 @@ def endpoint(url: str, **settings: Any) -> Endpoint:
 
 
 def same(one: list[Any], other: list[Any]) -> None:
-    """Both are the same trajectories."""
+    """Both are the same turns."""
     for mine, theirs in zip(one, other, strict=True):
         assert mine.token_ids.tolist() == theirs.token_ids.tolist()
         assert mine.sampled_mask.tolist() == theirs.sampled_mask.tolist()
         assert mine.versions.tolist() == theirs.versions.tolist()
         assert np.abs(mine.logprobs - theirs.logprobs).max() <= 1e-5
-        assert (mine.kept is None) == (theirs.kept is None)
-        if mine.kept is not None:
-            assert mine.kept.ids.tolist() == theirs.kept.ids.tolist()
-            assert mine.kept.counts.tolist() == theirs.kept.counts.tolist()
-        facts = ("messages", "stop_reason", "sample_id")
+        assert mine.columns.keys() == theirs.columns.keys()
+        for name, column in mine.columns.items():
+            assert column.values.tolist() == theirs.columns[name].values.tolist()
+            assert column.counts.tolist() == theirs.columns[name].counts.tolist()
+        facts = ("messages", "stop_reason")
         assert [getattr(mine, name) for name in facts] == [getattr(theirs, name) for name in facts]

@@ -90,7 +90,7 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     trained = [(line["trajectories/mean"], line["turns/mean"]) for line in lines if "lr" in line]
     assert trained == [(2, 2)] * 3
     assert main(["replay", "one"]) == 0
-    with pytest.raises(UserError, match="several trajectories"):
+    with pytest.raises(UserError, match="several segments"):
         sampled_rows(run, 0.0, "")
     capsys.readouterr()
     assert main(["regrade", "one", "--trust-local-task"]) == 2

@@ -24,7 +24,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence, pack
-from hone.types import Kept
+from hone.types import joined, ragged
 
 QWEN3 = DecoderConfig(
     family="qwen3",
@@ -218,13 +218,15 @@ def test_so_are_those_of_cut_distributions_over_the_ids_that_were_kept(models, n
     sequences, sampled = [], []
     for job, made in zip(jobs, Engine(model).run(jobs, way), strict=True):
         ids = np.array([*job.prompt, *made.token_ids])
-        kept = Kept.joined([len(job.prompt), made.kept or 0])
-        sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), kept=kept))
+        cut = {} if made.kept is None else {"candidates": made.kept}
+        columns = joined([(len(job.prompt), {}), (len(made.token_ids), cut)])
+        sequences.append(Sequence(ids, np.arange(len(ids)) >= len(job.prompt), columns=columns))
         sampled += made.logprobs
     batch = pack(sequences, share_prompts=True)
     trained = token_logprobs(model, batch, batch.loss_indices, way.temperature)[0].detach().numpy()
     found = np.abs(np.array(sampled) - trained)
-    assert batch.kept is not None and 1 < batch.kept.counts.mean() < 30
+    kept = ragged(batch.columns, "candidates")
+    assert kept is not None and 1 < kept.counts.mean() < 30
     band = BANDS[precision]
     assert found.mean() <= band.mean and found.max() <= band.max, f"mean {found.mean():.2e}, max {found.max():.2e}"
 

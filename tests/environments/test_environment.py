@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rollouts_made import rollout_of
 
 from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
 from hone.errors import UserError
-from hone.types import Outcome, Trajectory
+from hone.types import Outcome, Rollout
 
 TAGS = TagParser("t")
 
@@ -25,8 +26,8 @@ def make(func=exact, **kwargs) -> SingleTurnEnv:
     return SingleTurnEnv(rubric=Rubric([func]), parser=TAGS, id="toy", **kwargs)
 
 
-def trajectory(messages) -> Trajectory:
-    return Trajectory(
+def trajectory(messages) -> Rollout:
+    return rollout_of(
         np.array([1, 2], dtype=np.int64),
         np.array([False, True]),
         np.zeros(2, dtype=np.float32),

@@ -16,6 +16,7 @@ import datasets
 import numpy as np
 import pandas
 import pytest
+from rollouts_made import rollout_of
 
 from hone import trust
 from hone.client import Endpoint
@@ -27,7 +28,7 @@ from hone.environments.functions import given_task, place_of
 from hone.environments.kept_source import kept_source
 from hone.errors import UserError
 from hone.evaluation.remote import evaluate_url
-from hone.types import Outcome, Reply, Trajectory
+from hone.types import Outcome, Rollout
 
 ROOT = Path(__file__).parents[2]
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1), "level": i} for i in range(20)]
@@ -136,7 +137,7 @@ def test_a_group_is_given_in_one_call_with_its_columns_repeated():
     one, two = env.split("train")[0], env.split("train")[1]
 
     def reply(example, text, **more):
-        return Reply([*example.prompt, {"role": "assistant", "content": text}], "stop", text, **more)
+        return Rollout(text, [*example.prompt, {"role": "assistant", "content": text}], "stop", **more)
 
     texts = ["b", "a", "1234567", "123", "1234", "12345"]
     made = [(one, reply(one, texts[0])), (two, reply(two, texts[1])), *((one, reply(one, t)) for t in texts[2:])]
@@ -165,8 +166,8 @@ def test_sampled_tokens_are_offered_and_texts_without_them_are_refused():
     messages = [*example.prompt, {"role": "assistant", "content": "6"}]
     mask, zeros = np.array([False, True, True]), np.zeros(3, np.float32)
     versions = np.array([-1, 0, 0], np.int32)
-    sampled = Trajectory(np.array([7, 8, 9]), mask, zeros, versions, messages, "stop", "0")
-    recorded = Reply(messages, "stop", "1", completion_ids=[8, 9, 10])
+    sampled = rollout_of(np.array([7, 8, 9]), mask, zeros, versions, messages, "stop", "0")
+    recorded = Rollout("1", messages, "stop", completion_ids=[8, 9, 10])
     scores = env.grade_many([(example, sampled), (example, recorded)], 0, [0, 0])
     assert [score.components for score in scores] == [{"by_ids": 2.0, "perhaps": 0.0}, {"by_ids": 3.0, "perhaps": 0.0}]
     words = "by_ids takes completion_ids, the tokens of a sampled completion, and here are only texts"

@@ -5,11 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from rollouts_made import rollout_of
 
 from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
 from hone.rng import stream
-from hone.types import Outcome, Trajectory
+from hone.types import Outcome, Rollout
 
 TAGS = TagParser("t")
 
@@ -34,8 +35,8 @@ def grade(env: SingleTurnEnv, completion="<t>4</t>"):
     return env.grade(env.example(question="2 + 2?", answer="4"), completion)
 
 
-def trajectory(text: str, stop_reason: str, sample_id: str = "s") -> Trajectory:
-    return Trajectory(
+def trajectory(text: str, stop_reason: str, sample_id: str = "s") -> Rollout:
+    return rollout_of(
         np.array([1, 2], dtype=np.int64),
         np.array([False, True]),
         np.zeros(2, dtype=np.float32),

@@ -19,7 +19,7 @@ from hone.environments import load_environment
 from hone.environments.adapters.verifiers import Episodes, Verifiers
 from hone.errors import UserError
 from hone.runs import Run
-from hone.types import Outcome, Trajectory
+from hone.types import Outcome, Rollout
 
 FOLDER = Path(__file__).parent / "verifiers_tasksets"
 CALL = '<tool_call>{"name": "counter_bump", "arguments": {}}</tool_call>'
@@ -42,7 +42,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Episodes]]:
             env.close_workers()
 
 
-def score(env: Episodes, one: Trajectory) -> Any:
+def score(env: Episodes, one: Rollout) -> Any:
     return env.grade(env.example(index=0), one)
 
 
@@ -57,7 +57,7 @@ def test_a_tool_with_state_is_called_and_what_the_policy_said_is_trained(load):
     assert one.failure is None, one.failure
     roles = [message["role"] for message in one.messages]
     assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant"]
-    assert "calls=2" in str(one.messages[4]["content"]) and not one.branches
+    assert "calls=2" in str(one.messages[4]["content"]) and len(one.segments) == 1
     spoken = RENDERER.tokenizer.decode(one.token_ids[one.sampled_mask].tolist())
     assert spoken == f"{CALL}{CALL}done"
     assert np.all(one.logprobs[one.sampled_mask] == -0.5)
@@ -84,7 +84,7 @@ def test_siblings_share_a_reward_of_their_group(load):
     env = load("chorus", env={"agent": {"harness": {"id": "direct"}}})
     replies = iter(["abc", "bcd", "bce"])
     (one,) = played(env, lambda _messages: next(replies))
-    assert one.failure is None and len(one.branches or ()) == 2
+    assert one.failure is None and len(one.segments) == 3
     assert score(env, one).components == {"together": pytest.approx(2 / 5)}
 
 
@@ -100,7 +100,7 @@ def test_a_user_opens_and_answers(load):
 def test_of_several_agents_those_that_are_not_trained_leave_no_tokens(load):
     env = load("duet")
     (one,) = played(env, lambda _messages: "ab")
-    assert not one.branches, "b is not trained"
+    assert len(one.segments) == 1, "b is not trained"
     graded = score(env, one)
     assert graded.components == {"short": 1.0, "same": 1.0} and graded.outcome is Outcome.CORRECT
 
@@ -108,7 +108,7 @@ def test_of_several_agents_those_that_are_not_trained_leave_no_tokens(load):
 def test_siblings_of_an_episode_are_trajectories_of_one_sample(load):
     env = load("capitals", env={"id": "best-of-n", "n": 3})
     (one,) = played(env, lambda _messages: "Paris")
-    assert len(one.branches) == 2
+    assert len(one.segments) == 3
     graded = score(env, one)
     assert graded.components["exact"] == 1.0 and graded.components["pass_at_n"] == 1.0
     assert graded.weights["exact"] == 2.0 and graded.weights["pass_at_n"] == 0.0 and graded.reward == 3.0

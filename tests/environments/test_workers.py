@@ -15,7 +15,7 @@ from graders import gone
 from hone.config.shared import GradingConfig
 from hone.environments import Environment, Parser, Rubric, SingleTurnEnv, inline, load_environment
 from hone.grading import GraderFailure
-from hone.types import Example, Outcome, Reply
+from hone.types import Example, Outcome, Rollout
 
 TASK = '''
 import asyncio, json, os, sys, time
@@ -134,12 +134,16 @@ def load(workers: int | None, timeout: float = 10.0, **kwargs) -> Environment:
     return env
 
 
-def pairs(env: Environment, texts: list[str]) -> list[tuple[Example, Reply]]:
+def pairs(env: Environment, texts: list[str]) -> list[tuple[Example, Rollout]]:
     example = env.example(question="q", answer="a", info={"when": datetime.date(2026, 1, 2), "pair": (1, 2)})
     return [
         (
             example,
-            Reply([*example.prompt, {"role": "assistant", "content": text}], "length" if i % 3 else "stop", f"0-0-{i}"),
+            Rollout(
+                f"0-0-{i}",
+                [*example.prompt, {"role": "assistant", "content": text}],
+                "length" if i % 3 else "stop",
+            ),
         )
         for i, text in enumerate(texts)
     ]
@@ -221,7 +225,7 @@ def grouped(groups: list[list[str]], workers: int, early: bool = False) -> list:
     env.use_workers(GradingConfig(workers=workers, timeout=0.5))
     train = env.split("train")
     made = [
-        (train[i], Reply([*train[i].prompt, {"role": "assistant", "content": text}], "stop", f"0-{i}-{k}"))
+        (train[i], Rollout(f"0-{i}-{k}", [*train[i].prompt, {"role": "assistant", "content": text}], "stop"))
         for i, texts in enumerate(groups)
         for k, text in enumerate(texts)
     ]

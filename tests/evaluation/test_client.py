@@ -11,7 +11,7 @@ from fake_openai import Drop, FakeOpenAI, Raw, Say, Status
 from hone.client import Endpoint
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
-from hone.types import Reply
+from hone.types import Rollout
 
 
 def ask(url: str, n: int = 1, model: str = "toy", waits: list[float] | None = None, body=None, **endpoint):
@@ -151,7 +151,7 @@ def test_a_server_that_went_away_is_not_waited_for_again_with_each_request():
     servers.append(server)
     server.__enter__()
     answers, _ = ask(server.url, 40, waits=waits)
-    assert [isinstance(a, Reply) for a in answers] == [True] * 2 + [False] * 38
+    assert [isinstance(a, Rollout) for a in answers] == [True] * 2 + [False] * 38
     assert len(waits) == 6
     assert "nothing answers" in answers[2].reason and "gave up after 7 tries" in answers[2].reason
     assert {a.reason for a in answers[3:]} == {answers[3].reason}

@@ -21,7 +21,7 @@ from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import results_folder, save_results
 from hone.inference.types import SamplingParams
 from hone.terminal import printable
-from hone.types import Trajectory
+from hone.types import Segment
 
 TAGS = TagParser("t")
 
@@ -46,20 +46,19 @@ class Scripted:
     def sample(self, requests, sampling, finished=None):
         self.calls.append((len(requests), sampling))
         self.requests += requests
-        return [self._trajectory(request) for request in requests]
+        return [self._turn(request) for request in requests]
 
-    def _trajectory(self, request):
+    def _turn(self, request):
         _, draw, rollout = map(int, request.sample_id.split("-"))
         text, stop_reason = self.script(draw, rollout)
         sampled, prompt = len(text) or 1, len(request.prompt_ids)
-        return Trajectory(
+        return Segment(
             np.arange(prompt + sampled, dtype=np.int64),
             np.repeat([False, True], [prompt, sampled]),
             np.zeros(prompt + sampled, dtype=np.float32),
             np.repeat([-1, self.version], [prompt, sampled]).astype(np.int32),
             [*request.messages, {"role": "assistant", "content": text}],
             stop_reason,
-            request.sample_id,
         )
 
 

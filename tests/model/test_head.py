@@ -11,7 +11,7 @@ from torch.distributed._tools.mem_tracker import MemTracker
 from hone.model import head
 from hone.model import packed as packed_module
 from hone.model.head import head_logprobs
-from hone.types import Kept
+from hone.types import Ragged
 
 TOKENS, HIDDEN, VOCAB = 50, 64, 700
 # Relative error of the gradients: rounding of fp32, of bf16 products, and of logits in bf16 besides.
@@ -67,7 +67,7 @@ def test_values_and_gradients_are_those_of_float64(
         assert error(tensor.grad, right.grad) < GRADIENT_ERROR[precision]
 
 
-def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Kept, Tensor]:
+def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Ragged, Tensor]:
     """Each token's target and 0 to 19 others, and where logits are cut away `[T, V]`; each `uncut`-th is not cut."""
     generator = torch.Generator().manual_seed(1)
     sets: list[list[int]] = []
@@ -80,7 +80,7 @@ def kept_ids(targets: Tensor, uncut: int = 3) -> tuple[Kept, Tensor]:
         sets.append(sorted({target, *others}))
         away[row] = True
         away[row, sets[-1]] = False
-    return Kept.of(sets), away
+    return Ragged.of(sets), away
 
 
 @pytest.mark.parametrize("chunked", [False, True])
@@ -128,7 +128,7 @@ def test_keeping_the_whole_vocabulary_is_to_the_bit_as_keeping_nothing() -> None
     hidden, weight, targets = inputs()
     given = hidden.requires_grad_(), weight.requires_grad_()
     results = []
-    for kept in (None, Kept.of([range(VOCAB)] * TOKENS), Kept.of([()] * TOKENS)):
+    for kept in (None, Ragged.of([range(VOCAB)] * TOKENS), Ragged.of([()] * TOKENS)):
         found = head_logprobs(*given, targets, 0.7, kept=kept)
         weights = torch.linspace(-1, 2, TOKENS)
         gradients = torch.autograd.grad((found[0] * weights).sum() + (found[1] * weights).sum(), given)

@@ -29,12 +29,12 @@ from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator import agent_host
-from hone.orchestrator.agents import Rollout, run_agents
-from hone.orchestrator.colocated import EnginePolicy, trajectory
+from hone.orchestrator.agents import ProgramRollout, run_agents
+from hone.orchestrator.colocated import EnginePolicy, segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
 from hone.planning.data import facts_of_tasks
-from hone.types import Group, Outcome, Score, Trajectory
+from hone.types import Group, Outcome, Rollout, Score, Segment
 
 RENDERER = load_renderer("hone/tiny")
 ROWS = [{"prompt": "Say a", "answer": "a"}, {"prompt": "Say b", "answer": "b"}]
@@ -51,7 +51,7 @@ def task_of(
 
 def played(
     task: AgentTask, rollouts: int = 2, seq_len: int = 256, max_tokens: int = 6, examples: int = 2
-) -> list[Trajectory]:
+) -> list[Rollout]:
     policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
     maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
     split = task.split("train")
@@ -82,7 +82,7 @@ def test_a_call_may_have_stops_of_its_own() -> None:
     played(task_of(two), 1, examples=1)
     stops.append(said[0][2])
     (cut,) = played(task_of(two), 1, examples=1)
-    assert cut.failure is None and not cut.branches, "the second call goes on from the first"
+    assert cut.failure is None and len(cut.segments) == 1, "the second call goes on from the first"
     assert said[1] == said[0][: said[0].index(stops[0])]
     first = int(cut.sampled_mask.argmax())
     assert RENDERER.tokenizer.decode(cut.token_ids[first:].tolist()).startswith(said[1] + stops[0]), "it is trained on"
@@ -111,7 +111,7 @@ def test_one_call_is_sampled_as_a_task_of_one_turn_is() -> None:
     for one, other in zip(made, expected, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist() and one.messages == other.messages
         assert np.array_equal(one.logprobs, other.logprobs) and one.sample_id == other.sample_id
-        assert one.branches == () and one.failure is None
+        assert len(one.segments) == 1 and one.failure is None
     scores = agent.grade_many([(split[i // 2], t) for i, t in enumerate(made)])
     assert [s.reward for s in scores] == [float(len(t.messages[-1]["content"])) for t in made]
 
@@ -125,9 +125,9 @@ async def goes_on(client: openai.AsyncOpenAI, example: Any) -> dict[str, float]:
     return {"correct": 1.0, "style": 0.5}
 
 
-def test_calls_that_go_on_are_one_trajectory_and_others_are_branches() -> None:
+def test_calls_that_go_on_are_one_segment_and_others_are_further_ones() -> None:
     for sample in played(task_of(goes_on)):
-        assert sample.turns == 3 and len(sample.branches) == 1 and sample.branches[0].turns == 1
+        assert sample.turns == 3 and [one.turns for one in sample.segments[1:]] == [1]
         assert sample.messages[0]["content"].startswith("Say") and len(sample.messages) == 6
         sampled = sample.sampled_mask
         assert (sample.logprobs[sampled] < 0).all() and (sample.logprobs[~sampled] == 0).all()
@@ -146,9 +146,9 @@ async def parallel(client: openai.AsyncOpenAI, example: Any) -> float:
 
 def test_of_calls_side_by_side_one_goes_on_and_the_others_begin_anew() -> None:
     for sample in played(task_of(parallel)):
-        turns = sorted(one.turns for one in sample.trajectories)
+        turns = sorted(one.turns for one in sample.segments)
         assert turns == [1, 1, 2]
-        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.trajectories}
+        texts = {tuple(one.token_ids[one.sampled_mask].tolist()) for one in sample.segments}
         assert len(texts) == 3, "each call has randomness of its own"
 
 
@@ -168,7 +168,7 @@ async def leaves(client: openai.AsyncOpenAI, example: Any) -> float:
 
 def test_a_call_that_is_left_leaves_no_trace() -> None:
     for sample in played(task_of(leaves)):
-        assert sample.failure is None and sample.turns == 2 and sample.branches == ()
+        assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
 FAILING: list[tuple[Callable[..., Any], Outcome, str]] = []
@@ -274,7 +274,7 @@ def test_a_program_that_fails_costs_its_own_sample(agent: Any, outcome: Outcome,
     task = task_of(some, timeout=0.5 if outcome is Outcome.GRADER_TIMEOUT else 600.0)
     bad, good = played(task, rollouts=1)
     assert bad.failure is not None and bad.failure[0] is outcome and words in bad.failure[1], bad.failure
-    assert good.failure is None and good.num_sampled
+    assert good.failure is None and good.first.num_sampled
     split = task.split("train")
     scores = task.grade_many([(split[0], bad), (split[1], good)])
     assert scores[0].outcome is outcome and np.isnan(scores[0].reward) and scores[1].reward > 0
@@ -307,7 +307,7 @@ def test_what_a_call_may_not_ask_for_is_a_400_with_a_sentence() -> None:
 
     keys: list[Any] = []
     (sample,) = played(task_of(asks), rollouts=1, examples=1)
-    assert sample.failure is None and sample.num_sampled <= 2
+    assert sample.failure is None and sample.first.num_sampled <= 2
     assert all(words in text for (_, words), text in zip(REFUSED, seen, strict=True)), seen
 
 
@@ -327,7 +327,7 @@ def test_the_key_of_a_rollout_that_has_ended_is_refused() -> None:
         return await once(client, example)
 
     first, second = played(task_of(uses_anothers), rollouts=1)
-    assert errors == [410] and first.branches == second.branches == () and first.turns == second.turns == 1
+    assert errors == [410] and len(first.segments) == len(second.segments) == 1 and first.turns == second.turns == 1
 
 
 def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
@@ -346,7 +346,7 @@ def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
         (sample,) = played(task, rollouts=1, seq_len=seq_len, examples=1)
         (score,) = task.grade_many([(task.split("train")[0], sample)])
         assert score.outcome is Outcome.TRUNCATED and score.reward == 0 and words in score.detail
-        assert sum(one.num_sampled for one in sample.trajectories) <= limits.get("max_tokens", 10**6)
+        assert sum(one.num_sampled for one in sample.segments) <= limits.get("max_tokens", 10**6)
         assert len(sample.token_ids) <= seq_len
 
 
@@ -425,7 +425,7 @@ def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypa
 
     (sample,) = played(task_of(agent), rollouts=1, examples=1, seq_len=2048)
     assert sample.failure is None
-    asked = [len(one.messages[-2]["content"]) for one in sample.trajectories]
+    asked = [len(one.messages[-2]["content"]) for one in sample.segments]
     assert asked == [600, 5, 700, 11]
 
 
@@ -497,10 +497,10 @@ class Scripted:
     def __init__(self, *texts: str) -> None:
         self.texts = [[*RENDERER.tokenizer.encode(text).ids, RENDERER.end_of_turn_id] for text in texts]
 
-    def sample(self, requests: Any, sampling: Any, finished: Any = None) -> list[Trajectory]:
+    def sample(self, requests: Any, sampling: Any, finished: Any = None) -> list[Segment]:
         made = [Completion(ids, [-1.0] * len(ids), "stop") for ids in (self.texts.pop(0) for _ in requests)]
         pairs = zip(requests, made, strict=True)
-        return [trajectory(request, one, [0] * len(one.token_ids), RENDERER) for request, one in pairs]
+        return [segment_of(request, one, [0] * len(one.token_ids), RENDERER) for request, one in pairs]
 
 
 def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
@@ -519,7 +519,7 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
     task = task_of(uses_tools)
     maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
     (sample,) = run_agents(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
-    assert sample.failure is None and sample.turns == 2 and sample.branches == ()
+    assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
     assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
     assert results[1].content == "It is 2."
     sampled = RENDERER.tokenizer.decode(sample.token_ids[sample.sampled_mask].tolist(), skip_special_tokens=False)
@@ -539,7 +539,7 @@ def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
     task = task_of(composes)
     maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
     (sample,) = run_agents(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
-    assert sample.failure is None and sample.turns == 2 and sample.branches == ()
+    assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
 def test_an_error_after_a_limit_that_has_another_cause_is_no_reward_of_zero() -> None:
@@ -621,7 +621,7 @@ def test_a_retry_of_the_client_gets_the_answer_that_was_lost() -> None:
         return 1.0
 
     (sample,) = played(task_of(retries), rollouts=1, examples=1)
-    assert sample.failure is None and sample.branches == () and sample.turns == 1
+    assert sample.failure is None and len(sample.segments) == 1 and sample.turns == 1
 
 
 COMMAND = """
@@ -704,17 +704,17 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
 ) -> None:
     closed, sample, asked = threading.Event(), EnginePolicy.sample, []
 
-    def close(self: Rollout, *args: Any) -> None:
+    def close(self: ProgramRollout, *args: Any) -> None:
         close_rollout(self, *args)
         closed.set()
 
-    def samples_late(self: EnginePolicy, requests: Any, *args: Any) -> list[Trajectory]:
+    def samples_late(self: EnginePolicy, requests: Any, *args: Any) -> list[Segment]:
         asked.extend(requests)
         assert closed.wait(60)
         return sample(self, requests, *args)
 
-    close_rollout = Rollout.close
-    monkeypatch.setattr(Rollout, "close", close)
+    close_rollout = ProgramRollout.close
+    monkeypatch.setattr(ProgramRollout, "close", close)
     monkeypatch.setattr(EnginePolicy, "sample", samples_late)
     script = tmp_path / "agent.py"
     script.write_text(COMMAND % "")
@@ -760,7 +760,7 @@ def test_all_trajectories_of_a_sample_are_trained_with_its_advantage() -> None:
     group = Group(example, 5, samples, scores, np.array([-0.5, 0.5], np.float32))
     batch = trainable([group], config)
     assert [(one.sample, one.advantage) for one in batch.sequences] == [(0, -0.5), (2, -0.5), (1, 0.5), (3, 0.5)]
-    lines = [line for sample in samples for line in sample.trajectories]
+    lines = [line for sample in samples for line in sample.segments]
     for sequence, line in zip(batch.sequences, lines, strict=True):
         assert sequence.token_ids is line.token_ids and sequence.loss_mask.sum() == line.num_sampled
 
@@ -809,7 +809,7 @@ def test_wrong_rewards_of_calls_are_a_grader_error(calls: list[Any], words: str)
 
     (one,) = played(task_of(rewards_calls), 1, examples=1)
     assert one.failure is not None and one.failure[0] is Outcome.GRADER_ERROR and words in one.failure[1]
-    assert one.call_rewards is None
+    assert one.first.turn_rewards is None
 
 
 def test_every_call_with_a_reward_has_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -823,7 +823,7 @@ def test_every_call_with_a_reward_has_a_turn(monkeypatch: pytest.MonkeyPatch) ->
     def shapes() -> list[list[float]]:
         (one,) = played(task_of(rewards_calls), 1, examples=1)
         assert one.failure is None
-        return [line.call_rewards.tolist() for line in one.trajectories]
+        return [line.turn_rewards.tolist() for line in one.segments]
 
     assert shapes() == [[0.0, 1.0, 2.0], [3.0]]
     monkeypatch.setattr(RequestMaker, "bridge_ids", lambda *args: [])
@@ -849,7 +849,7 @@ def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.Mon
 def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = EnginePolicy.sample
 
-    def changes(*args: Any) -> list[Trajectory]:
+    def changes(*args: Any) -> list[Segment]:
         turns = sample(*args)
         turns[0].token_ids[0] += 1
         return turns
@@ -894,4 +894,4 @@ print(1.0)
     (sample,) = played(task_of(None, f"{sys.executable} {script}"), rollouts=1, examples=1)
     statuses = json.loads(note.read_text())
     assert statuses == [[401, None, False], [401, None, False], [405, None, False]] * len(HEADERS)
-    assert sample.num_sampled == 0
+    assert sample.first.num_sampled == 0

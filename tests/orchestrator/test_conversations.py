@@ -19,12 +19,12 @@ from hone.errors import Halt, UserError
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
-from hone.orchestrator.colocated import trajectory
-from hone.orchestrator.conversations import RequestMaker, check_turns, roll_out
+from hone.orchestrator.colocated import segment_of
+from hone.orchestrator.conversations import RequestMaker, check_turns, of_one_turn, roll_out
 from hone.orchestrator.groups import grade_groups, trainable
 from hone.reproduce.recorded import RecordedPolicy
 from hone.trainer.packing import split_micro_batches
-from hone.types import Kept, Outcome, Trajectory
+from hone.types import Outcome, Ragged, Rollout, Segment, joined
 
 RENDERER = load_renderer("hone/tiny")
 END, END_TEXT = RENDERER.end_of_turn_id, "<|im_end|>"
@@ -45,13 +45,13 @@ class Script:
         self.rounds.append(list(requests))
         return [self._say(request) for request in requests]
 
-    def _say(self, request) -> Trajectory:
+    def _say(self, request) -> Segment:
         text = self.texts[int(request.sample_id.split("-")[-1])][request.turn]
         cut = text.endswith(self.cut)
         ids = encode(text.removesuffix(self.cut)) + ([] if cut else [self.end])
         logprobs = [-0.5 - request.turn] * len(ids)
         made = Completion(ids[: request.max_tokens], logprobs[: request.max_tokens], "length" if cut else "stop")
-        return trajectory(request, made, [7] * len(made.token_ids), RENDERER)
+        return segment_of(request, made, [7] * len(made.token_ids), RENDERER)
 
 
 def rolled(policy, env, rollouts: int, seq_len: int = 400, max_tokens: int | None = 50, draws=(4,), step: int = 9):
@@ -92,8 +92,8 @@ def test_a_conversation_is_the_prompt_the_sampled_turns_and_what_the_template_wr
         {"role": "assistant", "content": "5"},
     ]
     assert (t.turns, t.stop_reason, t.sample_id, t.completion_text) == (3, "stop", "9-4-0", "3\n\n9\n\n5")
-    assert t.prompt_length == len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
-    assert t.num_sampled == 6 and t.num_environment == len(t.token_ids) - 6 - t.prompt_length
+    assert t.first.prompt_length == len(encode("<|im_start|>user\nGuess<|im_end|>\n<|im_start|>assistant\n"))
+    assert t.first.num_sampled == 6 and t.first.num_environment == len(t.first) - 6 - t.first.prompt_length
     assert t.state is not None and t.state["guesses"] == [3, 9, 5] and t.state["seed"] == seed
 
 
@@ -187,10 +187,11 @@ def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are
     """Two turns: the environment's tokens between them were not sampled; the second turn has no stop string."""
 
     class Cut(Script):
-        def _say(self, request) -> Trajectory:
+        def _say(self, request) -> Segment:
             said = super()._say(request)
             sets = [[id, id + 1 + request.turn] for id in said.token_ids[said.sampled_mask].tolist()]
-            return replace(said, kept=Kept.joined([int((~said.sampled_mask).sum()), Kept.of(sets)]))
+            parts = [(int((~said.sampled_mask).sum()), {}), (len(sets), {"candidates": Ragged.of(sets)})]
+            return replace(said, columns=joined(parts))
 
     env = game()
     maker = RequestMaker(RENDERER, 1, 400, 50, 1, "rollout", env.tool_schemas)
@@ -198,14 +199,16 @@ def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are
     (t,) = roll_out(env, Cut(["39", "5"]), maker, examples, [4], 9, sampling)
     assert [m["content"] for m in t.messages if m["role"] == "assistant"] == ["3", "5"]
     sampled = t.token_ids[t.sampled_mask].tolist()
-    assert sampled == [*encode("39"), END, *encode("5"), END] and t.kept is not None
-    assert t.kept.counts.tolist() == (2 * t.sampled_mask).tolist()
+    assert sampled == [*encode("39"), END, *encode("5"), END]
+    kept = t.first.columns["candidates"]
+    assert kept.counts.tolist() == (2 * t.sampled_mask).tolist()
     added = [1] * (len(encode("39")) + 1) + [2] * (len(encode("5")) + 1)
-    assert t.kept.ids.reshape(-1, 2).tolist() == [[id, id + n] for id, n in zip(sampled, added, strict=True)]
+    assert kept.values.reshape(-1, 2).tolist() == [[id, id + n] for id, n in zip(sampled, added, strict=True)]
     recorded = RecordedPolicy({t.sample_id: t}, RENDERER, 7)
     (again,) = roll_out(env, recorded, maker, examples, [4], 9, sampling)
-    assert again.messages == t.messages and again.kept is not None
-    assert np.array_equal(again.kept.ids, t.kept.ids) and np.array_equal(again.kept.counts, t.kept.counts)
+    assert again.messages == t.messages
+    once_more = again.first.columns["candidates"]
+    assert np.array_equal(once_more.values, kept.values) and np.array_equal(once_more.counts, kept.counts)
 
 
 def test_a_turn_gets_what_is_left_of_seq_len_and_an_answer_without_room_ends_it():
@@ -275,7 +278,7 @@ def test_a_template_that_rewrites_what_was_thought_is_refused_before_anything_is
     assert call("eval", words, "hone eval") == 2 and "rewrites earlier turns" in capsys.readouterr().err
 
 
-def equal(first: list[Trajectory], second: list[Trajectory]) -> bool:
+def equal(first: list[Rollout], second: list[Rollout]) -> bool:
     same = [
         all(getattr(a, name).tobytes() == getattr(b, name).tobytes() for name in ("token_ids", "logprobs", "versions"))
         and (a.messages, a.state, a.stop_reason) == (b.messages, b.state, b.stop_reason)
@@ -284,7 +287,7 @@ def equal(first: list[Trajectory], second: list[Trajectory]) -> bool:
     return all(same)
 
 
-def retold(recorded: list[Trajectory], env, **kwargs) -> list[Trajectory]:
+def retold(recorded: list[Rollout], env, **kwargs) -> list[Rollout]:
     """The conversations with what the policy said, and what the environment says now."""
     policy = RecordedPolicy({t.sample_id: replace(t, state={}) for t in recorded}, RENDERER, 7)
     return rolled(policy, env, len(recorded), **kwargs)[1]
@@ -294,8 +297,9 @@ def test_recorded_rollouts_are_handed_over_as_they_end():
     script, handed = Script(["5"], ["3"]), {}
     _, recorded = rolled(script, game(max_turns=1), 2)
     policy = RecordedPolicy({t.sample_id: t for t in recorded}, RENDERER, 7)
-    rollouts = policy.sample(script.rounds[0], SAMPLING, handed.__setitem__)
-    assert equal(rollouts, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(rollouts))
+    turns = policy.sample(script.rounds[0], SAMPLING, handed.__setitem__)
+    again = [of_one_turn(request, turn) for request, turn in zip(script.rounds[0], turns, strict=True)]
+    assert equal(again, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(turns))
 
 
 def test_recorded_conversations_are_told_again_with_the_environment_asked_anew():

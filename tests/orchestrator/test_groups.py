@@ -2,6 +2,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from rollouts_made import rollout_of, with_first
 
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
@@ -10,7 +11,7 @@ from hone.errors import UserError
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.trainer.packing import split_micro_batches
-from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
+from hone.types import Counts, Example, Group, Outcome, Rollout, Score
 
 
 class Renderer:
@@ -31,8 +32,8 @@ def number(completion) -> float:
 ENV = SingleTurnEnv(rubric=Rubric([number]), dataset=[{"question": "q"}])
 
 
-def trajectory(text: str, length: int = 3, stop_reason: str = "stop") -> Trajectory:
-    return Trajectory(
+def rollout(text: str, length: int = 3, stop_reason: str = "stop", **more) -> Rollout:
+    return rollout_of(
         token_ids=np.arange(1, 3 + length, dtype=np.int64),
         sampled_mask=np.array([False] * 2 + [True] * length),
         logprobs=np.array([0.0] * 2 + [-1.5] * length, dtype=np.float32),
@@ -40,13 +41,14 @@ def trajectory(text: str, length: int = 3, stop_reason: str = "stop") -> Traject
         messages=[{"role": "user", "content": "q"}, {"role": "assistant", "content": text}],
         stop_reason=stop_reason,
         sample_id="s",
+        **more,
     )
 
 
 def groups_of(*texts_by_group: list[str], **kwargs):
     examples = [Example([{"role": "user", "content": "q"}], info={"i": i}) for i in range(len(texts_by_group))]
-    trajectories = [trajectory(text, **kwargs) for texts in texts_by_group for text in texts]
-    return grade_groups(ENV, examples, range(10, 10 + len(examples)), trajectories, RLConfig())
+    rollouts = [rollout(text, **kwargs) for texts in texts_by_group for text in texts]
+    return grade_groups(ENV, examples, range(10, 10 + len(examples)), rollouts, RLConfig())
 
 
 def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
@@ -119,7 +121,7 @@ def test_with_the_kl_in_the_reward_sequences_have_the_rewards_that_advantages_ar
     keys = {"truncated": "penalize", "sampling": {"max_tokens": 3}, "overlong_penalty": 0.5}
     config = RLConfig(orchestrator=keys, trainer={"loss": loss})
     groups = with_advantages(groups_of(["1", "0"], ["0.5", "x"]), config)
-    groups[0] = replace(groups[0], trajectories=[trajectory("1"), trajectory("0", stop_reason="length")])
+    groups[0] = replace(groups[0], rollouts=[rollout("1"), rollout("0", stop_reason="length")])
     assert [(one.reward, one.pool) for one in trainable(groups, config).sequences] == [(1.0, 0), (-0.5, 0), (0.5, 0)]
     envs = [{"id": "reverse-text"}, {"id": "reverse-text", "name": "other"}]
     mixed = RLConfig(orchestrator={"envs": envs}, trainer={"loss": loss})
@@ -130,8 +132,8 @@ def test_with_the_kl_in_the_reward_sequences_have_the_rewards_that_advantages_ar
 def test_what_counts_as_a_token_of_the_step_is_what_is_trained():
     config = RLConfig(orchestrator={"advantage": {"baseline": "batch", "scale": "token_std"}, "truncated": "mask"})
     (group,) = groups_of(["1", "0", "0.5"])
-    members = [trajectory("1", 5), trajectory("0", 2), trajectory("0.5", 9, stop_reason="length")]
-    (group,) = with_advantages([replace(group, trajectories=members)], config)
+    members = [rollout("1", 5), rollout("0", 2), rollout("0.5", 9, stop_reason="length")]
+    (group,) = with_advantages([replace(group, rollouts=members)], config)
     tokens = np.repeat([1.0, 0.0], [5, 2])
     expected = (np.array([1.0, 0.0]) - tokens.mean()) / (tokens.std(ddof=1) + 1e-4)
     assert group.advantages[:2].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
@@ -146,14 +148,14 @@ def test_what_counts_as_a_token_of_the_step_is_what_is_trained():
 def test_a_group_of_which_all_completions_are_masked_is_filtered_and_trains_nothing():
     config = RLConfig(orchestrator={"truncated": "mask"})
     examples = [Example([{"role": "user", "content": "q"}])] * 2
-    ended = [trajectory(text, stop_reason=why) for text, why in zip("1010", ["length"] * 3 + ["stop"], strict=True)]
+    ended = [rollout(text, stop_reason=why) for text, why in zip("1010", ["length"] * 3 + ["stop"], strict=True)]
     masked, partly = grade_groups(ENV, examples, [0, 1], ended, config)
     assert masked.has_advantages and [group_state(group) for group in (masked, partly)] == ["filtered", "trained"]
     batch = trainable([masked, partly], config)
     assert [(one.group, one.sample) for one in batch.sequences] == [(1, 1)] and batch.filtered == Counts()
     metrics = step_metrics([masked, partly], version=4)
     assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["frac_reward_zero_std"]) == (1, 1, 0.0)
-    failed = [trajectory(text, stop_reason=why) for text, why in (("1", "length"), ("0", "length"), ("x", "stop"))]
+    failed = [rollout(text, stop_reason=why) for text, why in (("1", "length"), ("0", "length"), ("x", "stop"))]
     (masked,) = grade_groups(ENV, examples[:1], [0], failed, config)
     assert group_state(masked) == "filtered", "a completion that could not be graded is not trained either"
     kept = grade_groups(ENV, examples, [0, 1], ended, RLConfig())
@@ -180,14 +182,14 @@ def test_a_full_batch_takes_the_groups_that_differ_in_the_order_of_their_draws()
 
 def group_with_calls(draw: int, *samples: tuple[float, list[float] | int]) -> Group:
     """A group of samples with these rewards, and those of their calls, or their number if they have none."""
-    trajectories, scores = [], []
+    rollouts, scores = [], []
     for reward, calls in samples:
         turns = calls if isinstance(calls, int) else len(calls)
         mask = np.array([False] * 2 + [True, True, False] * turns)
         own = None if isinstance(calls, int) else np.array(calls, dtype=np.float64)
-        trajectories.append(replace(trajectory("x", length=3 * turns), sampled_mask=mask, call_rewards=own))
+        rollouts.append(with_first(rollout("x", length=3 * turns), sampled_mask=mask, turn_rewards=own))
         scores.append(Score(reward, {}, {}, Outcome.GRADER_ERROR if np.isnan(reward) else Outcome.WRONG))
-    return Group(Example([{"role": "user", "content": "q"}]), draw, trajectories, scores, np.zeros(len(scores)))
+    return Group(Example([{"role": "user", "content": "q"}]), draw, rollouts, scores, np.zeros(len(scores)))
 
 
 def of_calls(group: Group) -> list[list[float]] | None:
@@ -255,7 +257,7 @@ def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():
 
 def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     examples = [Example([{"role": "user", "content": "q"}])]
-    members = [trajectory("1"), trajectory("0", stop_reason="length"), trajectory("0.2")]
+    members = [rollout("1"), rollout("0", stop_reason="length"), rollout("0.2")]
     groups = grade_groups(ENV, examples, [0], members, RLConfig())
     assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
     assert (
@@ -284,7 +286,7 @@ def test_identical_completions_are_counted_within_a_prompt_and_across_prompts():
     """Of 9: "a" twice and "b" of one prompt, "a", "c" and "d" of another, "c", "e" and "f" of a third."""
     lengths = {text: 1 + number for number, text in enumerate("abcdef")}
     groups = [
-        replace(group, trajectories=[trajectory("1", lengths[text]) for text in texts])
+        replace(group, rollouts=[rollout("1", lengths[text]) for text in texts])
         for group, texts in zip(groups_of(*[["1"] * 3] * 3), ("aab", "acd", "cef"), strict=True)
     ]
     metrics = step_metrics(groups, version=0)
@@ -293,7 +295,7 @@ def test_identical_completions_are_counted_within_a_prompt_and_across_prompts():
 
 def test_staleness_is_counted_in_versions_and_its_maximum_told_where_the_sampler_may_lag():
     (group,) = groups_of(["1", "0"])
-    group.trajectories[1].versions[-1] = 6
+    group.rollouts[1].first.versions[-1] = 6
     metrics = step_metrics([group], version=7, lag=3)
     assert metrics["staleness/mean"] == pytest.approx((5 * 3 + 1) / 6) and metrics["staleness/max"] == 3
     assert "staleness/max" not in step_metrics([group], version=7)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fake_openai import FakeOpenAI, Raw
 from real_server import random_model, serving
+from rollouts_made import rollout_of
 
 from hone.client import Gone
 from hone.config.parse import from_settings
@@ -21,20 +22,20 @@ from hone.model.chat import load_renderer
 from hone.model.tokenizer import VOCAB_SIZE
 from hone.orchestrator.groups import group_state, step_metrics, trainable
 from hone.orchestrator.teacher import Teacher, with_teacher_logprobs
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Example, Group, Outcome, Score
 
 RENDERER = load_renderer("hone/tiny")
 
 
 def groups(rewards: list[list[float]] = [[1.0, 0.0], [0.0, 0.0]]) -> list[Group]:  # noqa: B006
-    """Groups of trajectories of different lengths, with two turns of the policy in each."""
+    """Groups of rollouts of different lengths, with two turns of the policy in each."""
     made = []
     for draw, row in enumerate(rewards):
-        trajectories = []
+        rollouts = []
         for index in range(len(row)):
             mask = np.array([False] * 3 + [True] * (2 + index) + [False] + [True] * 2)
-            trajectories.append(
-                Trajectory(
+            rollouts.append(
+                rollout_of(
                     token_ids=np.arange(30, 30 + len(mask), dtype=np.int64) + 7 * draw,
                     sampled_mask=mask,
                     logprobs=np.where(mask, -1.5, 0).astype(np.float32),
@@ -46,7 +47,7 @@ def groups(rewards: list[list[float]] = [[1.0, 0.0], [0.0, 0.0]]) -> list[Group]
             )
         scores = [Score(reward, {}, {}, Outcome.WRONG) for reward in row]
         advantages = np.array(row, dtype=np.float32) - np.float32(np.mean(row))
-        made.append(Group(Example([{"role": "user", "content": "q"}]), draw, trajectories, scores, advantages))
+        made.append(Group(Example([{"role": "user", "content": "q"}]), draw, rollouts, scores, advantages))
     return made
 
 
@@ -62,19 +63,19 @@ def test_it_scores_as_its_model_does_and_each_sampled_token_learns_from_that():
     with serving(model) as served:
         scored = teacher_of(served.url)(groups())
     for group in scored:
-        for t in group.trajectories:
-            assert t.teacher_logprobs is not None and t.teacher_logprobs.dtype == np.float32
+        for t in (rollout.first for rollout in group.rollouts):
+            assert t.columns["teacher_logprobs"].dtype == np.float32
             (expected,) = Engine(model).score([t.token_ids.tolist()], 1.0)
-            assert t.teacher_logprobs == pytest.approx(np.where(t.sampled_mask, [0, *expected], 0), abs=1e-5)
+            assert t.columns["teacher_logprobs"] == pytest.approx(np.where(t.sampled_mask, [0, *expected], 0), abs=1e-5)
     assert [group_state(group) for group in groups()] == ["trained", "filtered"]
     assert [group_state(group) for group in scored] == ["trained", "trained"], "equal rewards teach something too"
     keys = {"teacher": {"base_url": "http://localhost:1/v1", "coef": 0.5, "reward_coef": 2.0}}
     sequences = trainable(scored, RLConfig.model_validate(keys)).sequences
-    members = [(t, a) for g in scored for t, a in zip(g.trajectories, g.advantages.tolist(), strict=True)]
+    members = [(r.first, a) for g in scored for r, a in zip(g.rollouts, g.advantages.tolist(), strict=True)]
     for sequence, (t, advantage) in zip(sequences, members, strict=True):
-        by_hand = 2 * advantage - 0.5 * (t.logprobs - t.teacher_logprobs)
+        by_hand = 2 * advantage - 0.5 * (t.logprobs - t.columns["teacher_logprobs"])
         assert sequence.advantage == pytest.approx(by_hand, abs=1e-6)
-    kl = np.concatenate([(t.logprobs - t.teacher_logprobs)[t.sampled_mask] for t, _ in members])
+    kl = np.concatenate([(t.logprobs - t.columns["teacher_logprobs"])[t.sampled_mask] for t, _ in members])
     assert step_metrics(scored, version=0)["teacher/kl"] == pytest.approx(kl.mean(), abs=1e-6)
     assert "teacher/kl" not in step_metrics(groups(), version=0)
 
@@ -82,7 +83,7 @@ def test_it_scores_as_its_model_does_and_each_sampled_token_learns_from_that():
 def test_failed_groups_and_what_is_masked_stay_out():
     group = groups([[1.0, 0.0]])[0]
     failed = replace(group, scores=[Score(np.nan, {}, {}, Outcome.GRADER_ERROR), group.scores[1]])
-    rows = [np.zeros(len(t.token_ids), dtype=np.float32) for t in group.trajectories]
+    rows = [np.zeros(len(rollout.first), dtype=np.float32) for rollout in group.rollouts]
     (scored,) = with_teacher_logprobs([failed], rows)
     assert group_state(scored) == "failed" and trainable([scored], RLConfig()).sequences == []
 
@@ -135,7 +136,7 @@ def test_one_that_is_late_or_goes_away_ends_the_run(monkeypatch):
             with pytest.raises(Halt, match=r"did not answer within 2 s: raise teacher\.timeout"):
                 teacher(groups())
             answered.set()
-        assert teacher(groups())[0].trajectories[0].teacher_logprobs is not None
+        assert "teacher_logprobs" in teacher(groups())[0].rollouts[0].first.columns
         served.stop()
         with pytest.raises(Gone, match="is gone, or fails"):
             teacher(groups())

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hone.reproduce.regrade import Pair, Recorded, sort_by_typical_length
-from hone.types import Example, Outcome, Reply, Score
+from hone.types import Example, Outcome, Rollout, Score
 
 
 def recorded(outcome: Outcome = Outcome.CORRECT, reward: float = 1.0) -> Recorded:
     score = Score(reward, {"right": float(outcome is Outcome.CORRECT)}, {"right": 1.0}, outcome)
-    return Recorded(0, Example([{"role": "user", "content": "?"}]), Reply([], "stop", "0-0-0"), "", 1, score)
+    return Recorded(0, Example([{"role": "user", "content": "?"}]), Rollout("0-0-0", [], "stop"), "", 1, score)
 
 
 def test_typical_are_those_of_usual_length() -> None:

@@ -7,16 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from rollouts_made import rollout_of, with_first
 
 from hone.runs.files import sha256
-from hone.runs.rollouts import group_rows, read_rollouts, schema, write_rollouts
-from hone.types import Example, Group, Kept, Outcome, Score, Trajectory
+from hone.runs.rollouts import columns_of, group_rows, read_rollouts, schema, write_rollouts
+from hone.types import Columns, Example, Group, Outcome, Ragged, Rollout, Score, joined
 
 
-def trajectory(seed: int, length: int = 5) -> Trajectory:
+def rollout(seed: int, length: int = 5) -> Rollout:
     rng = np.random.default_rng(seed)
     mask = np.arange(length) >= 2
-    return Trajectory(
+    return rollout_of(
         token_ids=rng.integers(0, 150_000, length),
         sampled_mask=mask,
         logprobs=np.where(mask, rng.standard_normal(length), 0).astype(np.float32),
@@ -36,7 +37,7 @@ def group() -> Group:
         Score(math.nan, {}, weights, Outcome.GRADER_ERROR, detail="ZeroDivisionError", seconds=1.5),
     ]
     example = Example([{"role": "user", "content": "Reverse: ab\n"}], answer="ba", info={"n": 2, "é": [1.5]})
-    return Group(example, 41, [trajectory(i) for i in range(3)], scores, np.array([0.45, -0.45, 0], np.float32))
+    return Group(example, 41, [rollout(i) for i in range(3)], scores, np.array([0.45, -0.45, 0], np.float32))
 
 
 def test_values_round_trip_and_equal_rows_give_equal_bytes(tmp_path, group):
@@ -49,7 +50,7 @@ def test_values_round_trip_and_equal_rows_give_equal_bytes(tmp_path, group):
     assert table.schema.equals(schema())
     rows = table.to_pylist()
     for i, row in enumerate(rows):
-        original = trajectory(i)
+        original = rollout(i)
         for name in ("token_ids", "sampled_mask", "versions"):
             assert row[name] == getattr(original, name).tolist()
         assert np.array_equal(np.float32(row["logprobs"]), original.logprobs)
@@ -77,34 +78,38 @@ def test_the_messages_of_several_turns_are_kept(tmp_path, group):
         {"role": "assistant", "content": "b"},
     ]
     mask = np.array([False, True, True, False, True])
-    first = group.trajectories[0]
-    talk = replace(first, messages=[*group.example.prompt, *turns], sampled_mask=mask, state={})
-    write_rollouts(tmp_path / "r", group_rows(7, 2, replace(group, trajectories=[talk, first, first]), "trained"))
+    first = group.rollouts[0]
+    talk = replace(with_first(first, sampled_mask=mask), messages=[*group.example.prompt, *turns], state={})
+    write_rollouts(tmp_path / "r", group_rows(7, 2, replace(group, rollouts=[talk, first, first]), "trained"))
     row = read_rollouts(tmp_path / "r").to_pylist()[0]
     assert json.loads(row["prompt"]) == group.example.prompt and json.loads(row["completion"]) == turns
     assert row["text"] == "a <tool_call>\n\nb"
 
 
 def test_kept_ids_come_back_and_have_columns_only_where_there_are_any(tmp_path, group):
-    kept = [
-        Kept.joined([2, Kept.of([sorted({int(id), 7, 9}) for id in t.token_ids[2:].tolist()])])
-        for t in group.trajectories
-    ]
-    cut = replace(group, trajectories=[replace(t, kept=k) for t, k in zip(group.trajectories, kept, strict=True)])
+    def columns(*sets: list[int]) -> Columns:
+        return joined([(2, {}), (len(sets), {"candidates": Ragged.of(sets)})])
+
+    kept = [columns(*(sorted({int(id), 7, 9}) for id in r.token_ids[2:].tolist())) for r in group.rollouts]
+    cut = replace(group, rollouts=[with_first(r, columns=k) for r, k in zip(group.rollouts, kept, strict=True)])
     write_rollouts(tmp_path / "cut", group_rows(7, 2, cut, "trained"))
     table = read_rollouts(tmp_path / "cut")
     assert table.schema.equals(schema(kept=True)) and table.schema.names[:-2] == schema().names
     for row, one in zip(table.to_pylist(), kept, strict=True):
-        assert row["kept_ids"] == one.ids.tolist() and row["kept_counts"] == one.counts.tolist() == [0, 0, 3, 3, 3]
+        assert row["kept_ids"] == one["candidates"].values.tolist()
+        assert row["kept_counts"] == one["candidates"].counts.tolist() == [0, 0, 3, 3, 3]
+        back = columns_of(row)["candidates"]
+        assert back.values.tolist() == row["kept_ids"] and back.counts.tolist() == row["kept_counts"]
     with pytest.raises(AssertionError, match="not among those"):
-        replace(group.trajectories[0], kept=Kept.joined([2, Kept.of([[1], [2], [3]])]))
+        with_first(group.rollouts[0], columns=columns([1], [2], [3]))
 
 
 def test_calls_with_rewards_of_their_own_have_their_own_advantages(tmp_path, group):
-    first, second, failed = group.trajectories
-    second = replace(second, call_rewards=np.array([1.5]), branches=(replace(first, call_rewards=np.array([2.5])),))
+    first, second, failed = group.rollouts
+    segments = replace(second.first, turn_rewards=np.array([1.5])), replace(first.first, turn_rewards=np.array([2.5]))
+    second = replace(second, segments=segments, branches=True)
     calls = [[np.float32([-1])], [np.float32([0.25]), np.float32([1])], [np.float32([0])]]
-    calls = replace(group, trajectories=[first, second, failed], call_advantages=calls)
+    calls = replace(group, rollouts=[first, second, failed], call_advantages=calls)
     write_rollouts(tmp_path / "calls", group_rows(7, 2, calls, "trained"))
     table = read_rollouts(tmp_path / "calls")
     assert table.schema.equals(schema(branched=True, by_call=True))

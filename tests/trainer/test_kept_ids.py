@@ -18,7 +18,7 @@ from hone.trainer.logprobs import token_hidden, token_logprobs
 from hone.trainer.packing import Batch, Sequence, pack, split_micro_batches
 from hone.trainer.step import BatchUse, Trainer
 from hone.trainer.wire import from_arrays, to_arrays
-from hone.types import Kept
+from hone.types import Columns, Ragged, joined, ragged, split, where
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
 WAY = SamplingParams(temperature=0.9, top_p=0.9, top_k=20, min_p=0.05, ignore_eos=True, return_kept_ids=True)
@@ -46,44 +46,52 @@ def sampled(decoder) -> list[Sequence]:
                 np.repeat([False, True], [before, count]),
                 np.array([0.0] * before + completion.logprobs, dtype=np.float32),
                 *(1.0 - 0.4 * i, i // 3, i % 3),
-                kept=Kept.joined([before, completion.kept]),
+                columns=joined([(before, {}), (count, {"candidates": completion.kept})]),
             )
         )
     return made
 
 
-def sets(kept: Kept) -> list[list[int]]:
-    return [part.tolist() for part in np.split(kept.ids, np.cumsum(kept.counts)[:-1])]
+def sets(columns: Columns) -> list[list[int]]:
+    kept = ragged(columns, "candidates")
+    assert kept is not None
+    return [part.tolist() for part in np.split(kept.values, np.cumsum(kept.counts)[:-1])]
 
 
 def test_a_batch_has_those_of_its_loss_tokens_in_their_order_also_where_a_prompt_is_shared():
     made = sampled(model())
-    made[4] = replace(made[4], kept=None)
+    made[4] = replace(made[4], columns={})
     expected = [
-        [] if s.kept is None else sets(s.kept)[place] for s in made for place in np.flatnonzero(s.loss_mask).tolist()
+        sets(s.columns)[place] if s.columns else [] for s in made for place in np.flatnonzero(s.loss_mask).tolist()
     ]
     for shares in (False, True):
         batch = pack(made, share_prompts=shares)
-        assert batch.kept is not None and sets(batch.kept) == expected
+        assert sets(batch.columns) == expected
         assert (batch.parents is not None) == shares
-    assert pack([replace(s, kept=None) for s in made]).kept is None
+    assert pack([replace(s, columns={}) for s in made]).columns == {}
 
 
 def test_they_are_sent_to_a_trainer_elsewhere_and_only_where_there_are_any():
     made = sampled(model())
     back = from_arrays(to_arrays(Batch(made))).sequences
     for one, other in zip(made, back, strict=True):
-        assert one.kept is not None and other.kept is not None and sets(one.kept) == sets(other.kept)
-    without = to_arrays(Batch([replace(s, kept=None) for s in made]))
-    assert not [name for name in without if name.startswith("kept")]
-    assert {s.kept for s in from_arrays(without).sequences} == {None}
+        assert sets(one.columns) == sets(other.columns)
+    without = to_arrays(Batch([replace(s, columns={}) for s in made]))
+    assert not [name for name in without if name.startswith("column")]
+    assert all(s.columns == {} for s in from_arrays(without).sequences)
 
 
 def test_a_token_outside_of_its_set_is_found():
-    kept = Kept.of([[], [3, 4], [5]])
-    assert kept.hold(np.array([9, 4, 5])) and not kept.hold(np.array([9, 4, 6])) and not kept.hold(np.array([9, 5, 5]))
-    assert sets(kept.where(np.array([True, False, True]))) == [[], [5]]
-    assert Kept.joined([2, 3]) is None and sets(Kept.joined([1, kept])) == [[], [], [3, 4], [5]]
+    kept = Ragged.of([[], [3, 4], [5]])
+    assert kept.holds(np.array([9, 4, 5]))
+    assert not kept.holds(np.array([9, 4, 6])) and not kept.holds(np.array([9, 5, 5]))
+    columns = {"candidates": kept, "dense": np.array([0.5, 1.5, 2.5], dtype=np.float32)}
+    assert sets(where(columns, np.array([True, False, True]))) == [[], [5]]
+    assert joined([(2, {}), (3, {})]) == {}
+    longer = joined([(1, {}), (3, columns)])
+    assert sets(longer) == [[], [], [3, 4], [5]] and longer["dense"].tolist() == [0.0, 0.5, 1.5, 2.5]
+    first, second = split(longer, [2, 2])
+    assert sets(first) == [[], []] and sets(second) == [[3, 4], [5]] and second["dense"].tolist() == [1.5, 2.5]
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 25])
@@ -94,10 +102,9 @@ def test_a_first_update_has_the_ratio_1_and_the_gradient_of_plain_autograd_in_fl
     batch = pack(made)
     hidden = token_hidden(decoder, batch, batch.loss_indices).double()
     logits = hidden @ decoder.head_weight.double().T / WAY.temperature
-    assert batch.kept is not None
-    rows = [logits[row, kept].log_softmax(-1) for row, kept in enumerate(sets(batch.kept))]
+    rows = [logits[row, kept].log_softmax(-1) for row, kept in enumerate(sets(batch.columns))]
     targets = batch.token_ids[batch.loss_indices].tolist()
-    places = [kept.index(target) for kept, target in zip(sets(batch.kept), targets, strict=True)]
+    places = [kept.index(target) for kept, target in zip(sets(batch.columns), targets, strict=True)]
     logprobs = torch.stack([row[place] for row, place in zip(rows, places, strict=True)])
     entropy = torch.stack([-(row.exp() * row).sum() for row in rows])
     advantages = batch.advantages[batch.loss_indices].double()
@@ -127,13 +134,13 @@ def test_the_old_policy_and_the_reference_are_renormalised_over_the_same_ids():
     trainer.record_tokens = True
     batch = pack(sampled(decoder))
     (prepared,) = trainer._prepared([batch])
-    assert prepared.old_logprobs is not None and prepared.ref_logprobs is not None and batch.kept is not None
+    assert prepared.old_logprobs is not None and prepared.ref_logprobs is not None
     apart = (prepared.old_logprobs - batch.sampling_logprobs)[batch.loss_indices].abs().max()
     assert apart < 1e-5
     with torch.no_grad():
         hidden = token_hidden(reference, batch, batch.loss_indices).double()
         logits = hidden @ reference.head_weight.double().T / WAY.temperature
-    for row, (kept, index) in enumerate(zip(sets(batch.kept), batch.loss_indices.tolist(), strict=True)):
+    for row, (kept, index) in enumerate(zip(sets(batch.columns), batch.loss_indices.tolist(), strict=True)):
         right = logits[row, kept].log_softmax(-1)[kept.index(int(batch.token_ids[index]))]
         assert float(prepared.ref_logprobs[index]) == pytest.approx(float(right), abs=1e-5)
     right_logprobs = token_logprobs(decoder, batch, batch.loss_indices, WAY.temperature)[0]

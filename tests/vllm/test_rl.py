@@ -20,6 +20,7 @@ import pytest
 import torch
 from processes import descendants
 from recorded import PARITY
+from rollouts_made import rollout_of
 
 from hone.cli import main
 from hone.client import Endpoint
@@ -39,7 +40,7 @@ from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.trainer.export import Spool
-from hone.types import Example, Group, Outcome, Score, Trajectory
+from hone.types import Example, Group, Outcome, Score
 
 from .conftest import make_versions
 
@@ -216,13 +217,13 @@ def test_it_can_be_a_teacher(server):
     with pytest.raises(UserError, match="whose tokenizer is not that of the policy"):
         Teacher.reach(config, other, size, 64)
     ids, mask = np.arange(40, 52), np.arange(12) > 3
-    trajectories = [
-        Trajectory(ids + i, mask, -mask.astype(np.float32), mask.astype(np.int32) - 1, [], "stop", f"0-0-{i}")
+    rollouts = [
+        rollout_of(ids + i, mask, -mask.astype(np.float32), mask.astype(np.int32) - 1, [], "stop", f"0-0-{i}")
         for i in range(3)
     ]
     scores, example = [Score(0.0, {}, {}, Outcome.WRONG)] * 3, Example([{"role": "user", "content": "q"}])
-    group = Group(example, 0, trajectories, scores, np.zeros(3, np.float32))
+    group = Group(example, 0, rollouts, scores, np.zeros(3, np.float32))
     (scored,) = Teacher.reach(config, renderer, size, 127)([group])
-    for t in scored.trajectories:
+    for t in (rollout.first for rollout in scored.rollouts):
         (expected,) = Engine(model).score([t.token_ids.tolist()], 1.0)
-        assert t.teacher_logprobs == pytest.approx(np.where(mask, [0, *expected], 0), abs=1e-4)
+        assert t.columns["teacher_logprobs"] == pytest.approx(np.where(mask, [0, *expected], 0), abs=1e-4)

@@ -21,7 +21,7 @@ from hone.environments.parsers import completion_text
 from hone.environments.references import forms, reference_of
 from hone.errors import UserError
 from hone.grading import last_line
-from hone.types import BOUND, Example, Message, Outcome, Reply, Score
+from hone.types import BOUND, Example, Message, Outcome, Rollout, Score, Usage
 
 Script = str | Sequence[Message]
 """The model's output: a text, or messages, of which only the assistant's count."""
@@ -263,7 +263,7 @@ def failures(probes: Sequence[Probe]) -> list[Finding]:
     return findings
 
 
-def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> list[Reply]:
+def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> list[Rollout]:
     """Let `env` answer the scripts, all in lock-step. A conversation ends where the environment or the script ends."""
     turns = [[dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"] for _, script in scripts]
     messages: list[list[Message]] = [[dict(message) for message in example.prompt] for example, _ in scripts]
@@ -288,7 +288,8 @@ def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> l
                 live.remove(i)
     columns = zip(messages, taken, states, failed, strict=True)
     return [
-        Reply(message, "stop", "audit", turns=count, state=state, failure=why) for message, count, state, why in columns
+        Rollout("audit", message, "stop", state=state, failure=why, usage=Usage(turns=count))
+        for message, count, state, why in columns
     ]
 
 

@@ -27,7 +27,7 @@ from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
 from hone.redaction import add_key_variable
-from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Outcome, Reply, Score, Trajectory
+from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Outcome, Rollout, Score
 from hone.web import without_local_proxy
 
 MOST_REWARDS = 64
@@ -145,7 +145,7 @@ class AgentEnv(SingleTurnEnv):
         return [self._score(completion) for _, completion in pairs]
 
     def _score(self, completion: Completion) -> Score:
-        if not isinstance(completion, Trajectory | Reply):
+        if not isinstance(completion, Rollout):
             raise UserError(NOT_REGRADED)
         if completion.failure is not None:
             return Score(math.nan, {}, {}, *completion.failure)

@@ -25,7 +25,7 @@ from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.grading import Work, together
 from hone.grading.inline import inside
-from hone.types import Example, Message, Reply, Score, Trajectory, content_hash
+from hone.types import Example, Message, Rollout, Score, content_hash
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from hone.environments.workers import Workers
     from hone.grading.pool import Round
 
-Completion = str | list[Message] | Trajectory | Reply
+Completion = str | list[Message] | Rollout
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
 NEEDS_IDS = (
     "takes completion_ids, the tokens of a sampled completion, and here are only texts: give the parameter a default, "
@@ -332,7 +332,7 @@ class Environment:
     def grade(self, example: Example, completion: Completion, seed: int = 0) -> Score:
         """Grade a completion: its text, its messages (with or without the prompt before them), or a rollout.
 
-        Only a rollout (`Trajectory`, `Reply`) can count as stopped by the length limit. `seed`, the example and the
+        Only a rollout (`Rollout`) can count as stopped by the length limit. `seed`, the example and the
         rollout's sample id decide what a reward function draws.
         """
         return self.grade_many([(example, completion)], seed)[0]
@@ -355,7 +355,7 @@ class Environment:
         pairs = list(pairs)
         keys = range(len(pairs)) if groups is None else groups
         for (example, completion), key in zip(pairs, keys, strict=True):
-            failure = completion.failure if isinstance(completion, Trajectory | Reply) else None
+            failure = completion.failure if isinstance(completion, Rollout) else None
             scores.append(None if failure is None else Score(math.nan, {}, self.rubric.weights, *failure))
             if failure is None:
                 members.setdefault(key, []).append(len(samples))
@@ -427,7 +427,7 @@ class Environment:
 
     def _sample(self, example: Example, completion: Completion, seed: int) -> Sample:
         stop_reason, sample_id, state = "stop", "", None
-        if isinstance(completion, Trajectory | Reply):
+        if isinstance(completion, Rollout):
             stop_reason, sample_id, state = completion.stop_reason, completion.sample_id, completion.state
             messages = completion.messages[len(example.prompt) :]
         elif isinstance(completion, str):
@@ -436,10 +436,8 @@ class Environment:
             starts = completion[: len(example.prompt)] == example.prompt
             messages = completion[len(example.prompt) :] if starts else completion
         completed, ids = [dict(message) for message in messages], None
-        if self.rubric.takes_ids and isinstance(completion, Trajectory):
-            ids = completion.token_ids[completion.sampled_mask].tolist()
-        elif self.rubric.takes_ids and isinstance(completion, Reply):
-            ids = completion.completion_ids
+        if self.rubric.takes_ids and isinstance(completion, Rollout):
+            ids = completion.sampled_ids
         if ids is None and (name := self.rubric.needs_ids) is not None:
             raise UserError(f"{name} {NEEDS_IDS}")
         return Sample(example, completed, stop_reason, seed, sample_id, state, ids)
@@ -472,7 +470,7 @@ class EarlyGrading:
         self._asked: list[tuple[str, Any]] = []
         self._groups: list[range] = []
 
-    def add(self, index: int, example: Example, completion: Trajectory | Reply) -> None:
+    def add(self, index: int, example: Example, completion: Rollout) -> None:
         """Grade a rollout of one turn, without waiting. `index` counts the rollouts group by group."""
         assert completion.failure is None, "a rollout of one turn has no environment that could fail"
         sample = self._samples[index] = self._env._sample(example, completion, self._seed)

@@ -18,6 +18,7 @@ from hone.client import Endpoint
 from hone.environments.agents import AgentEnv, Rewarded
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
+from hone.evaluation.dialogues import usage_of
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.orchestrator.agent_host import Host, chat_response
 from hone.orchestrator.agents import (
@@ -30,7 +31,7 @@ from hone.orchestrator.agents import (
     same_messages,
     writable,
 )
-from hone.types import Example, Outcome, Reply
+from hone.types import Example, Outcome, Rollout
 
 Place = tuple[int, int]
 """Which example, and which of its rollouts."""
@@ -45,7 +46,7 @@ def run_at_url(
     examples: Mapping[Place, Example],
     body_of: Body,
     progress: Callable[[int, int], None],
-) -> tuple[dict[Place, Reply | Failure], int]:
+) -> tuple[dict[Place, Rollout | Failure], int]:
     """Run the program for each example; return what came of it, and how many requests were tried again.
 
     A rollout whose program fails after the server did is a Failure. Ctrl-C ends all, and what is done is returned.
@@ -72,7 +73,7 @@ class UrlRollout(Calls):
         self.limits, self.example, self.place = env.agent_limits, example, place
         self.sample_id = "0-{}-{}".format(*place)
         self.api_key = api_key(self.sample_id)
-        self.calls: list[tuple[str, Reply]] = []
+        self.calls: list[tuple[str, Rollout]] = []
         """Who asked, and the conversation with its answer."""
         self.lost = ""
         self.rewarded, self.failure = Rewarded({}), None
@@ -96,7 +97,7 @@ class UrlRollout(Calls):
         self.calls = [(who, reply) for who, reply in self.calls if who not in rewarded.untrained]
         self.failure = writable(rewarded.miscounted(len(self.calls)) or failure)
 
-    def answer(self) -> Reply | Failure:
+    def answer(self) -> Rollout | Failure:
         """Return the first conversation of the rollout, as far as it went, with the rewards."""
         if self.failure is not None and self.lost:
             return Failure(self.lost)
@@ -104,21 +105,13 @@ class UrlRollout(Calls):
         replies = [reply for _, reply in self.calls]
         if failure is None and not replies:
             failure = Outcome.GRADER_ERROR, self.limit or NO_CALL
-        first = replies[0] if replies else Reply(prompt, "stop", self.sample_id)
+        first = replies[0] if replies else Rollout(self.sample_id, prompt, "stop")
         for reply in replies[1:]:
             length = len(first.messages)
             if len(reply.messages) > length and same_messages(reply.messages[:length], first.messages):
                 first = reply
-        counts = [reply.completion_tokens for reply in replies]
-        return replace(
-            first,
-            messages=behind_prompt(first.messages, prompt),
-            completion_tokens=None if None in counts else sum(count or 0 for count in counts),
-            seconds=sum(reply.seconds for reply in replies),
-            turns=max(1, len(replies)),
-            state=self.rewarded.state(self.limit, len(replies)),
-            failure=failure,
-        )
+        state, messages = self.rewarded.state(self.limit, len(replies)), behind_prompt(first.messages, prompt)
+        return replace(first, messages=messages, state=state, failure=failure, usage=usage_of(replies))
 
 
 class UrlHost(Host):

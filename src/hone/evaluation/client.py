@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from hone.client import Client, Endpoint, Gone, Late, Refused, one_line
 from hone.errors import Halt, UserError
-from hone.types import Message, Reply
+from hone.types import Message, Rollout, Usage
 from hone.web import MIB, TooLarge
 
 LARGEST_ANSWER = 64 * MIB
@@ -66,7 +66,7 @@ class ChatClient(Client):
 
     async def complete(
         self, model: str, messages: list[Message], body: dict[str, Any], sample_id: str
-    ) -> Reply | Failure:
+    ) -> Rollout | Failure:
         """Return the completion, after as many tries as it takes. UserError: see the top of this module.
 
         `body` holds everything but model and messages: `max_tokens`, `temperature`, …
@@ -96,14 +96,14 @@ class ChatClient(Client):
         except ValueError as error:
             return Failure(f"the request cannot be sent ({one_line(str(error))})")
         reply = self._read(answer, messages, sample_id)
-        self.succeeded += isinstance(reply, Reply)
+        self.succeeded += isinstance(reply, Rollout)
         return reply
 
-    def _read(self, answer: Any, messages: list[Message], sample_id: str) -> Reply | Failure:
+    def _read(self, answer: Any, messages: list[Message], sample_id: str) -> Rollout | Failure:
         try:
             body = answer.json()
             choice, usage = body["choices"][0], body.get("usage") or {}
-            counts = {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}
+            counts = usage.get("prompt_tokens"), usage.get("completion_tokens")
             message, reason = choice["message"], choice.get("finish_reason")
             turn: Message = {"role": "assistant", "content": message.get("content") or ""}
             if message.get("tool_calls"):
@@ -113,13 +113,8 @@ class ChatClient(Client):
         if reason == "content_filter":
             return Failure("the server's content filter withheld the completion")
         turn |= {name: message[name] for name in ("reasoning_content", "reasoning") if message.get(name)}
-        return Reply(
-            messages=[*messages, turn],
-            stop_reason="length" if reason == "length" else "stop",
-            sample_id=sample_id,
-            seconds=answer.elapsed.total_seconds(),
-            **counts,
-        )
+        ended, seconds = "length" if reason == "length" else "stop", answer.elapsed.total_seconds()
+        return Rollout(sample_id, [*messages, turn], ended, usage=Usage(*counts, seconds=seconds))
 
     async def _refuse_hopeless(self, model: str, error: Refused) -> None:
         """Raise UserError if all requests will be refused like this first one."""

@@ -11,15 +11,14 @@ it reports none they are read from the text.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hone.environments import Environment, MultiTurnEnv
 from hone.environments.multi_turn import Answer, settled
 from hone.evaluation.client import ChatClient, Failure
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
-from hone.types import Example, Message, Reply
+from hone.types import Example, Message, Rollout, Usage
 
 Body = Callable[[int], dict[str, Any]]
 """What a request has beside model, messages and tools, by the number of the turn (from 0)."""
@@ -33,12 +32,12 @@ class Dialogues:
         self._responder = Responder(env) if isinstance(env, MultiTurnEnv) else None
         self._tools: dict[str, Any] = {"tools": env.tool_schemas} if env.tool_schemas else {}
 
-    async def hold(self, example: Example, seed: int, sample_id: str, body: Body) -> Reply | Failure:
+    async def hold(self, example: Example, seed: int, sample_id: str, body: Body) -> Rollout | Failure:
         """Return the whole conversation; a Failure if a turn of it is not delivered. `seed` is the environment's."""
         env, responder = self.env, self._responder
         state = env.initial_state(example, seed) if isinstance(env, MultiTurnEnv) else None
         messages, sent = list(example.prompt), list(example.prompt)
-        replies: list[Reply] = []
+        replies: list[Rollout] = []
         failure, stop_reason = None, "stop"
         while True:
             reply = await self._complete(list(sent), body(len(replies)), sample_id)
@@ -63,19 +62,10 @@ class Dialogues:
             if not answers or not more:
                 break
             messages, sent = [*messages, *answers], [*sent, *answers]
-        counts = [reply.completion_tokens for reply in replies]
-        return replace(
-            replies[0],
-            messages=messages,
-            stop_reason=stop_reason,
-            completion_tokens=None if None in counts else sum(count or 0 for count in counts),
-            seconds=sum(reply.seconds for reply in replies),
-            turns=len(replies),
-            state=state,
-            failure=failure,
-        )
+        usage = usage_of(replies)
+        return Rollout(sample_id, messages, stop_reason, state=state, failure=failure, usage=usage)
 
-    async def _complete(self, messages: list[Message], body: dict[str, Any], sample_id: str) -> Reply | Failure:
+    async def _complete(self, messages: list[Message], body: dict[str, Any], sample_id: str) -> Rollout | Failure:
         """Complete them. A server that offers tools but reads no calls (vLLM without a parser) is asked not to."""
         tools = self._tools
         reply = await self.client.complete(self.model, messages, tools | body, sample_id)
@@ -119,3 +109,10 @@ class Responder:
                     for (_, waiting), answer in zip(batch, answers, strict=True):
                         waiting.set_result(answer)
         return await future
+
+
+def usage_of(replies: Sequence[Rollout]) -> Usage:
+    """Return the usage of a rollout that these answers are of."""
+    counts, seconds = [reply.completion_tokens for reply in replies], [r.usage.seconds for r in replies if r.usage]
+    total = None if None in counts else sum(count or 0 for count in counts)
+    return Usage(replies[0].prompt_tokens if replies else None, total, max(1, len(replies)), sum(seconds))

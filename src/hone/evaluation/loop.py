@@ -54,13 +54,13 @@ def evaluate(
         indices = range(start, min(start + per_batch, count))
         examples = [split[i] for i in indices]
         began = time.perf_counter()
-        trajectories = roll_out(env, policy, maker, examples, indices, version, sampling)
+        rollouts = roll_out(env, policy, maker, examples, indices, version, sampling)
         sampled = time.perf_counter()
-        places = [divmod(position, rollouts_per_example) for position in range(len(trajectories))]
-        pairs = [(examples[member], t) for (member, _), t in zip(places, trajectories, strict=True)]
+        places = [divmod(position, rollouts_per_example) for position in range(len(rollouts))]
+        pairs = [(examples[member], rollout) for (member, _), rollout in zip(places, rollouts, strict=True)]
         scores = env.grade_many(pairs, seed, [member for member, _ in places])
-        for (member, rollout), trajectory, score in zip(places, trajectories, scores, strict=True):
-            samples.append(EvalSample(indices[member], rollout, examples[member], trajectory, score))
+        for (member, number), rollout, score in zip(places, rollouts, scores, strict=True):
+            samples.append(EvalSample(indices[member], number, examples[member], rollout, score))
         seconds["sample"] += sampled - began
         seconds["grade"] += time.perf_counter() - sampled
         progress(indices.stop, count)

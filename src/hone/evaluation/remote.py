@@ -20,7 +20,7 @@ from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
 from hone.evaluation.dialogues import Dialogues
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
-from hone.types import Reply
+from hone.types import Rollout
 
 RESERVED = {
     "model": "say it with -m",
@@ -60,7 +60,7 @@ def evaluate_url(
     split = env.split(split_name)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
-    answers: dict[tuple[int, int], Reply | Failure] = {}
+    answers: dict[tuple[int, int], Rollout | Failure] = {}
 
     async def sample() -> int:
         """Fill `answers`, and return how many tries came after a first one. Ctrl-C ends it, once anything has come."""
@@ -101,7 +101,7 @@ def evaluate_url(
         retries = asyncio.run(sample())
     sampled = time.perf_counter()
     failed: list[FailedRollout] = []
-    delivered: list[tuple[int, int, Reply]] = []
+    delivered: list[tuple[int, int, Rollout]] = []
     for index, rollout in places:
         answer = answers.get((index, rollout), Failure("stopped by Ctrl-C before an answer came"))
         if isinstance(answer, Failure):
@@ -114,7 +114,9 @@ def evaluate_url(
         EvalSample(i, r, examples[i], reply, score) for (i, r, reply), score in zip(delivered, scores, strict=True)
     ]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
-    requests = RequestStats([reply.seconds for *_, reply in delivered], retries, endpoint.concurrency)
+    requests = RequestStats(
+        [reply.usage.seconds for *_, reply in delivered if reply.usage], retries, endpoint.concurrency
+    )
     return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges, env.label)
 
 

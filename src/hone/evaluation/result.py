@@ -12,7 +12,7 @@ import numpy as np
 from hone.environments.rubric import Range
 from hone.evaluation.intervals import Interval, bounded_interval, pass_at_ks, share_interval
 from hone.orchestrator.groups import component_means, outcome_shares
-from hone.types import Example, Message, Outcome, Reply, Score, Trajectory
+from hone.types import Example, Message, Outcome, Rollout, Score
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class EvalSample:
     index: int
     rollout: int
     example: Example
-    trajectory: Trajectory | Reply
+    trajectory: Rollout
     score: Score
 
     @property
@@ -32,14 +32,12 @@ class EvalSample:
     @property
     def prompt_tokens(self) -> int | None:
         """Tokens before the first that was sampled; None if the server did not count them."""
-        rollout = self.trajectory
-        return rollout.prompt_tokens if isinstance(rollout, Reply) else rollout.prompt_length
+        return self.trajectory.prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
         """Tokens that were sampled; None if the server did not count them."""
-        rollout = self.trajectory
-        return rollout.completion_tokens if isinstance(rollout, Reply) else rollout.num_sampled
+        return self.trajectory.completion_tokens
 
     def row(self) -> dict[str, Any]:
         """Return its line in `results.jsonl`. The reward is None if grading failed."""
@@ -55,8 +53,8 @@ class EvalSample:
         }
         if trajectory.state is not None:
             row["turns"] = trajectory.turns
-        if isinstance(trajectory, Reply):
-            row["seconds"] = round(trajectory.seconds, 4)
+        if trajectory.usage is not None:
+            row["seconds"] = round(trajectory.usage.seconds, 4)
         return row
 
 

@@ -23,7 +23,7 @@ from hone.inference.runner import Runner
 from hone.inference.sampler import target_logprobs
 from hone.inference.types import Completion, Failure, Job, SamplingParams, ScoredToken, Token
 from hone.model.decoder import Decoder
-from hone.types import Kept
+from hone.types import Ragged
 
 if TYPE_CHECKING:
     from hone.inference.text import StopWatch
@@ -120,7 +120,7 @@ class Engine:
                     if (reason := event.stop_reason) is not None:
                         ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
                         sets = [token.kept for token in tokens if token.kept is not None]
-                        kept = Kept.of(sets) if sets else None
+                        kept = Ragged.of(sets) if sets else None
                         completions[index] = Completion(ids, logprobs, reason, kept)
                         finished(index, completions[index])
         except BaseException:  # Ctrl-C too: what is half done must not be in the way of the next call

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hone.errors import UserError
-from hone.types import GREEDY_BELOW, Kept
+from hone.types import GREEDY_BELOW, Ragged
 
 if TYPE_CHECKING:
     from hone.config.shared import SamplingConfig
@@ -97,7 +97,7 @@ class Completion:
     token_ids: list[int]
     logprobs: list[float]
     stop_reason: str
-    kept: Kept | None = None
+    kept: Ragged | None = None
 
     def __post_init__(self) -> None:
         assert len(self.token_ids) == len(self.logprobs) > 0

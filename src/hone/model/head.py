@@ -23,7 +23,7 @@ from torch.autograd.function import once_differentiable
 
 from hone.model.device import upload
 from hone.model.packed import linear, multiplies_bf16_fast
-from hone.types import Kept
+from hone.types import Ragged
 
 MAX_LOGITS = 2**25
 """Logits held at once (128 MiB in fp32): more go in chunks."""
@@ -71,7 +71,7 @@ def head_logprobs(
     temperature: float = 1.0,
     precision: str = "fp32",
     cache_bytes: int = HEAD_CACHE_BYTES,
-    kept: Kept | None = None,
+    kept: Ragged | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute logprob and entropy `[M]` of `targets_M` under softmax(hidden Wᵀ / temperature), in nats, fp32.
 
@@ -171,14 +171,14 @@ class _HeadLogprobs(torch.autograd.Function):
 class _Cut:
     """Which logits of each token are cut away: all but those of the ids that it was sampled among."""
 
-    def __init__(self, kept: Kept, weight_VD: Tensor) -> None:
+    def __init__(self, kept: Ragged, weight_VD: Tensor) -> None:
         self.kept, self.vocab, self.device = kept, len(weight_VD), weight_VD.device
         self.ends = np.concatenate([[0], np.cumsum(kept.counts, dtype=np.int64)])
 
     def away(self, here: slice) -> Tensor:
         """Return bool `[rows, V]` of these tokens: False where a logit stays."""
         counts = self.kept.counts[here]
-        ids = self.kept.ids[self.ends[here.start] : self.ends[here.stop]]
+        ids = self.kept.values[self.ends[here.start] : self.ends[here.stop]]
         places = upload(np.repeat(np.arange(len(counts)) * self.vocab, counts) + ids, self.device)
         some = upload(counts > 0, self.device)
         return some[:, None].repeat(1, self.vocab).view(-1).index_fill_(0, places, False).view(-1, self.vocab)

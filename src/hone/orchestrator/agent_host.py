@@ -36,10 +36,10 @@ from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.inference.server.app import MAX_BODY, on_leaving, while_connected
 from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
-from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Calls, Rollout, apart
+from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Calls, ProgramRollout, apart
 from hone.processes import Process
 from hone.redaction import redact
-from hone.types import Message, Outcome, Trajectory
+from hone.types import Message, Outcome, Segment
 
 BATCH_WAIT_SECONDS = 0.02
 """Time without a new call after which those that wait are sampled, though other programs still run."""
@@ -56,7 +56,7 @@ TAIL = 4096
 class Host:
     """Runs the programs of `rollouts` while it is open."""
 
-    def __init__(self, task: AgentEnv, rollouts: Sequence[Rollout]) -> None:
+    def __init__(self, task: AgentEnv, rollouts: Sequence[ProgramRollout]) -> None:
         self.task, self.rollouts = task, rollouts
         self._by_key = {rollout.api_key: rollout for rollout in rollouts}
         self._news: queue.SimpleQueue[Call | str] = queue.SimpleQueue()
@@ -108,7 +108,7 @@ class Host:
         waiting, self._waiting = self._waiting, []
         return waiting if self._left else []
 
-    def answer(self, calls: Sequence[Call], turns: Sequence[Trajectory]) -> None:
+    def answer(self, calls: Sequence[Call], turns: Sequence[Segment]) -> None:
         """Give the calls what was sampled for them."""
 
         def give() -> None:
@@ -157,7 +157,7 @@ class Host:
                 for rollout in self.rollouts:
                     group.create_task(self._one(rollout, places))
 
-    async def _one(self, rollout: Rollout, places: asyncio.Semaphore) -> None:
+    async def _one(self, rollout: ProgramRollout, places: asyncio.Semaphore) -> None:
         """Run the program of one rollout; note how it ended."""
         async with places:
             self._news.put("begun")
@@ -187,7 +187,7 @@ class Host:
                 if self.task.run is None:
                     await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
 
-    async def _program(self, rollout: Rollout) -> Rewarded:
+    async def _program(self, rollout: ProgramRollout) -> Rewarded:
         """Return the rewards; whatever goes wrong with the program or its rewards is an exception of this task."""
         task = self.task
         try:
@@ -201,7 +201,7 @@ class Host:
         except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
             raise ProgramFailed(f"the program raised {type(error).__name__}({error})") from None
 
-    async def _function(self, rollout: Rollout) -> Any:
+    async def _function(self, rollout: ProgramRollout) -> Any:
         import httpx
         import openai
 
@@ -214,7 +214,7 @@ class Host:
             )
             return await self.task.run(client, copy.deepcopy(rollout.example))
 
-    async def _process(self, rollout: Rollout) -> Any:
+    async def _process(self, rollout: ProgramRollout) -> Any:
         """Run the command; return the JSON of the last line that it prints."""
         assert self.task.command is not None
         example = {name: getattr(rollout.example, name) for name in ("id", "prompt", "answer", "info")}
@@ -314,7 +314,7 @@ class Host:
             call.rollout.drop(call)  # does nothing once it is recorded
         return _reply(call, body)
 
-    def _rollout(self, request: HttpRequest) -> Rollout:
+    def _rollout(self, request: HttpRequest) -> ProgramRollout:
         key = request.headers.get("authorization", "").removeprefix("Bearer ")
         rollout = self._by_key.get(key)
         if rollout is None:

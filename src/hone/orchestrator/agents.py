@@ -1,15 +1,14 @@
 """Rollouts that a program makes: it calls the model, and what it was answered is trained on.
 
-    trajectories = run_agents(task, policy, maker, examples, draws, step, sampling)
+    rollouts = run_agents(task, policy, maker, examples, draws, step, sampling)
 
 The programs run on a thread of their own (`hone.orchestrator.agent_host`); this one samples. It takes the calls that
 wait, once every program that runs waits for one or none has come for a moment, and samples them together. A call's
 randomness is keyed by (seed, purpose, step, draw, sample, number of the call).
 
 A call that begins with the messages of an earlier one and its reply goes on with the ids of that one: only what the
-program added is rendered. Any other call begins a new trajectory of the sample. A trajectory is what one line of such
-calls has as ids; the first is the sample's own, the others are its `branches`. They share the sample's reward, or each
-call has its own.
+program added is rendered. Any other call begins a new segment of the rollout. A segment is what one line of such calls
+has as ids. All segments share the reward of the rollout, or each call has its own.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from hone.model.texts import composed
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
 from hone.redaction import redact
-from hone.types import Example, Kept, Message, Outcome, Trajectory
+from hone.types import Columns, Example, Message, Outcome, Rollout, Segment, joined, where
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 NO_CALL = "the program made no call that was answered"
@@ -49,19 +48,19 @@ class Call:
     `parent` is the call that it goes on from. Its `future` has the turn, or why there is none.
     """
 
-    rollout: Rollout
+    rollout: ProgramRollout
     number: int
     messages: list[Message]
     tools: list[dict[str, Any]] | None
     request: Request
     parent: Call | None
-    future: asyncio.Future[Trajectory]
+    future: asyncio.Future[Segment]
     session: str = ""
     """Who asks, of several in one rollout: the header X-Session-ID."""
     stops: tuple[str, ...] = ()
     """Texts that end this call, beside those of the run."""
     reply: Message = field(default_factory=dict)
-    turn: Trajectory | None = None
+    turn: Segment | None = None
     full: Message = field(default_factory=dict)
     """The reply with its thoughts, and its calls as text."""
     continued: bool = False
@@ -115,7 +114,7 @@ class Calls:
         return ApiError(400, words, "messages", "context_length_exceeded")
 
 
-class Rollout(Calls):
+class ProgramRollout(Calls):
     """One sample: the calls of one program. Used on the thread of the programs alone."""
 
     def __init__(
@@ -180,7 +179,7 @@ class Rollout(Calls):
         found = [call for call in answered if same_messages(call.messages, messages)]
         return found[-1] if found and not self.closed else None
 
-    def commit(self, call: Call, turn: Trajectory) -> None:
+    def commit(self, call: Call, turn: Segment) -> None:
         """Record what was sampled for a call, when its program is about to get it."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
@@ -215,21 +214,20 @@ class Rollout(Calls):
         self.calls = [call for call in self.calls if call.session not in rewarded.untrained]
         self.failure = writable(rewarded.miscounted(len(self.calls)) or failure)
 
-    def trajectory(self) -> Trajectory:
-        """Return the sample: its first trajectory with the others as branches, and its rewards or its failure."""
+    def rollout(self) -> Rollout:
+        """Return the rollout: its segments, and its rewards or its failure."""
         prompt, failure = self.example.prompt, self.failure
         parents = {call.parent for call in self.calls}
         own = self.rewarded.calls if failure is None else None
         rewards = dict(zip(self.calls, own, strict=True)) if own is not None else None
-        lines = [trajectory_of(call, rewards) for call in self.calls if call not in parents]
-        if failure is None and not lines:
+        segments = [segment_of(call, rewards) for call in self.calls if call not in parents]
+        if failure is None and not segments:
             failure = Outcome.GRADER_ERROR, self.limit or NO_CALL
         state = self.rewarded.state(self.limit, len(self.calls))
-        if not lines:
-            lines = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt, self.sample_id)]
-        first, *branches = lines
-        messages = behind_prompt(first.messages, prompt)
-        return replace(first, messages=messages, state=state, failure=failure, branches=tuple(branches))
+        if not segments:
+            segments = [nothing_sampled(self.maker.renderer.prompt_ids(prompt), prompt)]
+        messages, stop_reason = behind_prompt(segments[0].messages, prompt), segments[0].stop_reason
+        return Rollout(self.sample_id, messages, stop_reason, tuple(segments), state, failure, branches=True)
 
     def _prompt(
         self, messages: list[Message], tools: list[dict[str, Any]] | None, parent: Call | None
@@ -312,12 +310,12 @@ def _plain(message: Message) -> tuple[Any, ...]:
     return message["role"], message.get("content") or "", calls
 
 
-def trajectory_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Trajectory:
-    """Return the trajectory of a call and of those that it goes on from, with their own rewards if they have some."""
+def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
+    """Return the segment of a call and of those that it goes on from, with their own rewards if they have some."""
     turn = last.turn
     assert turn is not None
     columns = {name: getattr(turn, name).copy() for name in ("sampled_mask", "logprobs", "versions")}
-    parts, calls = [], [last]
+    parts, calls = list[tuple[int, Columns]](), [last]
     while (parent := calls[-1].parent) is not None:
         calls.append(parent)
     done = 0
@@ -328,17 +326,18 @@ def trajectory_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Tr
         for name, values in columns.items():
             values[: len(mask)][mask] = getattr(own, name)[mask]
         start = len(mask) - own.num_sampled
-        parts += [start - done, own.num_sampled if own.kept is None else own.kept.where(mask)]
+        parts += [(start - done, {}), (own.num_sampled, where(own.columns, mask))]
         done = len(mask)
     own = rewards and np.array([rewards[call] for call in reversed(calls)])
-    return replace(turn, **columns, messages=[*last.messages, last.full], kept=Kept.joined(parts), call_rewards=own)
+    messages = [*last.messages, last.full]
+    return replace(turn, **columns, messages=messages, columns=joined(parts), turn_rewards=own)
 
 
-def nothing_sampled(ids: list[int], prompt: list[Message], sample_id: str) -> Trajectory:
-    """Return the trajectory of a rollout without an answered call: its prompt. It has failed, so nothing is trained."""
+def nothing_sampled(ids: list[int], prompt: list[Message]) -> Segment:
+    """Return the segment of a rollout without an answered call: its prompt. It has failed, so nothing is trained."""
     count = len(ids)
     masks = np.zeros(count, np.bool_), np.zeros(count, np.float32), np.full(count, -1, np.int32)
-    return Trajectory(np.array(ids, np.int64), *masks, list(prompt), "stop", sample_id)
+    return Segment(np.array(ids, np.int64), *masks, list(prompt), "stop")
 
 
 def run_agents(
@@ -349,7 +348,7 @@ def run_agents(
     draws: Sequence[int],
     step: int,
     sampling: SamplingParams,
-) -> list[Trajectory]:
+) -> list[Rollout]:
     """Run the program `maker.rollouts` times for each example; return the samples, group by group.
 
     Raises Halt if the thread of the programs dies, a program keeps it from answering, or the policy changes a prompt.
@@ -358,12 +357,13 @@ def run_agents(
 
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
     rollouts = [
-        Rollout(maker, sampling, task.agent_limits, examples[i // maker.rollouts], key, i) for i, key in enumerate(keys)
+        ProgramRollout(maker, sampling, task.agent_limits, examples[i // maker.rollouts], key, i)
+        for i, key in enumerate(keys)
     ]
     with Host(task, rollouts) as host:
         while calls := host.waiting_calls():
             calls.sort(key=lambda call: (call.stops, call.rollout.index, call.number))
-            turns: list[Trajectory] = []
+            turns: list[Segment] = []
             for _, alike in groupby(calls, key=lambda call: call.stops):
                 members = list(alike)
                 turns += policy.sample([call.request for call in members], sampled_as(sampling, members[0]))
@@ -371,8 +371,8 @@ def run_agents(
                 prompt = turn.token_ids[: len(turn.token_ids) - turn.num_sampled]
                 if tuple(prompt.tolist()) != call.request.prompt_ids:
                     raise Halt(
-                        f"a call of rollout {turn.sample_id} was sampled from other tokens than it was asked for: the "
-                        "server changes the prompts that it is given"
+                        f"a call of rollout {call.request.sample_id} was sampled from other tokens than it was asked "
+                        "for: the server changes the prompts that it is given"
                     )
             host.answer(calls, turns)
-    return [rollout.trajectory() for rollout in rollouts]
+    return [rollout.rollout() for rollout in rollouts]

@@ -107,12 +107,12 @@ class Canary:
         """Measure both parts, of the weights that sampler and trainer have now; returns the worse gap."""
         temperature = self.trainer.temperature
         (scores,) = self.policy.score([self.fixed], temperature)
-        trajectories = self.policy.sample(self.requests, self.sampling)
+        turns = self.policy.sample(self.requests, self.sampling)
         fixed = np.array(self.fixed, dtype=np.int64)
         packed = [Packed(fixed, np.arange(len(fixed)) > 0)]
-        packed += [Packed(t.token_ids, t.sampled_mask, kept=t.kept) for t in trajectories]
+        packed += [Packed(turn.token_ids, turn.sampled_mask, columns=turn.columns) for turn in turns]
         trained = self._score(packed)
-        sampled = np.concatenate([t.logprobs[t.sampled_mask] for t in trajectories]).astype(np.float64)
+        sampled = np.concatenate([turn.logprobs[turn.sampled_mask] for turn in turns]).astype(np.float64)
         gaps = [Gap.of(sampled - trained[len(scores) :])]
         # A server whose scores are of another temperature than its samples answers NaN rather than a wrong number.
         if not np.isnan(scores).all():

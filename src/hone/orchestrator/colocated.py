@@ -20,7 +20,7 @@ from hone.model.chat import ChatRenderer
 from hone.orchestrator.types import Finished, Request, Update
 from hone.trainer.packing import Batch
 from hone.trainer.step import Trainer
-from hone.types import Kept, Trajectory
+from hone.types import Columns, Segment, joined
 
 
 class EnginePolicy:
@@ -36,21 +36,21 @@ class EnginePolicy:
 
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
-    ) -> list[Trajectory]:
-        """Sample one trajectory per request; stop at the chat template's end-of-turn tokens as well as at eos."""
+    ) -> list[Segment]:
+        """Sample one turn per request; stop at the chat template's end-of-turn tokens as well as at eos."""
         ends = () if sampling.ignore_eos else self.renderer.stop_ids
         params = replace(sampling, stop=tuple({*sampling.stop, *ends}))
-        version, rollouts = self.version, dict[int, Trajectory]()
+        version, turns = self.version, dict[int, Segment]()
 
         def end(index: int, completion: Completion) -> None:
             versions = [version] * len(completion.token_ids)
             stops = sampling.stop_strings
-            rollouts[index] = trajectory(requests[index], completion, versions, self.renderer, stops)
+            turns[index] = segment_of(requests[index], completion, versions, self.renderer, stops)
             if finished is not None:
-                finished(index, rollouts[index])
+                finished(index, turns[index])
 
         self.engine.run([Job(r.prompt_ids, r.key, r.max_tokens) for r in requests], params, end)
-        return [rollouts[index] for index in range(len(requests))]
+        return [turns[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Forget caches of older weights; the new ones are there already."""
@@ -81,29 +81,29 @@ def prefix_bytes(env: Environment, kv_bytes: int) -> int:
     return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv | AgentEnv) else 0
 
 
-def trajectory(
+def segment_of(
     request: Request,
     completion: Completion,
     versions: Sequence[int],
     renderer: ChatRenderer,
     stops: Sequence[str] = (),
-) -> Trajectory:
-    """Make the trajectory of a request; `versions` are the policy versions that sampled each token.
+) -> Segment:
+    """Make the segment of a request, prompt and turn; `versions` are the policy versions that sampled each token.
 
     Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts. It
-    ends before a stop string, as vLLM's does; the string's tokens are part of the trajectory, and trained on.
+    ends before a stop string, as vLLM's does; the string's tokens are part of the segment, and trained on.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)
-    return Trajectory(
+    columns: Columns = {} if completion.kept is None else {"candidates": completion.kept}
+    return Segment(
         token_ids=np.array([*request.prompt_ids, *completion.token_ids], dtype=np.int64),
         sampled_mask=np.repeat([False, True], [prompt, sampled]),
         logprobs=np.concatenate([np.zeros(prompt), completion.logprobs]).astype(np.float32),
         versions=np.array([-1] * prompt + list(versions), dtype=np.int32),
         messages=[*request.messages, {"role": "assistant", "content": text}],
         stop_reason=completion.stop_reason,
-        sample_id=request.sample_id,
-        kept=Kept.joined([prompt, sampled if completion.kept is None else completion.kept]),
+        columns=joined([(prompt, {}), (sampled, columns)]),
     )
 
 

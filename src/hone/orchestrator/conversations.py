@@ -1,6 +1,6 @@
 """Rollouts: one completion each or, in a task of several turns, conversations in lock-step rounds.
 
-    trajectories = roll_out(env, policy, maker, examples, draws, step, sampling)
+    rollouts = roll_out(env, policy, maker, examples, draws, step, sampling)
 
 Each round samples the next turn of every conversation that goes on, in one call of the policy and in the order of the
 rollouts; then the environment answers all of them at once. So the time an answer takes, and the end of a conversation,
@@ -11,7 +11,7 @@ answer to that is left out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +26,8 @@ from hone.grading import GraderFailure
 from hone.inference.text import before_stop
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Finished, Request, Sampler
-from hone.types import Example, Kept, Message, Outcome, Trajectory
+from hone.orchestrator.types import Request, Sampler
+from hone.types import Columns, Example, Message, Outcome, Rollout, Segment, joined, where
 
 
 @dataclass(frozen=True)
@@ -96,9 +96,9 @@ def roll_out(
     draws: Sequence[int],
     step: int,
     sampling: SamplingParams,
-    finished: Finished | None = None,
-) -> list[Trajectory]:
-    """Sample `maker.rollouts` trajectories of each example, group by group. Raises UserError if one has no room.
+    finished: Callable[[int, Rollout], None] | None = None,
+) -> list[Rollout]:
+    """Sample `maker.rollouts` rollouts of each example, group by group. Raises UserError if one has no room.
 
     `finished` gets a rollout of one turn, without tools, as soon as it has ended.
     """
@@ -109,10 +109,14 @@ def roll_out(
     requests = maker.requests(examples, draws, step)
     if not isinstance(env, MultiTurnEnv):
         if not maker.tools:
-            return policy.sample(requests, sampling, finished)
-        rollouts = policy.sample(requests, sampling)
-        turns = [maker.message(t.token_ids[t.sampled_mask].tolist(), sampling) for t in rollouts]
-        return [replace(t, messages=[*t.messages[:-1], turn]) for t, turn in zip(rollouts, turns, strict=True)]
+            tell = finished and (lambda i, turn: finished(i, of_one_turn(requests[i], turn)))
+            turns = policy.sample(requests, sampling, tell)
+            return [of_one_turn(request, turn) for request, turn in zip(requests, turns, strict=True)]
+        turns = policy.sample(requests, sampling)
+        written = [maker.message(turn.token_ids[turn.sampled_mask].tolist(), sampling) for turn in turns]
+        both = zip(turns, written, strict=True)
+        turns = [replace(turn, messages=[*turn.messages[:-1], message]) for turn, message in both]
+        return [of_one_turn(request, turn) for request, turn in zip(requests, turns, strict=True)]
     keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
     states = [
         env.initial_state(examples[i // maker.rollouts], maker.key(*key, "environment")) for i, key in enumerate(keys)
@@ -125,7 +129,12 @@ def roll_out(
         heard = [c for c in live if env.hears_last or env.has_turn(c.turns, c.stop_reason)]
         answers = env.respond_many([(c.messages, c.state) for c in heard]) if heard else []
         live = [c for c, answer in zip(heard, answers, strict=True) if c.hear(answer, env)]
-    return [c.trajectory() for c in conversations]
+    return [c.rollout() for c in conversations]
+
+
+def of_one_turn(request: Request, turn: Segment) -> Rollout:
+    """Return the rollout of a single turn."""
+    return Rollout(request.sample_id, turn.messages, turn.stop_reason, (turn,))
 
 
 def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> None:
@@ -160,23 +169,23 @@ class Conversation:
         self._ids: list[int] = []
         self._tokens: list[tuple[bool, float, int]] = []
         """Of each id: was it sampled, its logprob, the version that sampled it."""
-        self._kept: list[Kept | int] = []
-        """What they were sampled among, as parts of `Kept.joined`."""
+        self._parts: list[tuple[int, Columns]] = []
+        """Their columns, as parts of `joined`."""
 
-    def add_turn(self, turn: Trajectory, sampling: SamplingParams) -> None:
+    def add_turn(self, turn: Segment, sampling: SamplingParams) -> None:
         """Add what was sampled for `request`."""
         prompt = len(turn.token_ids) - turn.num_sampled
         sampled = turn.token_ids[prompt:].tolist()
         if self.turns and tuple(turn.token_ids[:prompt]) != self.request.prompt_ids:
             raise Halt(
-                f"turn {self.turns + 1} of rollout {turn.sample_id} was sampled from other tokens than it was asked "
-                "for: the server changes the prompts that it is given"
+                f"turn {self.turns + 1} of rollout {self.request.sample_id} was sampled from other tokens than it was "
+                "asked for: the server changes the prompts that it is given"
             )
         self._add_unsampled(turn.token_ids[len(self._ids) : prompt].tolist())
         self._ids += sampled
         columns = turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist()
         self._tokens += [(True, logprob, version) for logprob, version in zip(*columns, strict=True)]
-        self._kept.append(len(sampled) if turn.kept is None else turn.kept.where(turn.sampled_mask))
+        self._parts.append((len(sampled), where(turn.columns, turn.sampled_mask)))
         self.messages.append(self.maker.message(sampled, sampling))
         self.turns, self.stop_reason = self.turns + 1, turn.stop_reason
 
@@ -200,25 +209,22 @@ class Conversation:
         self.request = Request(ids, list(self.messages), key, self.request.sample_id, limit, self.turns)
         return True
 
-    def trajectory(self) -> Trajectory:
+    def rollout(self) -> Rollout:
         """Return the conversation so far."""
         sampled, logprobs, versions = zip(*self._tokens, strict=True)
-        return Trajectory(
+        segment = Segment(
             token_ids=np.array(self._ids, dtype=np.int64),
             sampled_mask=np.array(sampled, dtype=np.bool_),
             logprobs=np.array(logprobs, dtype=np.float32),
             versions=np.array(versions, dtype=np.int32),
             messages=self.messages,
             stop_reason=self.stop_reason,
-            sample_id=self.request.sample_id,
-            state=self.state,
-            failure=self._failure,
-            late=self._late,
-            killed=self._killed,
-            kept=Kept.joined(self._kept),
+            columns=joined(self._parts),
         )
+        facts = self.state, self._failure, self._late, self._killed
+        return Rollout(self.request.sample_id, self.messages, self.stop_reason, (segment,), *facts)
 
     def _add_unsampled(self, ids: list[int]) -> None:
         self._ids += ids
         self._tokens += [(False, 0.0, -1)] * len(ids)
-        self._kept.append(len(ids))
+        self._parts.append((len(ids), {}))

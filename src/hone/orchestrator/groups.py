@@ -34,13 +34,13 @@ from hone.model.chat import ChatRenderer
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, State
-from hone.orchestrator.types import Finished, Policy
-from hone.trainer.packing import Batch
+from hone.orchestrator.types import Policy
+from hone.trainer.packing import TRAINED, Batch
 from hone.trainer.packing import Sequence as Packed
-from hone.types import Counts, Example, Group, Outcome, Score, Trajectory
+from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment, dense, ragged
 
-Sample = Callable[["GroupSampler", list[Example], list[int]], list[Trajectory]]
-"""(sampler, examples, draws) -> trajectories, group by group; see `GroupSampler.sample`."""
+Sample = Callable[["GroupSampler", list[Example], list[int]], list[Rollout]]
+"""(sampler, examples, draws) -> rollouts, group by group; see `GroupSampler.sample`."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
@@ -120,9 +120,9 @@ class GroupSampler:
 
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
-    ) -> list[Trajectory]:
+    ) -> list[Rollout]:
         """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended."""
-        finished: Finished | None = early and (
+        finished: Callable[[int, Rollout], None] | None = early and (
             lambda i, rollout: early.add(i, examples[i // self.maker.rollouts], rollout)
         )
         return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
@@ -132,27 +132,27 @@ def grade_groups(
     env: Environment,
     examples: Sequence[Example],
     draws: Sequence[int],
-    trajectories: Sequence[Trajectory],
+    rollouts: Sequence[Rollout],
     config: RLConfig,
     early: EarlyGrading | None = None,
     own_advantages: Advantages | None = None,
 ) -> list[Group]:
-    """Score the trajectories, given group by group, and compute their advantages.
+    """Score the rollouts, given group by group, and compute their advantages.
 
-    The random numbers of a reward function derive from the config's seed. `early` has graded the trajectories
+    The random numbers of a reward function derive from the config's seed. `early` has graded the rollouts
     meanwhile.
     """
-    size = len(trajectories) // len(examples)
+    size = len(rollouts) // len(examples)
     if early is None:
-        pairs = ((examples[i // size], t) for i, t in enumerate(trajectories))
-        scores = env.grade_many(pairs, config.seed, (i // size for i in range(len(trajectories))))
+        pairs = ((examples[i // size], rollout) for i, rollout in enumerate(rollouts))
+        scores = env.grade_many(pairs, config.seed, (i // size for i in range(len(rollouts))))
     else:
         early_scores = early.scores()
-        scores = [early_scores[trajectory.sample_id] for trajectory in trajectories]
+        scores = [early_scores[rollout.sample_id] for rollout in rollouts]
     members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
     masks = config.orchestrator.truncated == "mask"
     groups = [
-        Group(example, draw, list(trajectories[m]), scores[m], np.zeros(size, np.float32), masks_truncated=masks)
+        Group(example, draw, list(rollouts[m]), scores[m], np.zeros(size, np.float32), masks_truncated=masks)
         for example, draw, m in zip(examples, draws, members, strict=True)
     ]
     return with_advantages_among(groups, config, own_advantages)
@@ -196,7 +196,7 @@ def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advant
     """Return the groups with their advantages, those of their calls too, as if they were the step."""
     if not groups:
         return []
-    found = step_advantages([g.scores for g in groups], [g.trajectories for g in groups], config, own)
+    found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, own)
     calls = call_advantages(groups, config, own)
     # A refill replaces groups of equal rewards, whatever else the loss has.
     trains_all = config.trainer.loss.regularized and config.orchestrator.refill is None
@@ -222,18 +222,18 @@ def call_advantages(
     tokens_PC = np.zeros(rewards_PC.shape, dtype=np.int64)
     for row_C, tokens_C, values, group in zip(rewards_PC, tokens_PC, rows, groups, strict=True):
         row_C[: len(values)] = values
-        tokens_C[: len(values)] = np.concatenate([_call_tokens(t, config) for t in group.trajectories])
+        tokens_C[: len(values)] = np.concatenate([_call_tokens(t, config) for t in group.rollouts])
     found_PC = advantages_by_settings(rewards_PC, ~np.isnan(rewards_PC), tokens_PC, config, own)
     made: list[list[list[np.ndarray]] | None] = []
     for group, has_rewards, found_C in zip(groups, rewarded, found_PC, strict=True):
-        ends = iter(np.split(found_C, np.cumsum([one.turns for t in group.trajectories for one in t.trajectories])))
-        made.append([[next(ends) for _ in t.trajectories] for t in group.trajectories] if has_rewards else None)
+        ends = iter(np.split(found_C, np.cumsum([one.turns for r in group.rollouts for one in r.segments])))
+        made.append([[next(ends) for _ in r.segments] for r in group.rollouts] if has_rewards else None)
     return made
 
 
 def has_call_rewards(group: Group) -> bool:
     """Return True if a program rewarded the calls of a sample of the group."""
-    return any(trajectory.call_rewards is not None for trajectory in group.trajectories)
+    return any(rollout.first.turn_rewards is not None for rollout in group.rollouts)
 
 
 def call_rewards(group: Group) -> np.ndarray:
@@ -244,17 +244,17 @@ def call_rewards(group: Group) -> np.ndarray:
     return np.concatenate(
         [
             np.full(one.turns, score.reward)
-            if one.call_rewards is None or score.outcome.is_failure
-            else one.call_rewards
-            for sample, score in zip(group.trajectories, group.scores, strict=True)
-            for one in sample.trajectories
+            if one.turn_rewards is None or score.outcome.is_failure
+            else one.turn_rewards
+            for rollout, score in zip(group.rollouts, group.scores, strict=True)
+            for one in rollout.segments
         ]
     )
 
 
 def step_advantages(
     scores: Sequence[Sequence[Score]],
-    trajectories: Sequence[Sequence[Trajectory]],
+    rollouts: Sequence[Sequence[Rollout]],
     config: RLConfig,
     own: Advantages | None = None,
 ) -> list[np.ndarray]:
@@ -265,7 +265,7 @@ def step_advantages(
     """
     settings = config.orchestrator.advantage
     valid_PG = np.stack([valid(group) for group in scores])
-    rewards_PG = np.stack([shaped_rewards(*group, config) for group in zip(scores, trajectories, strict=True)])
+    rewards_PG = np.stack([shaped_rewards(*group, config) for group in zip(scores, rollouts, strict=True)])
     if settings.function is None and settings.components == "normalize":
         weights = {name: weight for group in scores for score in group for name, weight in score.weights.items()}
         values_PGK = np.array(
@@ -273,32 +273,32 @@ def step_advantages(
         )
         deviation = {"std_ddof": settings.std_ddof, "std_eps": settings.std_eps}
         return list(normalized_components(values_PGK, np.array(list(weights.values())), valid_PG, **deviation))
-    tokens_PG = np.array([[_call_tokens(t, config).sum() for t in group] for group in trajectories], dtype=np.int64)
+    tokens_PG = np.array([[_call_tokens(t, config).sum() for t in group] for group in rollouts], dtype=np.int64)
     return list(advantages_by_settings(rewards_PG, valid_PG, tokens_PG, config, own))
 
 
-def shaped_rewards(scores: Sequence[Score], trajectories: Sequence[Trajectory], config: RLConfig) -> np.ndarray:
+def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
     """Return the rewards `[G]` that a group's advantages are computed from, less the penalties for length."""
     if config.orchestrator.truncated != "penalize":
         return rewards(scores)
-    return rewards(scores) - _penalties(trajectories, config)
+    return rewards(scores) - _penalties(rollouts, config)
 
 
-def _call_tokens(sample: Trajectory, config: RLConfig) -> np.ndarray:
-    """Return the loss tokens of each turn of each trajectory of a sample."""
+def _call_tokens(rollout: Rollout, config: RLConfig) -> np.ndarray:
+    """Return the loss tokens of each turn of each segment of a rollout."""
 
-    def of(one: Trajectory) -> np.ndarray:
+    def of(one: Segment) -> np.ndarray:
         if is_masked(one, config):
             return np.zeros(one.turns, dtype=np.int64)
         turn_T = np.cumsum(np.diff(one.sampled_mask, prepend=False) & one.sampled_mask)
         return np.bincount(turn_T[one.sampled_mask], minlength=one.turns + 1)[1:]
 
-    return np.concatenate([of(one) for one in sample.trajectories])
+    return np.concatenate([of(one) for one in rollout.segments])
 
 
-def is_masked(trajectory: Trajectory, config: RLConfig) -> bool:
+def is_masked(segment: Segment, config: RLConfig) -> bool:
     """Return True if a completion was cut off by length, and such completions are not trained on."""
-    return config.orchestrator.truncated == "mask" and trajectory.truncated
+    return config.orchestrator.truncated == "mask" and segment.truncated
 
 
 def advantages_by_settings(
@@ -327,17 +327,18 @@ def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
     return np.where(valid_PG, found_PG, np.float32(0))
 
 
-def _penalties(group: Sequence[Trajectory], config: RLConfig) -> np.ndarray:
+def _penalties(rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
     """Return what is taken off the rewards of a group's completions for their length, `[G]` float64.
 
     Of several turns the last one counts. The limit is the length that it could have had: that of the config, or what
     was left of `seq_len`.
     """
     orch = config.orchestrator
-    lengths = np.array([np.logical_and.accumulate(t.sampled_mask[::-1]).sum() for t in group])
-    room = config.seq_len - np.array([len(t.token_ids) for t in group]) + lengths
+    group = [rollout.first for rollout in rollouts]
+    lengths = np.array([np.logical_and.accumulate(one.sampled_mask[::-1]).sum() for one in group])
+    room = config.seq_len - np.array([len(one) for one in group]) + lengths
     limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
-    lengths = np.where([trajectory.truncated for trajectory in group], limits, np.minimum(lengths, limits - 1))
+    lengths = np.where([one.truncated for one in group], limits, np.minimum(lengths, limits - 1))
     return overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 
 
@@ -391,7 +392,7 @@ def group_state(group: Group) -> State:
         return "failed"
     if group.all_masked:
         return "filtered"
-    has_teacher = any(trajectory.teacher_logprobs is not None for trajectory in group.trajectories)
+    has_teacher = any("teacher_logprobs" in rollout.first.columns for rollout in group.rollouts)
     return "trained" if group.trains_all or has_teacher or group.has_advantages else "filtered"
 
 
@@ -400,26 +401,26 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     `refill`, which replaces them).
 
     Left out: groups that are filtered or failed, samples whose grading failed, and, with `truncated` = "mask",
-    completions that were stopped by length. The branches of a sample are sequences with numbers behind those of the
-    group's samples. Every token that the policy sampled carries loss, the stop token included.
+    completions that were stopped by length. Further segments of a rollout have numbers behind those of the group's
+    samples. Every token that the policy sampled carries loss, the stop token included.
     """
     orch, tasks = config.orchestrator, config.tasks()
     sequences, filtered = list[Packed](), Counts()
     for group in groups:
         kept = [
-            (index + branch * len(group.scores), trajectory)
-            for index, (sample, score) in enumerate(zip(group.trajectories, group.scores, strict=True))
-            for branch, trajectory in enumerate(sample.trajectories)
-            if not score.outcome.is_failure and not is_masked(trajectory, config)
+            (index + branch * len(group.scores), segment)
+            for index, (rollout, score) in enumerate(zip(group.rollouts, group.scores, strict=True))
+            for branch, segment in enumerate(rollout.segments)
+            if not score.outcome.is_failure and not is_masked(segment, config)
         ]
         state = group_state(group)
         if state == "filtered" and kept and orch.refill is None:
-            tokens = sum(trajectory.num_sampled for _, trajectory in kept)
+            tokens = sum(segment.num_sampled for _, segment in kept)
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
             packed = [_packed(group, *member, config.teacher) for member in kept]
             if config.trainer.loss.kl_in_reward:
-                shaped = shaped_rewards(group.scores, group.trajectories, tasks[group.env])
+                shaped = shaped_rewards(group.scores, group.rollouts, tasks[group.env])
                 reward_of = [float(shaped[one.sample % len(group.scores)]) for one in packed]
                 pool = list(tasks).index(group.env)
                 packed = [replace(one, reward=r, pool=pool) for one, r in zip(packed, reward_of, strict=True)]
@@ -428,21 +429,21 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     return Batch(sequences, filtered, longest)
 
 
-def _packed(group: Group, index: int, trajectory: Trajectory, teacher: TeacherConfig | None) -> Packed:
+def _packed(group: Group, index: int, segment: Segment, teacher: TeacherConfig | None) -> Packed:
     branch, sample = divmod(index, len(group.scores))
     advantage: Any = float(group.advantages[sample])
     if group.call_advantages is not None:
-        advantage = token_advantages(group.call_advantages[sample][branch], trajectory.sampled_mask)
-    if teacher is not None and (scored := trajectory.teacher_logprobs) is not None:
-        advantage = distilled(advantage, trajectory.logprobs, scored, teacher.coef, teacher.reward_coef)
+        advantage = token_advantages(group.call_advantages[sample][branch], segment.sampled_mask)
+    if teacher is not None and (scored := dense(segment.columns, "teacher_logprobs")) is not None:
+        advantage = distilled(advantage, segment.logprobs, scored, teacher.coef, teacher.reward_coef)
     return Packed(
-        token_ids=trajectory.token_ids,
-        loss_mask=trajectory.sampled_mask,
-        logprobs=trajectory.logprobs,
+        token_ids=segment.token_ids,
+        loss_mask=segment.sampled_mask,
+        logprobs=segment.logprobs,
         advantage=advantage,
         group=group.draw,
         sample=index,
-        kept=trajectory.kept,
+        columns={name: segment.columns[name] for name in TRAINED if name in segment.columns},
     )
 
 
@@ -454,7 +455,7 @@ def ledger_entries(curriculum: Curriculum, groups: Sequence[Group], step: int, f
             entries.append(Entry(number, step, curriculum.ids[draw.index], "retired", 0, env=env))
             continue
         group = next(waiting)
-        tokens = sum(len(one.token_ids) for trajectory in group.trajectories for one in trajectory.trajectories)
+        tokens = sum(len(segment) for rollout in group.rollouts for segment in rollout.segments)
         entry = Entry(number, step, group.example.id, group_state(group), tokens, env=env)
         if curriculum.config.measures:
             outcomes = [score.outcome for score in group.scores]
@@ -473,7 +474,8 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     in versions, is added; if `refilled`, the groups that were drawn and left out.
     """
     scores = [score for group in groups for score in group.scores]
-    trajectories = [t for group in groups for t in group.trajectories]
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    firsts = [rollout.first for rollout in rollouts]
     graded = rewards(scores)[valid(scores)]
     states = [group_state(group) for group in groups]
     metrics: dict[str, float] = {}
@@ -488,21 +490,22 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
             np.mean([zero and s != "failed" for zero, s in zip(same, states, strict=True)])
         )
     metrics |= outcome_shares([score.outcome for score in scores])
-    metrics["completion/length/mean"] = float(np.array([t.num_sampled for t in trajectories]).mean())
-    metrics["completion/truncated"] = float(np.mean([t.truncated for t in trajectories]))
+    metrics["completion/length/mean"] = float(np.array([one.num_sampled for one in firsts]).mean())
+    metrics["completion/truncated"] = float(np.mean([one.truncated for one in firsts]))
     metrics |= _identical_shares(groups)
-    if cut := [t.kept.counts[t.sampled_mask] for t in trajectories if t.kept is not None]:
+    candidates = [(ragged(one.columns, "candidates"), one.sampled_mask) for one in firsts]
+    if cut := [column.counts[mask] for column, mask in candidates if column is not None]:
         metrics["completion/kept_ids/mean"] = float(np.concatenate(cut).mean())
-    scored = [(t, t.teacher_logprobs) for t in trajectories if t.teacher_logprobs is not None]
-    if scored:
-        kl = np.concatenate([reverse_kl(t.logprobs, logprobs)[t.sampled_mask] for t, logprobs in scored])
+    found = [(one, dense(one.columns, "teacher_logprobs")) for one in firsts]
+    if scored := [(one, logprobs) for one, logprobs in found if logprobs is not None]:
+        kl = np.concatenate([reverse_kl(one.logprobs, logprobs)[one.sampled_mask] for one, logprobs in scored])
         metrics["teacher/kl"] = float(kl.mean())
-    if any(t.state is not None for t in trajectories):
-        metrics["turns/mean"] = float(np.mean([t.turns for t in trajectories]))
-        metrics["tokens/environment"] = sum(t.num_environment for t in trajectories)
-    if any(t.branches is not None for t in trajectories):
-        metrics["trajectories/mean"] = float(np.mean([len(t.trajectories) for t in trajectories]))
-    staleness = np.concatenate([version - t.versions[t.sampled_mask] for t in trajectories])
+    if any(rollout.state is not None for rollout in rollouts):
+        metrics["turns/mean"] = float(np.mean([one.turns for one in firsts]))
+        metrics["tokens/environment"] = sum(one.num_environment for one in firsts)
+    if any(rollout.branches for rollout in rollouts):
+        metrics["trajectories/mean"] = float(np.mean([len(rollout.segments) for rollout in rollouts]))
+    staleness = np.concatenate([version - one.versions[one.sampled_mask] for one in firsts])
     if len(staleness):
         metrics["staleness/mean"] = float(staleness.mean())
     if lag and len(staleness):
@@ -517,7 +520,7 @@ def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
     """Compute the shares of completions with the same sampled tokens as another: an earlier one of the same prompt
     (`completion/repeated`), or any of another prompt in the step (`completion/identical`).
     """
-    texts = [[t.token_ids[t.sampled_mask].tobytes() for t in group.trajectories] for group in groups]
+    texts = [[r.first.token_ids[r.first.sampled_mask].tobytes() for r in group.rollouts] for group in groups]
     total = sum(map(len, texts))
     prompts_with = Counter(text for group in texts for text in set(group))
     return {

@@ -21,7 +21,7 @@ from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
 from hone.terminal import printable
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Outcome, Score, Trajectory
+from hone.types import Group, Outcome, Rollout, Score
 
 WINDOW = 1000
 """Completions over which the share of failures is taken: enough that 5 % rarely look like 10 %."""
@@ -65,7 +65,7 @@ class RunRecorder:
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. Raises Halt if too many
         completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
         """
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
         if groups:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
             with self.run.phase("record"):
@@ -74,10 +74,10 @@ class RunRecorder:
                     self.run.token_stats(step, _token_rows(groups, token_stats))
             scores = [score for group in groups for score in group.scores]
             self.run.note_weights(next((score.weights for score in scores if score.weights), {}))
-        tokens = sum(one.num_sampled for trajectory in trajectories for one in trajectory.trajectories)
+        tokens = sum(segment.num_sampled for rollout in rollouts for segment in rollout.segments)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
-        self._check_tools(step, trajectories)
+        self._check_tools(step, rollouts)
         if groups and self.needs_positive:
             self._check_least(step, groups)
         self.special_texts.report(self.run.event, self.run.display.message, step)
@@ -121,10 +121,10 @@ class RunRecorder:
             "seq_len)."
         )
 
-    def _check_tools(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        if any(trajectory.late for trajectory in trajectories):
+    def _check_tools(self, step: int, rollouts: Sequence[Rollout]) -> None:
+        if any(rollout.late for rollout in rollouts):
             self.run.mark_inexact(step, "a tool was ended at its deadline")
-        if any(trajectory.killed for trajectory in trajectories):
+        if any(rollout.killed for rollout in rollouts):
             self.run.mark_inexact(step, "a process of the environment was killed from outside, and once more")
 
 
@@ -132,9 +132,9 @@ def _token_rows(groups: Sequence[Group], token_stats: TokenStats) -> list[dict[s
     """Return the rows of `hone.runs.rollouts`, in the order of `group_rows`."""
     stats, rows = token_stats.by_completion(), []
     for group in groups:
-        for index, trajectory in enumerate(group.trajectories):
+        for index, rollout in enumerate(group.rollouts):
             entropies, logprobs = stats.get((group.draw, index), (None, None))
-            rows.append({"sample_id": trajectory.sample_id, "entropies": entropies, "trainer_logprobs": logprobs})
+            rows.append({"sample_id": rollout.sample_id, "entropies": entropies, "trainer_logprobs": logprobs})
     return rows
 
 

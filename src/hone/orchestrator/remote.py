@@ -18,12 +18,12 @@ from typing import Any
 
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.colocated import segment_of
 from hone.orchestrator.fleet import Fleet, readable
 from hone.orchestrator.reach import Server, are_logprobs, scores
 from hone.orchestrator.types import Finished, Request
 from hone.trainer.export import Spool
-from hone.types import Kept, Trajectory
+from hone.types import Ragged, Segment
 
 
 class ServerPolicy:
@@ -52,9 +52,9 @@ class ServerPolicy:
 
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
-    ) -> list[Trajectory]:
-        """Sample one trajectory per request, with the prompt that the server reports."""
-        rollouts = dict[int, Trajectory]()
+    ) -> list[Segment]:
+        """Sample one turn per request, with the prompt that the server reports."""
+        turns = dict[int, Segment]()
         members = list(enumerate(requests))
         groups = [list(group) for _, group in groupby(members, lambda one: (one[1].prompt_ids, one[1].max_tokens))]
         if self.fleet.backend == "vllm" and sampling.greedy:  # it refuses n > 1 then
@@ -69,12 +69,12 @@ class ServerPolicy:
             for (index, request), (prompt_ids, completion, versions) in zip(group, choices, strict=True):
                 versions = versions or [version] * len(completion.token_ids)
                 asked = replace(request, prompt_ids=prompt_ids)
-                rollouts[index] = trajectory(asked, completion, versions, self.renderer, sampling.stop_strings)
+                turns[index] = segment_of(asked, completion, versions, self.renderer, sampling.stop_strings)
                 if finished is not None:
-                    finished(index, rollouts[index])
+                    finished(index, turns[index])
 
         self.fleet.ask([self._body([request for _, request in group], sampling) for group in groups], end)
-        return [rollouts[index] for index in range(len(requests))]
+        return [turns[index] for index in range(len(requests))]
 
     def load(self, version: int, path: Path | None = None) -> None:
         """Have the servers take the weights in `path`, or the trainer's."""
@@ -132,7 +132,7 @@ class ServerPolicy:
 
 def _read(choice: dict[str, Any], with_kept: bool) -> tuple[tuple[int, ...], Completion, list[int] | None]:
     """Read a choice: the prompt's ids, the completion, and its tokens' versions, if the server knows them."""
-    kept = Kept.of(choice["kept_ids"]) if with_kept else None
+    kept = Ragged.of(choice["kept_ids"]) if with_kept else None
     completion = Completion(choice["token_ids"], choice["logprobs"]["token_logprobs"], choice["finish_reason"], kept)
     assert completion.stop_reason in ("stop", "length"), f"it ended by {completion.stop_reason}"
     assert are_logprobs(completion.logprobs), "a logprob is not finite, or above 0"

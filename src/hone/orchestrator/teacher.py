@@ -22,7 +22,7 @@ from hone.errors import Halt, UserError
 from hone.inference.client import ServerClient
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.reach import PROBE, Server, are_logprobs, scores, with_remedy
-from hone.types import Group
+from hone.types import Group, Rollout
 
 SPECIAL = 64
 """Special tokens that the check of the tokenizer has, at most."""
@@ -52,10 +52,10 @@ class Teacher:
 
     def __call__(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the teacher's logprobs of all sampled tokens."""
-        trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        rows = asyncio.run(self._score_all([trajectory.token_ids.tolist() for trajectory in trajectories]))
-        both = zip(trajectories, rows, strict=True)
-        logprobs = [np.where(t.sampled_mask, [0.0, *row], 0.0).astype(np.float32) for t, row in both]
+        segments = [rollout.first for group in groups for rollout in group.rollouts]
+        rows = asyncio.run(self._score_all([segment.token_ids.tolist() for segment in segments]))
+        both = zip(segments, rows, strict=True)
+        logprobs = [np.where(one.sampled_mask, [0.0, *row], 0.0).astype(np.float32) for one, row in both]
         return with_teacher_logprobs(groups, logprobs)
 
     async def _score_all(self, sequences: Sequence[list[int]]) -> list[list[float]]:
@@ -126,9 +126,12 @@ class Teacher:
 
 
 def with_teacher_logprobs(groups: Sequence[Group], logprobs: Sequence[np.ndarray | None]) -> list[Group]:
-    """Return the groups with a teacher's `logprobs`, `[T]` for each of their trajectories, in order."""
+    """Return the groups with a teacher's `logprobs`, `[T]` for the first segment of each rollout, in order."""
     rows = iter(logprobs)
-    return [
-        replace(group, trajectories=[replace(t, teacher_logprobs=next(rows)) for t in group.trajectories])
-        for group in groups
-    ]
+
+    def scored(rollout: Rollout) -> Rollout:
+        columns = {name: one for name, one in rollout.first.columns.items() if name != "teacher_logprobs"}
+        columns |= {} if (row := next(rows)) is None else {"teacher_logprobs": row}
+        return replace(rollout, segments=(replace(rollout.first, columns=columns), *rollout.segments[1:]))
+
+    return [replace(group, rollouts=[scored(rollout) for rollout in group.rollouts]) for group in groups]

@@ -10,7 +10,7 @@ from typing import Protocol
 from hone.inference.types import SamplingParams
 from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
-from hone.types import Message, Trajectory
+from hone.types import Message, Segment
 
 
 @dataclass(frozen=True)
@@ -28,8 +28,8 @@ class Request:
     turn: int = 0
 
 
-Finished = Callable[[int, Trajectory], None]
-"""Called with (index, trajectory); see `Sampler.sample`."""
+Finished = Callable[[int, Segment], None]
+"""Called with (index, turn); see `Sampler.sample`."""
 
 
 class Sampler(Protocol):
@@ -37,10 +37,10 @@ class Sampler(Protocol):
 
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
-    ) -> list[Trajectory]:
-        """Return one trajectory per request, in their order.
+    ) -> list[Segment]:
+        """Return one turn per request, in their order: the prompt and what was sampled.
 
-        Call `finished(index, trajectory)` for each as soon as it has ended; it returns at once.
+        Call `finished(index, turn)` for each as soon as it has ended; it returns at once.
         """
         ...
 

@@ -104,7 +104,7 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     off |= {"output_dir": folder, "max_steps": min(STEPS, config.max_steps)}
     rl = isinstance(config, RLConfig)
     off |= {"orchestrator.eval" if rl else "val": None}
-    trajectories, metrics = [], {}
+    segments, metrics = [], {}
     with (RL if rl else SFT)(changed(config, off)) as run:
         start = process_seconds()
         while not run.done:
@@ -112,13 +112,13 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
                 metrics = run.step()
                 continue
             groups = run.sample()
-            trajectories += [trajectory for group in groups for trajectory in group.trajectories]
+            segments += [rollout.first for group in groups for rollout in group.rollouts]
             run.update(groups)
     if run.exit_code:  # a signal stopped the steps
         raise KeyboardInterrupt if run.exit_code == 130 else SystemExit(run.exit_code)
     if rl:
-        prompts = [t.prompt_length for t in trajectories]
-        new = [len(t.token_ids) - t.prompt_length for t in trajectories]
+        prompts = [one.prompt_length for one in segments]
+        new = [len(one) - one.prompt_length for one in segments]
         return start, Lengths(mean(prompts), mean(new), max(prompts), max(new), "measured", max(new))
     lengths = Lengths.of(config)
     if not config.data.pack:

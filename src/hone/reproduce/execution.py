@@ -55,13 +55,13 @@ from hone.reproduce.records import (
 )
 from hone.runs import Run, provenance
 from hone.runs.provenance import most_ranks
-from hone.runs.rollouts import as_read, group_rows, rollouts_file
+from hone.runs.rollouts import as_read, columns_of, group_rows, rollouts_file
 from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trainer.token_stats import TokenStats
 from hone.trust import NotTrusted
-from hone.types import Example, Group, Kept, Outcome, Trajectory
+from hone.types import Example, Group, Message, Outcome, Rollout, Segment, dense
 
 OnStep = Callable[[int], None]
 FAILED = [outcome for outcome in Outcome if outcome.is_failure]
@@ -295,9 +295,9 @@ class RebuiltRL(Rebuilt):
     def _graded_again(self, step: int) -> list[Group]:
         """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
         used = 0
-        recorded = [t for group in self._recorded(step) for t in group.trajectories]
+        recorded = [rollout for group in self._recorded(step) for rollout in group.rollouts]
 
-        def sample(sampler: GroupSampler, examples: list[Example], draws: list[int]) -> list[Trajectory]:
+        def sample(sampler: GroupSampler, examples: list[Example], draws: list[int]) -> list[Rollout]:
             nonlocal used
             begin, used = used, used + len(draws) * self.config.orchestrator.rollouts_per_example
             if used > len(recorded):
@@ -311,13 +311,15 @@ class RebuiltRL(Rebuilt):
 
     def _with_recorded_teacher(self, step: int, groups: list[Group]) -> list[Group]:
         """Return the groups with the run's teacher logprobs, for completions whose tokens are those recorded."""
-        recorded = {t.sample_id: t for group in self._recorded(step) for t in group.trajectories}
+        recorded = {one.sample_id: one.first for group in self._recorded(step) for one in group.rollouts}
 
-        def logprobs(again: Trajectory) -> np.ndarray | None:
+        def logprobs(again: Rollout) -> np.ndarray | None:
             old = recorded.get(again.sample_id)
-            return old.teacher_logprobs if old and np.array_equal(old.token_ids, again.token_ids) else None
+            if old is None or not np.array_equal(old.token_ids, again.first.token_ids):
+                return None
+            return dense(old.columns, "teacher_logprobs")
 
-        rows = [logprobs(trajectory) for group in groups for trajectory in group.trajectories]
+        rows = [logprobs(rollout) for group in groups for rollout in group.rollouts]
         return with_teacher_logprobs(groups, rows)
 
     def _other_completions(self, step: int, recorded: int, wanted: int) -> UserError:
@@ -421,8 +423,8 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
             raise ValueError("a sample has no token that was sampled")
         members = {draw: list(mine) for draw, mine in groupby(rows, key=lambda row: row["draw"])}
         scores = [[score_of(row) for row in mine] for mine in members.values()]
-        trajectories = [[_trajectory(row) for row in mine] for mine in members.values()]
-        columns = zip(members.items(), trajectories, scores, strict=True)
+        rollouts = [[_rollout(row) for row in mine] for mine in members.values()]
+        columns = zip(members.items(), rollouts, scores, strict=True)
         groups = [
             replace(
                 Group(example_of(mine[0]), draw, made, graded, np.zeros(len(mine), np.float32)),
@@ -443,24 +445,24 @@ def groups_from_rows(rows: Sequence[Row], config: RLConfig, vocab_size: int) -> 
         ) from error
 
 
-def _trajectory(row: Row) -> Trajectory:
-    kept = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
-    columns = [row.get(name) for name in ("kept_ids", "kept_counts")]
-    branches = None if row.get("branches") is None else json.loads(row["branches"])
-    teacher, calls = row.get("teacher_logprobs"), row.get("call_rewards")
-    return Trajectory(
+def _rollout(row: Row) -> Rollout:
+    state = None if row.get("completion") is None else {}  # the environment's state is not recorded, nor needed again
+    messages = messages_of(row)
+    further = [_segment(branch, branch["messages"]) for branch in json.loads(row.get("branches") or "[]")]
+    segments = (_segment(row, messages), *further)
+    branches = row.get("branches") is not None
+    return Rollout(row["sample_id"], messages, row["stop_reason"], segments, state, branches=branches)
+
+
+def _segment(row: Mapping[str, Any], messages: list[Message]) -> Segment:
+    calls = row.get("call_rewards")
+    return Segment(
         token_ids=np.array(row["token_ids"], dtype=np.int64),
         sampled_mask=np.array(row["sampled_mask"], dtype=np.bool_),
         logprobs=np.array(row["logprobs"], dtype=np.float32),
         versions=np.array(row["versions"], dtype=np.int32),
-        messages=row["messages"] if "messages" in row else messages_of(row),
+        messages=messages,
         stop_reason=row["stop_reason"],
-        sample_id=row["sample_id"],
-        state=kept,
-        kept=None if None in columns else Kept(*(np.array(column, dtype=np.int32) for column in columns)),
-        teacher_logprobs=None if teacher is None else np.array(teacher, dtype=np.float32),
-        branches=None
-        if branches is None
-        else tuple(_trajectory(branch | {"sample_id": row["sample_id"]}) for branch in branches),
-        call_rewards=None if calls is None else np.array(calls, dtype=np.float64),
+        columns=columns_of(row),
+        turn_rewards=None if calls is None else np.array(calls, dtype=np.float64),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +21,7 @@ from hone.pages import visible
 from hone.reproduce.attribution import POINT, MainPart, parts_seen
 from hone.reproduce.records import example_of, messages_of, score_of
 from hone.runs import Run
-from hone.types import Example, Outcome, Reply, Score
+from hone.types import Example, Outcome, Rollout, Score
 
 if TYPE_CHECKING:
     import pyarrow
@@ -43,7 +43,7 @@ class Recorded:
 
     step: int
     example: Example
-    reply: Reply
+    reply: Rollout
     text: str
     length: int
     score: Score
@@ -95,7 +95,7 @@ class Grader:
                 example = Example(example.prompt, str(row["answer"]), row["info"])
             if self.reads_state and isinstance(self.env, MultiTurnEnv):
                 state = self.env.initial_state(example, seed=0)
-                reply = Reply(reply.messages, reply.stop_reason, reply.sample_id, state=state)
+                reply = replace(reply, state=state)
             asked.append((example, reply))
         scores = self.env.grade_many(asked, seed, [one.draw for one in recorded])
         return [Pair(*pair) for pair in zip(recorded, scores, strict=True)]
@@ -219,7 +219,7 @@ def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Re
         if task and row["env"] != task:
             continue
         tokens = [one for one, mine in zip(row["token_ids"], row["sampled_mask"], strict=True) if mine] if ids else None
-        reply = Reply(messages_of(row), row["stop_reason"], row["sample_id"], completion_ids=tokens)
+        reply = Rollout(row["sample_id"], messages_of(row), row["stop_reason"], completion_ids=tokens)
         length, score = sum(row["sampled_mask"]), score_of(row)
         recorded.append(Recorded(step, example_of(row), reply, row["text"], length, score, row["draw"]))
     return recorded

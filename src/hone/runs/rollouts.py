@@ -14,7 +14,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow
 
-    from hone.types import Group, Trajectory
+    from hone.types import Column, Columns, Group, Segment
 
 TOKENS = "tokens"
 EVALS = "evals"
@@ -33,6 +33,8 @@ EVALS = "evals"
 RESULTS = "results.jsonl"
 _STEP = re.compile(r"step_(\d+)")
 
+COLUMNS = {"candidates": ("kept_ids", "kept_counts"), "teacher_logprobs": ("teacher_logprobs",)}
+"""A segment's columns (`hone.types.Columns`), and the names of their values, and counts, in the file."""
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     # zstd finds what rows repeat (a group's prompt) by itself; dictionaries beside it only cost room.
@@ -143,19 +145,18 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
     length = len(group.example.prompt)
     rows = []
     calls_of = group.call_advantages or [None] * len(group.scores)
-    for trajectory, score, advantage, calls in zip(
-        group.trajectories, group.scores, group.advantages, calls_of, strict=True
-    ):
+    for rollout, score, advantage, calls in zip(group.rollouts, group.scores, group.advantages, calls_of, strict=True):
+        first, further = rollout.first, rollout.segments[1:]
         of_calls = np.concatenate(calls) if calls else ()
         failed = score.outcome.is_failure
         rows.append(
             shared
             | {
-                "sample_id": trajectory.sample_id,
-                "token_ids": trajectory.token_ids.astype("int32"),  # Arrow copies its own type, and converts one by one
-                "sampled_mask": trajectory.sampled_mask,
-                "logprobs": trajectory.logprobs,
-                "versions": trajectory.versions,
+                "sample_id": rollout.sample_id,
+                "token_ids": first.token_ids.astype("int32"),  # Arrow copies its own type, and converts one by one
+                "sampled_mask": first.sampled_mask,
+                "logprobs": first.logprobs,
+                "versions": first.versions,
                 "reward": None if failed else float(score.reward),
                 "components": list(score.components.items()),
                 "weights": list(score.weights.items()),
@@ -163,37 +164,58 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "detail": score.detail,
                 "advantage": float(np.mean(of_calls) if len(of_calls) else advantage),
                 "state": "failed" if failed else state,
-                "stop_reason": trajectory.stop_reason,
-                "prompt": json.dumps(trajectory.messages[:length], ensure_ascii=False),
-                "text": trajectory.completion_text,
+                "stop_reason": rollout.stop_reason,
+                "prompt": json.dumps(rollout.messages[:length], ensure_ascii=False),
+                "text": rollout.completion_text,
                 "completion": None
-                if trajectory.state is None
-                else json.dumps(trajectory.messages[length:], ensure_ascii=False),
+                if rollout.state is None
+                else json.dumps(rollout.messages[length:], ensure_ascii=False),
             }
+            | _on_disk(first.columns)
         )
-        if (kept := trajectory.kept) is not None:
-            rows[-1] |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
-        if trajectory.teacher_logprobs is not None:
-            rows[-1]["teacher_logprobs"] = trajectory.teacher_logprobs
-        if trajectory.call_rewards is not None:
-            rows[-1]["call_rewards"] = trajectory.call_rewards
+        if first.turn_rewards is not None:
+            rows[-1]["call_rewards"] = first.turn_rewards
         if calls is not None:
             rows[-1]["call_advantages"] = calls[0]
-        if trajectory.branches is not None:
-            lines = zip(trajectory.branches, calls[1:] if calls else [None] * len(trajectory.branches), strict=True)
+        if rollout.branches:
+            lines = zip(further, calls[1:] if calls else [None] * len(further), strict=True)
             rows[-1]["branches"] = json.dumps([_branch(*line) for line in lines], ensure_ascii=False)
     return rows
 
 
-def _branch(one: Trajectory, call_advantages: np.ndarray | None) -> dict[str, Any]:
-    """Return a further trajectory of a sample under the names of the columns, in what JSON knows."""
+def _branch(one: Segment, call_advantages: np.ndarray | None) -> dict[str, Any]:
+    """Return a further segment of a rollout under the names of the columns, in what JSON knows."""
     names = ("token_ids", "sampled_mask", "logprobs", "versions")
     branch = {name: getattr(one, name).tolist() for name in names}
     branch |= {"stop_reason": one.stop_reason, "messages": one.messages}
-    branch |= {} if one.call_rewards is None else {"call_rewards": one.call_rewards.tolist()}
+    branch |= {} if one.turn_rewards is None else {"call_rewards": one.turn_rewards.tolist()}
     branch |= {} if call_advantages is None else {"call_advantages": call_advantages.tolist()}
-    kept = one.kept
-    return branch | ({} if kept is None else {"kept_ids": kept.ids.tolist(), "kept_counts": kept.counts.tolist()})
+    return branch | {name: values.tolist() for name, values in _on_disk(one.columns).items()}
+
+
+def _on_disk(columns: Columns) -> dict[str, np.ndarray]:
+    """Return a segment's columns under their names in the file."""
+    from hone.types import Ragged
+
+    found: dict[str, Any] = {}
+    for name, column in columns.items():
+        first, *counts = COLUMNS[name]
+        found |= {first: column.values, counts[0]: column.counts} if isinstance(column, Ragged) else {first: column}
+    return found
+
+
+def columns_of(row: Mapping[str, Any]) -> dict[str, Column]:
+    """Return the columns of a segment that a row, or a branch of one, has."""
+    import numpy as np
+
+    from hone.types import Ragged
+
+    found: dict[str, Column] = {}
+    for name, (first, *counts) in COLUMNS.items():
+        if row.get(first) is not None:
+            values = np.array(row[first], dtype=np.int32 if counts else np.float32)
+            found[name] = Ragged(values, np.array(row[counts[0]], dtype=np.int32)) if counts else values
+    return found
 
 
 def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:

@@ -12,7 +12,7 @@ from hone.model.decoder import Decoder
 from hone.model.head import HEAD_CACHE_BYTES, head_logprobs
 from hone.trainer.packing import Sequence, pack
 from hone.trainer.parallel import release
-from hone.types import PackedBatch
+from hone.types import PackedBatch, ragged
 
 
 def token_hidden(model: Decoder, batch: PackedBatch, indices_M: torch.Tensor) -> torch.Tensor:
@@ -37,7 +37,7 @@ def token_logprobs(
     hidden_MD = token_hidden(model, batch, indices_M)
     return head_logprobs(
         *(hidden_MD, model.head_weight, batch.token_ids[indices_M]),
-        *(temperature, model.precision, cache_bytes, batch.kept),
+        *(temperature, model.precision, cache_bytes, ragged(batch.columns, "candidates")),
     )
 
 

@@ -20,7 +20,10 @@ import torch
 from hone.model.device import upload
 from hone.trainer import MICRO_BATCH_TOKENS
 from hone.trainer.parallel import ALONE, Ranks
-from hone.types import Counts, Kept, PackedBatch
+from hone.types import Columns, Counts, PackedBatch, joined, where
+
+TRAINED = ("candidates",)
+"""The columns of a segment that a train step reads."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,8 @@ class Sequence:
 
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
     sequence, or `[T]` float32 of each token; `group` and `sample` number its prompt and completion. `weight` is what
-    each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `kept` are the ids that its tokens
-    were sampled among. `reward` is the completion's where the trainer takes the KL off it, and `pool` the number of its
-    task.
+    each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `columns` are those of `TRAINED`.
+    `reward` is the completion's where the trainer takes the KL off it, and `pool` the number of its task.
     """
 
     token_ids: np.ndarray
@@ -41,7 +43,7 @@ class Sequence:
     group: int = 0
     sample: int = 0
     weight: float | None = None
-    kept: Kept | None = None
+    columns: Columns = field(default_factory=dict)
     reward: float | None = None
     pool: int = 0
 
@@ -51,7 +53,7 @@ class Sequence:
         assert not self.loss_mask[0], "a first token has no context to be predicted from"
         assert self.logprobs is None or len(self.logprobs) == length
         assert np.shape(self.advantage) in ((), (length,))
-        assert self.kept is None or len(self.kept.counts) == length
+        assert all(len(column) == length for column in self.columns.values())
 
     def __len__(self) -> int:
         return len(self.token_ids)
@@ -161,17 +163,15 @@ def pack(
         pools=tuple(segment.sequence.pool for segment in segments),
         minibatch=minibatch,
         parents=tuple(segment.parent for segment in segments) if shares else None,
-        kept=Kept.joined([_kept(segment, count) for segment, count in zip(segments, loss_lengths_S, strict=True)]),
+        columns=joined([(int(n), _of_loss(segment)) for n, segment in zip(loss_lengths_S, segments, strict=True)]),
     )
 
 
-def _kept(segment: _Segment, loss_length: int) -> Kept | int:
-    """Return what the segment's loss tokens were sampled among; their number, if it was the vocabulary."""
+def _of_loss(segment: _Segment) -> Columns:
+    """Return the columns of the segment's loss tokens."""
     sequence = segment.sequence
-    if sequence.kept is None:
-        return int(loss_length)
     places = np.arange(len(sequence))
-    return sequence.kept.where(sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
+    return where(sequence.columns, sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
 
 
 def _advantages(segment: _Segment) -> np.ndarray:

@@ -144,7 +144,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
 
     A row has `prompt` and `completion` as messages and, of a run whose tokenizer has the digest `tokenizer`, the
     recorded `token_ids` and `sampled_mask`. UserError if there is no such completion, if one is of an agent's rollout
-    with several trajectories, or if tools answered in one whose ids can't be used: the messages do not say which tools
+    with several segments, or if tools answered in one whose ids can't be used: the messages do not say which tools
     the prompt listed.
     """
     from hone.environments.data import Rows
@@ -168,7 +168,7 @@ def sampled_rows(run: Run, min_reward: float, tokenizer: str) -> Rows:
             rows += map(_sampled_row, run.rollouts(step, columns).take([i for _, i in places]).to_pylist())
         if any(json.loads(row.pop("branches", None) or "[]") for row in rows):
             raise UserError(
-                f"an agent made {run.path}, and rollouts of it have several trajectories, of which data.run would take "
+                f"an agent made {run.path}, and rollouts of it have several segments, of which data.run would take "
                 "the first only: name another run"
             )
     if not rows:

@@ -7,7 +7,9 @@ from dataclasses import astuple
 import numpy as np
 
 from hone.trainer.packing import Batch, Sequence
-from hone.types import Counts, Kept
+from hone.types import Column, Counts, Ragged, joined, split
+
+_COLUMN = "column/"
 
 
 def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
@@ -16,8 +18,8 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     `lengths`, `groups`, `samples` `[S]` int64, `advantages` `[S]` float64; `token_ids` int32, `loss_mask` bool,
     `logprobs` float32, each `[N]`. The last is left out if the sequences have none. If tokens have advantages of their
     own, `token_advantages` `[N]` float32 are in the place of `advantages`. `counts` int64
-    `[4]`: what was filtered, and the most tokens of a completion. If tokens were sampled among some ids only,
-    `kept_ids` and `kept_counts` int32 are as in `Kept`. If the sequences have rewards, `rewards` float64 and `pools`
+    `[4]`: what was filtered, and the most tokens of a completion. A column is `column/NAME` `[N]`; a ragged one
+    `column/NAME/values`, and `column/NAME/counts` `[N]`. If the sequences have rewards, `rewards` float64 and `pools`
     int64 are `[S]`.
     """
     sequences = batch.sequences
@@ -47,8 +49,10 @@ def to_arrays(batch: Batch) -> dict[str, np.ndarray]:
     assert len(logprobs) in (0, len(sequences)), "all have them, or none has"
     if logprobs:
         arrays["logprobs"] = flat(logprobs, np.float32)
-    if (kept := Kept.joined([len(s) if s.kept is None else s.kept for s in sequences])) is not None:
-        arrays |= {"kept_ids": kept.ids, "kept_counts": kept.counts}
+    for name, column in joined([(len(s), s.columns) for s in sequences]).items():
+        ragged = isinstance(column, Ragged)
+        parts = {"/values": column.values, "/counts": column.counts} if ragged else {"": column}
+        arrays |= {f"{_COLUMN}{name}{part}": values for part, values in parts.items()}
     rewards = [s.reward for s in sequences if s.reward is not None]
     assert len(rewards) in (0, len(sequences)), "all have them, or none has"
     if rewards:
@@ -61,26 +65,25 @@ def from_arrays(arrays: dict[str, np.ndarray]) -> Batch:
     *filtered, longest = arrays["counts"].tolist()
     cuts = np.cumsum(arrays["lengths"])[:-1]
 
-    def split(name: str) -> list[np.ndarray] | list[None]:
+    def cut(name: str) -> list[np.ndarray] | list[None]:
         return np.split(arrays[name], cuts) if name in arrays else [None] * len(arrays["lengths"])
 
     if not len(arrays["lengths"]):
         return Batch([], Counts(*filtered), longest)
-    kept: list[Kept] | list[None] = [None] * len(arrays["lengths"])
-    if "kept_counts" in arrays:
-        counts = np.split(arrays["kept_counts"], cuts)
-        ids = np.split(arrays["kept_ids"], np.cumsum([each.sum() for each in counts])[:-1])
-        kept = [Kept(*parts) for parts in zip(ids, counts, strict=True)]
+    found: dict[str, Column] = {}
+    for name in {key.split("/")[1] for key in arrays if key.startswith(_COLUMN)}:
+        key = f"{_COLUMN}{name}"
+        found[name] = arrays[key] if key in arrays else Ragged(arrays[f"{key}/values"], arrays[f"{key}/counts"])
     count = len(arrays["lengths"])
     columns = zip(
         np.split(arrays["token_ids"].astype(np.int64), cuts),
         np.split(arrays["loss_mask"], cuts),
-        split("logprobs"),
-        split("token_advantages") if "token_advantages" in arrays else arrays["advantages"].tolist(),
+        cut("logprobs"),
+        cut("token_advantages") if "token_advantages" in arrays else arrays["advantages"].tolist(),
         arrays["groups"].tolist(),
         arrays["samples"].tolist(),
         [None] * count,
-        kept,
+        split(found, arrays["lengths"]),
         arrays["rewards"].tolist() if "rewards" in arrays else [None] * count,
         arrays["pools"].tolist() if "pools" in arrays else [0] * count,
         strict=True,

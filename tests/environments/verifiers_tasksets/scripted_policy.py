@@ -13,10 +13,10 @@ from hone.environments.adapters.verifiers import Episodes
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator.agents import run_agents
-from hone.orchestrator.colocated import trajectory
+from hone.orchestrator.colocated import segment_of
 from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request
-from hone.types import Trajectory
+from hone.types import Rollout, Segment
 
 RENDERER = load_renderer("hone/tiny")
 Says = Callable[[list[dict[str, Any]]], str]
@@ -28,16 +28,16 @@ class Scripted:
     def __init__(self, says: Says) -> None:
         self.says = says
 
-    def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Trajectory]:
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Segment]:
         return [self._answer(request) for request in requests]
 
-    def _answer(self, request: Request) -> Trajectory:
+    def _answer(self, request: Request) -> Segment:
         ids = [*RENDERER.tokenizer.encode(self.says(request.messages)).ids, RENDERER.stop_ids[0]]
         completion = Completion(token_ids=ids, logprobs=[-0.5] * len(ids), stop_reason="stop")
-        return trajectory(request, completion, [0] * len(ids), RENDERER)
+        return segment_of(request, completion, [0] * len(ids), RENDERER)
 
 
-def played(env: Episodes, says: Says, rollouts: int = 1) -> list[Trajectory]:
+def played(env: Episodes, says: Says, rollouts: int = 1) -> list[Rollout]:
     maker = RequestMaker(RENDERER, rollouts, 2048, 200, 0, "rollout")
     return run_agents(env, Scripted(says), maker, [env.example(index=0)], [0], 0, SamplingParams())  # type: ignore[arg-type]
 
