@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+import torch
 from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +109,7 @@ class Side:
 
 
 def killed(side: Side) -> None:
-    """RL that is killed once its first checkpoint is there, and resumed."""
+    """RL that is killed when its first checkpoint is there, and resumed."""
     line = f"{RL} --output-dir killed"
     with side.started(line) as process:
         side.wait_for(process, lambda: any((side.folder / "killed/checkpoints").glob("step_[1-9]")))
@@ -200,20 +201,17 @@ def records(run: Path) -> dict[str, Any]:
             found |= {f"{name} {key}": values for key, values in pq.read_table(path).to_pydict().items()}
         elif path.suffix == ".safetensors":
             for key, tensor in load_file(path).items():
-                found[f"{name} {key}"] = f"{tensor.dtype} {list(tensor.shape)} " + digest(tensor)
+                content = tensor.flatten().view(torch.uint8).numpy().tobytes()
+                found[f"{name} {key}"] = f"{tensor.dtype} {list(tensor.shape)} {hashlib.sha256(content).hexdigest()}"
         elif path.name == "state.json":
             found |= {f"{name} {key}": value for key, value in json.loads(path.read_text()).items()}
     return found
 
 
-def digest(tensor: Any) -> str:
-    import torch
-
-    return hashlib.sha256(tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()).hexdigest()[:16]
-
-
 def differences(base: dict[str, Any], here: dict[str, Any]) -> Iterator[str]:
     """List the keys that differ, in the order in which they were written."""
+    if not here:
+        yield "nothing was written"
     for key in base | here:
         if key not in base or key not in here:
             if not any(fnmatch.fnmatch(key, pattern) for pattern in ONE_SIDED):

@@ -26,5 +26,6 @@ def test_runs_have_the_bytes_of_the_base(capsys: pytest.CaptureFixture[str]) -> 
 def test_a_difference_and_a_key_of_one_side_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     base, here = {"a": [0.1, float("nan")], "b": 1, "old": 2}, {"a": [0.1, float("nan")], "b": 1.0, "new": 3}
     assert list(same_bytes.differences(base, here)) == ["b: 1 there, 1.0 here", "old: only there", "new: only here"]
+    assert list(same_bytes.differences({}, {})) == ["nothing was written"]
     monkeypatch.setattr(same_bytes, "ONE_SIDED", {"o*": "its reason"})
     assert list(same_bytes.differences(base, here)) == ["b: 1 there, 1.0 here", "new: only here"]
