@@ -45,6 +45,7 @@ class Opening:
 
     What `open` makes: run.json, the first step to take, the (tensors, state) to go on from, and what the run has spent.
     `differs` are changes that make it another run than one that never stopped. `nothing_left`: it is at its end.
+    `lost_checkpoint`: a checkpoint newer than the one it goes on from is damaged.
     """
 
     config: RunConfig
@@ -61,6 +62,7 @@ class Opening:
     restored: tuple[Tensors, dict[str, Any]] | None = None
     differs: list[str] = field(default_factory=list)
     nothing_left: bool = False
+    lost_checkpoint: bool = False
     spent: Spent = field(default_factory=Spent)
 
     def __post_init__(self) -> None:
@@ -214,6 +216,7 @@ class Opening:
                 raise UserError(f"{warnings[0]}, and there is no other: restore it, or --resume.step 0 begins anew")
             for warning in warnings:
                 self.say(f"Warning: {warning}.")
+            self.lost_checkpoint = bool(warnings)
         elif step == 0 and not checkpoints.path(0).exists():
             step = None  # version 0 is the initial model, which needs no checkpoint
         elif problems := checkpoints.problems(step):
@@ -241,12 +244,12 @@ class Opening:
 
     def _last_step(self) -> int | None:
         """Return the last version of a run that is at its end, with its weights, even if its checkpoint is older; None
-        if it is not at its end, or an older checkpoint was asked for.
+        if it is not at its end, a newer checkpoint is damaged, or an older one was asked for.
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
             last = max(steps_in(self.folder / "weights"), default=last)
-        if self.info["status"] != "done" or self._weights_problems(last):
+        if self.info["status"] != "done" or self.lost_checkpoint or self._weights_problems(last):
             return None
         if self.restored is not None:
             return last if self.resume.step in (None, last) else None
