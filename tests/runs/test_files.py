@@ -8,18 +8,9 @@ import pytest
 
 from hone.errors import UserError
 from hone.runs import files
-from hone.runs.files import (
-    JsonlLog,
-    is_complete,
-    move_lines,
-    new_dir,
-    read_lines,
-    remove_dir,
-    sha256,
-    sweep,
-    verify,
-    write_file,
-)
+from hone.runs.files import JsonlLog, is_complete, new_dir, remove_dir, sha256, sweep, verify, write_file
+from hone.runs.rollback import move_lines
+from hone.runs.view import read_lines
 
 
 class Crash(BaseException):

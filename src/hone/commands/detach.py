@@ -26,6 +26,7 @@ import time
 from pathlib import Path
 
 from hone.errors import UserError
+from hone.runs.view import PROCESS_LOGS
 
 DETACHED = "HONE_DETACHED"
 """Marks the process in the background, and hands it the command as it was typed and the pipe to report on."""
@@ -103,7 +104,7 @@ def hand_over(folder: Path, kind: str) -> None:
     if not in_background():
         return
     report = json.loads(os.environ.pop(DETACHED))["report"]
-    log = folder / "logs" / f"{kind}.out"
+    log = folder / PROCESS_LOGS / f"{kind}.out"
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -26,11 +26,12 @@ from hone.runs import predictions, summary
 from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
 from hone.runs.files import dumps
-from hone.runs.follow import Rewound, follow
+from hone.runs.follow import follow
 from hone.runs.listing import count_text, find_run, find_runs, is_previous
-from hone.runs.outputs import ELSEWHERE, PAUSED, delete_run, existing_run, holder, size_of_run
+from hone.runs.outputs import ELSEWHERE, delete_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
+from hone.runs.view import CHECKPOINTS, PAUSED, WEIGHTS, Rewound, existing_run
 
 HINTS = 5
 """At most so many runs that could go on are named below the list."""
@@ -110,7 +111,7 @@ def show(config: configs.RunsShowConfig) -> int:
 
 def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the label and the texts of each part; empty texts leave the part out."""
-    info, run = one.info, Run(one.path)
+    info, run = one.info, one.files
     yield "id", [f"{info['id']} ({one.kind}{f' on {one.task}' if one.task else ''}, seed {info['seed']})"]
     yield "command", [summary.typed(info["command"], info.get("ranks", 1))]
     if settings := summary.settings_in_words(one):
@@ -138,7 +139,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     changed = predictions.problem(info, one.path)
     yield "predicted", [changed] if changed else predictions.in_words(info, one.path)
     yield "audit", [summary.audit_in_words(one.path)]
-    for name, steps in (("checkpoints", one.checkpoints), ("weights", list(run.weights()))):
+    for name, steps in ((CHECKPOINTS, one.checkpoints), (WEIGHTS, list(run.weights()))):
         few = steps if len(steps) <= 6 else [*steps[:2], "...", *steps[-3:]]
         yield name, [f"{one.path / name}/step_N with N = {', '.join(map(str, few))}"] if steps else []
     yield "best", [summary.best_checkpoint(one)]

@@ -27,11 +27,12 @@ from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shar
 from hone.runs import hub
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
-from hone.runs.outputs import LAUNCHER as LOCK
 from hone.runs.outputs import Lock, holder
 from hone.runs.predictions import check as check_predictions
 from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
+from hone.runs.view import CHECKPOINTS
+from hone.runs.view import LAUNCHER as LOCK
 
 if TYPE_CHECKING:
     from hone.orchestrator.cluster.nodes import Cluster
@@ -68,7 +69,7 @@ def run_split(config: RLConfig) -> int:
         hand_over(folder, "rl")
 
     def kept() -> str:
-        steps = Checkpoints(folder / "checkpoints").steps()
+        steps = Checkpoints(folder / CHECKPOINTS).steps()
         return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
 
     with ExitStack() as stack:

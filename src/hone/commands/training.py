@@ -32,10 +32,10 @@ from hone.planning.report import plan_of, short
 from hone.runs import hub, predictions
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
-from hone.runs.outputs import CARD
 from hone.runs.progress import thousands
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.summary import best_checkpoint, evaluating, missed_target, summarize
+from hone.runs.view import CARD, CHECKPOINTS
 from hone.runs.writer import RunWriter, watching
 from hone.trainer.memory import trained
 from hone.trainer.parallel import ALONE, Ranks, joined
@@ -296,5 +296,5 @@ def report(training: Any) -> str:
         text += f"The target was not reached: {missed}.\n"
     text += f"Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
     if best := best_checkpoint(summary):
-        text += f"Best: {best}, in {run.folder / 'checkpoints'}\n"
+        text += f"Best: {best}, in {run.folder / CHECKPOINTS}\n"
     return f"{text}Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluating(summary, weights)}"

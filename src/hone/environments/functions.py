@@ -51,10 +51,9 @@ from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.grading import GraderFailure
+from hone.runs.view import INFO, REWARDS
 from hone.types import Outcome, content_hash
 
-REWARDS = "rewards.py"
-"""File of a run that keeps the functions that a program gave; `data.jsonl` and `eval_data.jsonl` keep its rows."""
 _IS_TEXT = "prompt_is_text"
 """Key of `info`: the row's prompt was text, so functions of `completions` get text."""
 _LISTS = ("completions", "prompts", "completion_ids")
@@ -139,7 +138,7 @@ def _source(place: str) -> Source:
     func, file = find_function(place)
     if file is None:
         return Source(func, None, place)
-    kept = file.name == REWARDS and (file.parent / "run.json").exists()
+    kept = file.name == REWARDS and (file.parent / INFO).exists()
     return Source(func, file, text_digest(file.read_bytes(), [Path.cwd()]) if kept else source_digest(file))
 
 

@@ -15,9 +15,10 @@ from hone.errors import UserError
 from hone.evaluation.result import EvalResult
 from hone.runs import provenance
 from hone.runs.files import to_json, write_files
-from hone.runs.outputs import CARD, FORMAT, check_output, run_info
-from hone.runs.rollouts import RESULTS, plain, to_lines
+from hone.runs.outputs import check_output
+from hone.runs.rollouts import plain, to_lines
 from hone.runs.signals import disk_sentence
+from hone.runs.view import CARD, CONFIG, FORMAT, INFO, METADATA, RESULTS, run_info
 
 
 def results_folder(config: EvalConfig) -> Path:
@@ -60,7 +61,7 @@ def save_results(
     `sources` are digests of the task and its examples. If the disk does not take the files, they are written into a
     folder for temporary files, and UserError says where they are.
     """
-    files = {RESULTS: "".join(to_lines(result.rows())), "config.toml": to_toml(config)}
+    files = {RESULTS: "".join(to_lines(result.rows())), CONFIG: to_toml(config)}
     tokens = result.tokens()
     source: dict[str, Any] = {"precision": config.precision}
     if (requests := result.requests) is not None:
@@ -100,7 +101,7 @@ def save_results(
         "threads": provenance.threads(),
         "sources": sources,
     }
-    files |= {"metadata.json": to_json(plain(metadata)), "run.json": to_json(info)}
+    files |= {METADATA: to_json(plain(metadata)), INFO: to_json(info)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_files(folder, files)

@@ -12,8 +12,8 @@ from hone.reproduce.compare import Difference, first_difference
 from hone.reproduce.records import CANARY, SENT_BACK, Records
 from hone.runs import Run
 from hone.runs.files import sha256
-from hone.runs.rollouts import evals_file, rollouts_file
 from hone.runs.settings import differing, flat
+from hone.runs.view import evals_file, rollouts_file
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from hone.reproduce.compare import Row, StepRecord
-from hone.runs.files import read_lines
 from hone.runs.reader import Run
 from hone.types import Example, Message, Outcome, Score
 
@@ -37,7 +36,7 @@ class Records:
     @cached_property
     def metrics(self) -> dict[int, dict[str, Any]]:
         """The lines of metrics.jsonl by step, without their step."""
-        lines = read_lines(self.run.path / "metrics.jsonl")
+        lines = self.run.metric_lines()
         return {line["step"]: {name: value for name, value in line.items() if name != "step"} for line in lines}
 
     @cached_property

@@ -17,8 +17,8 @@ from hone.config.shared import HubConfig, RunConfig
 from hone.errors import UserError, first_line
 from hone.runs.files import MARKER, read_json
 from hone.runs.observer import Observer
-from hone.runs.outputs import CARD
 from hone.runs.reader import Run
+from hone.runs.view import CARD
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter

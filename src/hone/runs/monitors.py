@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs.observer import Observer
+from hone.runs.view import PROCESS_LOGS
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
@@ -57,7 +58,7 @@ class Monitors(Observer):
         self.run = run
         run.note(**identity(self._config, run.info))
         for name in self._asked_for():
-            with open(run.folder / "logs" / f"{name}.log", "ab") as log:
+            with open(run.folder / PROCESS_LOGS / f"{name}.log", "ab") as log:
                 process = subprocess.Popen(
                     # -P: the current directory stays off the path.
                     [sys.executable, "-P", "-m", "hone.runs.trackers", name, str(run.folder), str(run.start_step)],

@@ -16,12 +16,26 @@ from hone.errors import UserError
 from hone.runs import predictions, provenance, settings
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
-from hone.runs.files import RESTORE, read_lines, verify, whole_lines, write_json
-from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
+from hone.runs.files import RESTORE, verify, whole_lines, write_json
+from hone.runs.outputs import check_output, clear
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
-from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
-from hone.runs.rollouts import evals_file, rollouts_file, steps_in
+from hone.runs.rollback import copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
+from hone.runs.view import (
+    CHECKPOINTS,
+    CONFIG,
+    FORMAT,
+    INFO,
+    LOGS,
+    WEIGHTS,
+    RunView,
+    evals_file,
+    existing_run,
+    read_lines,
+    rollouts_file,
+    run_info,
+    steps_in,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -112,7 +126,7 @@ class Opening:
         self.info = info | predictions.record(self.config, self.kind, info["id"]) | facts
         if (earlier := clear(self.folder)) is not None:
             self.say(f"The earlier run in {self.folder} is now in {earlier}.")
-        write_json(self.folder / "run.json", self.info)
+        write_json(self.folder / INFO, self.info)
 
     def _machine(self) -> dict[str, Any]:
         return {
@@ -196,7 +210,7 @@ class Opening:
                 "--output-dir"
             )
         if missing := [name for name in _NEEDED if name not in info]:
-            raise UserError(f"{source / 'run.json'} is damaged ({missing[0]} is missing): {RESTORE}")
+            raise UserError(f"{source / INFO} is damaged ({missing[0]} is missing): {RESTORE}")
         provenance.refuse_other_numerics(info, source)
         if info["status"] == _COPYING:
             parent = info["parent"]["dir"]
@@ -207,7 +221,7 @@ class Opening:
 
     def _load_checkpoint(self) -> None:
         """Take the checkpoint to go on from, if there is one."""
-        checkpoints, step = Checkpoints(self.source / "checkpoints"), self.resume.step
+        checkpoints, step = Checkpoints(self.source / CHECKPOINTS), self.resume.step
         if step is None:
             step, warnings = checkpoints.newest()
             if warnings and step is None:
@@ -231,7 +245,7 @@ class Opening:
         """Raise UserError if the checkpoint is not of the model that was loaded."""
         if self.restored is None or self.parameters is None:
             return
-        path = Checkpoints(self.source / "checkpoints").path(self.start_step)
+        path = Checkpoints(self.source / CHECKPOINTS).path(self.start_step)
         tensors = self.restored[0]
         if problem := misfit(tensors["model"] if tensors else shapes(path), self.parameters):
             raise UserError(
@@ -245,7 +259,7 @@ class Opening:
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
-            last = max(steps_in(self.folder / "weights"), default=last)
+            last = max(steps_in(self.folder / WEIGHTS), default=last)
         if self.info["status"] != "done" or self._weights_problems(last):
             return None
         if self.restored is not None:
@@ -255,7 +269,7 @@ class Opening:
         return last if same else None
 
     def _weights_problems(self, step: int) -> list[str]:
-        path = self.folder / "weights" / f"step_{step}"
+        path = self.folder / WEIGHTS / f"step_{step}"
         return verify(path) if path.exists() else ["the folder is gone"]
 
     def _note_resume(self, changes: list[Change]) -> None:
@@ -280,7 +294,7 @@ class Opening:
             info["sources"] = info.get("sources", {}) | dict(self.sources)
         info["resumes"].append({"step": step, "time": provenance.now()} | origin)
         info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
-        write_json(self.folder / "run.json", info)
+        write_json(self.folder / INFO, info)
         self.spent = spent(self.folder, info)
 
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
@@ -311,7 +325,7 @@ class Opening:
             raise UserError(
                 f"resuming {source} with another {', '.join(map(str, breaking))} would give numbers that no unbroken "
                 "run has: set it back (the run's own settings are in its config.toml: @ "
-                f"{source / 'config.toml'}), or add --allow-drift"
+                f"{source / CONFIG}), or add --allow-drift"
             )
         return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
 
@@ -330,7 +344,7 @@ class Opening:
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
             if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
                 edited.append(name)
-        before = [line for line in read_lines(self.source / "hashes.jsonl") if line["step"] < self.start_step]
+        before = [line for line in RunView(self.source).hashes() if line["step"] < self.start_step]
         names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
         names += [evals_file(line["step"]) for line in before if line.get("evals")]
         return edited + [name for name in names if not (self.source / name).exists()]

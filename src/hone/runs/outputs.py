@@ -15,137 +15,33 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
-
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from hone.config.shared import TRANSPORT, RunConfig
 from hone.errors import UserError
-from hone.runs.files import RESTORE, TMP_PREFIX, parse_time, read_json, sweep
-from hone.runs.rollouts import EVALS, RESULTS, TOKENS, steps_in
+from hone.runs.files import TMP_PREFIX, sweep
+from hone.runs.view import (
+    CERTIFICATE,
+    CHECKPOINTS,
+    EVALS,
+    GIVEN,
+    LAUNCHER,
+    LOCK,
+    NAMES,
+    OF_STEPS,
+    PREVIOUS,
+    SPOOL,
+    WEIGHTS,
+    run_info,
+    steps_in,
+)
 
 Config = TypeVar("Config", bound=RunConfig)
 
-SPOOL = "spool"
-"""Folder for weights on their way to a server: nothing in it outlives the process."""
-AUDIT = "audit.json"
-"""Findings of the audit before step 0, or that there was none."""
-PAUSED, PAUSE_POLL = "paused.json", 0.5
-"""There while a run is paused: `hone runs continue` takes it away. Seconds between two looks of the run at it."""
-CARD = ("report.html", "report.json", "card.md")
-"""The run card: as a page, and as facts; and a file of hone 0.1."""
-JUDGEMENTS = "judgements.jsonl"
-"""Replies of judges and other services that reward."""
-GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
-"""Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
-NAMES = (
-    *("config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", AUDIT, PAUSED),
-    *(
-        JUDGEMENTS,
-        "rollouts",
-        TOKENS,
-        "checkpoints",
-        "weights",
-        SPOOL,
-        "logs",
-        "superseded",
-        "wandb",
-        "trackio",
-    ),
-    *(*CARD, "curve.svg", RESULTS, "metadata.json", "run.json"),
-)
-"""Files that hone writes in the directory of a run or an evaluation; run.json, the last, is also moved away last.
-
-`evals/step_N.jsonl` are not here, for evaluations have their folders beside them.
-"""
-
-FORMAT = "hone-run-1"
 OUTPUTS = Path("outputs")
 """Holds the runs of configs without an `output_dir`."""
-PREVIOUS = ".previous"
-LOCK = ".hone.lock"
-LAUNCHER = ".hone.launcher.lock"
-"""Locked by the launcher of a run in mode split, while that lasts."""
-CERTIFICATE = ".verify.json"
-"""Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
 _FINE = {PREVIOUS, LOCK, LAUNCHER, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
-
-
-def _check_time(stamp: str) -> str:
-    parse_time(stamp)
-    return stamp
-
-
-def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a model of a table with values of these types; it may have other keys as well."""
-    fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
-    fields |= {name: (kind, None) for name, kind in optional.items()}
-    return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
-
-
-_Time: Any = Annotated[str, AfterValidator(_check_time)]
-_Step: Any = Annotated[int, Field(ge=0)]
-_Ranks: Any = Annotated[int, Field(ge=1)]
-_HARDWARE = {"cpu": str, "cores": int, "memory_gib": float, "gpu": list[str] | None}
-_FACTS = _record(
-    {
-        "status": str,
-        "failure": str,
-        "stopped_by": str,
-        "profile": str,
-        "target": _record({}, metric=str, value=float, target=str, step=_Step),
-        "exact": bool,
-        "inexact": list[_record({}, step=_Step, cause=str)],
-        "drift": list[_record({}, step=_Step)],
-        "resumes": list[_record({"ranks": _Ranks}, step=_Step, time=_Time)],
-        "parent": _record({}, id=str, dir=str, step=int),
-        "seed": int,
-        "ranks": _Ranks,
-        "threads": int | None,
-        "pool": int | None,
-        "seconds": float | None,
-        "usd": float | None,
-        "started": _Time | None,
-        "ended": _Time | None,
-        "command": list[str],
-        "git": _record({}, revision=str, dirty=bool) | None,
-        "hardware": _record(_HARDWARE),
-        "versions": dict[str, str | None],
-        "variables": dict[str, str],
-        "sources": dict[str, str],
-        "reward_weights": dict[str, float] | None,
-        "predictions": dict[str, Any],
-    },
-    id=str,
-    kind=Literal["rl", "sft", "eval"],
-)
-"""The types of the keys of run.json that readers use: older runs lack some."""
-
-
-def run_info(folder: Path) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one, or its run.json is damaged."""
-    try:
-        return existing_run(folder)
-    except (OSError, UserError):
-        return None
-
-
-def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one. UserError with the remedy if it is damaged."""
-    path = folder / "run.json"
-    if not os.path.lexists(path):
-        return None
-    info = read_json(path, remedy)
-    if info.get("format") != FORMAT:
-        return None
-    try:
-        _FACTS.model_validate(info)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))[:80]
-        raise UserError(f"{path} is damaged ({place}: {first['msg']}): {remedy}") from None
-    return info
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
@@ -316,7 +212,7 @@ def _own(folder: Path) -> list[Path]:
 def sweep_run(folder: Path) -> None:
     """Clean up what a killed process left anywhere in a run's directory."""
     shutil.rmtree(folder / SPOOL, ignore_errors=True)
-    for name in ("", "rollouts", TOKENS, EVALS, "weights", "checkpoints"):
+    for name in ("", *OF_STEPS, WEIGHTS, CHECKPOINTS):
         sweep(folder / name)
 
 

@@ -16,9 +16,8 @@ from hone.config.base import BaseConfig
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
 from hone.config.shared import RunConfig
-from hone.errors import UserError
-from hone.runs.files import RESTORE, check_plain, read_file
-from hone.runs.outputs import GIVEN
+from hone.runs.files import RESTORE
+from hone.runs.view import CONFIG, GIVEN, read_toml
 
 START = {"resume": None, "allow_drift": False, "detach": False}
 """Settings, with their defaults, that say how a process starts, not what the run is: config.toml has the defaults."""
@@ -67,20 +66,9 @@ def run_toml(config: RunConfig, kind: str) -> str:
     return f"{CONFIG_OF}{kind}\n" + to_toml(config.model_copy(update=START))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict. Raises UserError if it isn't TOML, or can't be read."""
-    data = read_file(path)
-    try:
-        table = tomllib.loads(data.decode())
-        check_plain(table, finite=False)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
-    return table
-
-
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
     """Return the config.toml of a run, empty without one, and sentences about settings of a wrong type."""
-    path = folder / "config.toml"
+    path = folder / CONFIG
     if not os.path.lexists(path):
         return {}, []
     table = read_toml(path)
@@ -96,7 +84,7 @@ def config_class(kind: str) -> type[BaseConfig]:
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the flat settings of the run in `folder`; those of `config` if it was killed before it had written any."""
-    file = folder / "config.toml"
+    file = folder / CONFIG
     return flat(read_toml(file) if file.exists() else tomllib.loads(run_toml(config, "")))
 
 

@@ -15,9 +15,9 @@ import numpy as np
 from hone.config.shared import GradingConfig
 from hone.config.study import StudyConfig
 from hone.errors import UserError
-from hone.runs.files import read_lines
 from hone.runs.reader import Run
 from hone.runs.summary import Summary
+from hone.runs.view import read_lines
 from hone.studies.analysis import Curve, Effect, at_equal_cost, effects, fit_curve
 from hone.studies.cells import Cell, Stage, runs_of
 from hone.studies.running import SECONDS, Tasks, values_of

@@ -9,15 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.files import read_lines
 from hone.runs.listing import count_text, find_runs, is_previous
-from hone.runs.outputs import existing_run, holder, run_info
+from hone.runs.outputs import holder
 from hone.runs.settings import flat
 from hone.runs.summary import Raised, Summary, alarms_in, summarize
-from hone.viewer.series import stamps
-
-_FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "metadata.json")
-"""What a summary is made of."""
+from hone.runs.view import RunView, existing_run, run_info
 
 
 class NotFound(UserError):
@@ -136,7 +132,7 @@ class Catalog:
 
     def _entry(self, slug: str, path: Path) -> Entry | None:
         """Return a run, as it was read before if its files are the same; None for what is none."""
-        files = (slug, stamps(path, _FILES), holder(path))
+        files = (slug, RunView(path).stamp(), holder(path))
         known = self._known.get(path)
         if known is not None and known[0] == files:
             return known[1]
@@ -173,5 +169,6 @@ def _as_text(name: str) -> str:
 
 def read_state(path: Path) -> RunState:
     """Read the state of the run in `path`. Raises UserError if it is none, or a file of it is damaged."""
-    alarms = [alarm for alarm in alarms_in(read_lines(path / "events.jsonl")) if alarm.over is None]
-    return RunState(**vars(summarize(path)), alarms=alarms)
+    summary = summarize(path)
+    alarms = [alarm for alarm in alarms_in(summary.files.events()) if alarm.over is None]
+    return RunState(**vars(summary), alarms=alarms)

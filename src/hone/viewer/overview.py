@@ -12,7 +12,6 @@ from hone.runs import predictions
 from hone.runs.alarms import OVER
 from hone.runs.metrics import SHARE, label, unit
 from hone.runs.progress import duration, percent, short_seconds, thousands
-from hone.runs.reader import Run
 from hone.runs.summary import alarms_in, describe_event, environments, next_commands, typed
 from hone.viewer import curves
 from hone.viewer.catalog import RunState
@@ -43,7 +42,7 @@ _CHANGES = {
 def run(site: Site, query: QueryParams, slug: str) -> str:
     """Show a run's overview."""
     entry = site.catalog.entry(slug)
-    state, run = entry.state, Run(entry.path)
+    state, run = entry.state, entry.state.files
     curves.check(query)
     events, links = run.events(), Links(f"run/{slug}/")
     series = read_series(entry.path)

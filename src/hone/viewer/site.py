@@ -22,7 +22,6 @@ from hone.pages import environment, visible
 from hone.runs.progress import percent, thousands
 from hone.runs.summary import local_time
 from hone.viewer.catalog import Catalog, Entry, NotFound
-from hone.viewer.store import Store
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -82,7 +81,7 @@ class Site:
         self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
     ) -> str:
         """Render a page of a run, with its tabs. Raises NotFound if it is about a step without completions."""
-        run = Store(entry.path).run
+        run = entry.state.files
         steps = run.rollout_steps()
         if step is not None and step not in steps:
             raise NotFound(no_step(step, steps))

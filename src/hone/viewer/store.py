@@ -9,7 +9,6 @@ needs, on two cores, in a tenth of the time. Whatever a user typed reaches it as
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy as np
 
 from hone.errors import UserError, first_line
 from hone.runs.reader import Run
-from hone.runs.rollouts import step_of
+from hone.runs.view import ROLLOUTS, stamp, steps_in
 from hone.viewer.query import PAGE, SORTS, Query, clean
 
 if TYPE_CHECKING:
@@ -122,22 +121,15 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.run = Run(folder)
-        self.folder = folder / "rollouts"
+        self.folder = folder / ROLLOUTS
 
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
         """Return the files that are there, of a range of steps or all."""
         found: Stamps = {}
-        for entry in os.scandir(self.folder) if self.folder.is_dir() else ():
-            step = step_of(Path(entry.name)) if entry.name.endswith(".parquet") else None
-            if step is None or not (first or 0) <= step <= (step if last is None else last):
-                continue
-            try:
-                stat = entry.stat()
-            except FileNotFoundError:
-                continue
-            if entry.is_file():
-                found[step] = (entry.name, stat.st_mtime_ns, stat.st_size)
-        return dict(sorted(found.items()))
+        for step, path in steps_in(self.folder, ".parquet").items():
+            if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
+                found[step] = (path.name, *known)
+        return found
 
     def rows(self, step: int, columns: Sequence[str] = LIGHT) -> list[Row]:
         """Return the completions of a step, in order. Raises UserError if there are none, or its file is damaged."""

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from hone.errors import UserError
 from hone.runs import Run, provenance
-from hone.runs.files import RESTORE, read_lines
-from hone.runs.rollouts import RESULTS
+from hone.runs.files import RESTORE
 from hone.runs.summary import Summary, environments, status_text, summarize
+from hone.runs.view import RESULTS
 from hone.viewer.card import tables
 from hone.viewer.card.measures import (
     FAILED,
@@ -104,7 +104,7 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     """
     summary, run = summarize(path, ours=ours), Run(path)
     try:
-        lines = [] if summary.kind == "eval" else read_lines(path / "metrics.jsonl")
+        lines = [] if summary.kind == "eval" else run.metric_lines()
         card = Card(summary, lines, run.events())
         _measure(card, run, read)
         card.samples += chosen(card.evaluated[-1].rows if card.evaluated else _last_step(run))
