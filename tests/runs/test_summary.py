@@ -25,7 +25,7 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     one = summarize(run)
     assert (one.kind, one.task, one.progress.done, one.progress.max_steps) == ("rl", "reverse-text", 3, 4)
     assert one.progress.history == [0.0, 0.1, 0.2] and one.progress.eval_step == 2
-    assert one.checkpoints == [2]
+    assert one.files.checkpoint_steps() == [2]
     assert one.seconds == 1.5
     write_lines(run / "timings.jsonl", [{"step": 3, "time/step": 0.5, "time/total": 77.25}], "a")
     assert summarize(run).seconds == 77.25

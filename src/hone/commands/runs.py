@@ -139,7 +139,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     changed = predictions.problem(info, one.path)
     yield "predicted", [changed] if changed else predictions.in_words(info, one.path)
     yield "audit", [summary.audit_in_words(one.path)]
-    for name, steps in ((CHECKPOINTS, one.checkpoints), (WEIGHTS, list(run.weights()))):
+    for name, steps in ((CHECKPOINTS, run.checkpoint_steps()), (WEIGHTS, list(run.weights()))):
         few = steps if len(steps) <= 6 else [*steps[:2], "...", *steps[-3:]]
         yield name, [f"{one.path / name}/step_N with N = {', '.join(map(str, few))}"] if steps else []
     yield "best", [summary.best_checkpoint(one)]

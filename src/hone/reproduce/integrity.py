@@ -25,7 +25,7 @@ from hone.runs import predictions, shards
 from hone.runs.draws import MEASURED, drawn
 from hone.runs.files import parse_json, sha256, verify, whole_lines
 from hone.runs.reader import Run
-from hone.runs.view import CHECKPOINTS, HASHES, INFO, METRICS, WEIGHTS, evals_file, rollouts_file, steps_in
+from hone.runs.view import CHECKPOINTS, HASHES, INFO, METRICS, OF_VERSIONS, WEIGHTS, evals_file, rollouts_file, steps_in
 
 if TYPE_CHECKING:
     import torch
@@ -82,7 +82,7 @@ def check(
     lines = _read_log(run.path / HASHES, checked)
     hashes = {step: record for step, (record, _) in lines.items()}
     metrics = _read_log(run.path / METRICS, checked)
-    folders = {kind: _folders(run, kind) for kind in (CHECKPOINTS, WEIGHTS)}
+    folders = {kind: _folders(run, kind) for kind in OF_VERSIONS}
     first, last, end = min(hashes, default=0), max(hashes, default=-1), run.config.get("max_steps")
     if first not in (0, (run.info.get("parent") or {}).get("step")):
         checked.add(HASHES, f"begins with step {first} instead of step 0")

@@ -9,6 +9,7 @@ from hone.runs.display import make_display
 from hone.runs.outputs import holder
 from hone.runs.progress import Progress
 from hone.runs.summary import Summary, describe_event
+from hone.runs.view import RunTail
 
 POLL = 0.25
 """Seconds between two looks at the files."""
@@ -24,7 +25,7 @@ def follow(run: Summary, display_mode: str) -> None:
     first_step, began = (resumes[-1]["step"], resumes[-1]["time"]) if resumes else (0, run.info["started"])
     progress = Progress(run.kind, run.progress.max_steps, time.time)
     display = make_display(display_mode, progress)
-    tail = run.files.tail()
+    tail = RunTail(run.path)
     tail.events.new()
     past = tail.steps()
     earlier = [pair for pair in past if pair[0]["step"] < first_step]

@@ -20,28 +20,15 @@ from weakref import WeakValueDictionary
 
 from hone.config.shared import TRANSPORT, RunConfig
 from hone.errors import UserError
+from hone.runs import view
 from hone.runs.files import TMP_PREFIX, sweep
-from hone.runs.view import (
-    CERTIFICATE,
-    CHECKPOINTS,
-    EVALS,
-    GIVEN,
-    LAUNCHER,
-    LOCK,
-    NAMES,
-    OF_STEPS,
-    PREVIOUS,
-    SPOOL,
-    WEIGHTS,
-    run_info,
-    steps_in,
-)
 
 Config = TypeVar("Config", bound=RunConfig)
 
 OUTPUTS = Path("outputs")
 """Holds the runs of configs without an `output_dir`."""
-_FINE = {PREVIOUS, LOCK, LAUNCHER, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
+_FINE = {view.PREVIOUS, view.LOCK, view.LAUNCHER, TRANSPORT}
+_FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
@@ -49,7 +36,7 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
-        if name in ("", *NAMES) and run_info(outer) is not None:
+        if name in ("", *view.NAMES) and view.run_info(outer) is not None:
             return outer, name
     return None
 
@@ -83,7 +70,7 @@ def with_own_folder(config: Config, name: str) -> Config:
         numbered = {
             path: int(path.name.rpartition("-")[2]) for path in OUTPUTS.glob(f"{stem}-*") if _is_own(path, stem)
         }
-        if begun := [path for path in numbered if run_info(path) is not None]:
+        if begun := [path for path in numbered if view.run_info(path) is not None]:
             return config.model_copy(update={"output_dir": max(begun, key=lambda path: numbered[path])})
     _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
     for number in itertools.count(1):
@@ -124,9 +111,9 @@ def check_output(folder: Path, protect: list[Path]) -> None:
     if not folder.exists():
         return
     foreign = []
-    for path in sorted(folder.iterdir()) if run_info(folder) is None else ():
-        fine = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE)
-        if path.name in NAMES or not (fine or (path.is_dir() and not path.is_symlink())):
+    for path in sorted(folder.iterdir()) if view.run_info(folder) is None else ():
+        fine = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(view.CERTIFICATE)
+        if path.name in view.NAMES or not (fine or (path.is_dir() and not path.is_symlink())):
             foreign.append(path.name)
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
@@ -146,7 +133,7 @@ def check_output(folder: Path, protect: list[Path]) -> None:
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
     """Raise UserError if a file of one of these `names` is there that no run of hone has put there."""
-    own = (run_info(folder) or {}).get("kept", [])
+    own = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
         if name not in own and os.path.lexists(folder / name):
             raise UserError(
@@ -161,17 +148,17 @@ def clear(folder: Path) -> Path | None:
     A crash midway is recovered by the next call: run.json goes last.
     """
     sweep_run(folder)
-    info = run_info(folder)
+    info = view.run_info(folder)
     if info is None:
         return None
-    place = folder / PREVIOUS / info["id"]
+    place = folder / view.PREVIOUS / info["id"]
     place.mkdir(parents=True, exist_ok=True)
     for path in _own(folder):
         if os.path.lexists(path):
             (place / path.relative_to(folder)).parent.mkdir(exist_ok=True)
             os.rename(path, place / path.relative_to(folder))
-    if (folder / EVALS).is_dir() and not any((folder / EVALS).iterdir()):
-        (folder / EVALS).rmdir()
+    if (folder / view.EVALS).is_dir() and not any((folder / view.EVALS).iterdir()):
+        (folder / view.EVALS).rmdir()
     return place
 
 
@@ -196,23 +183,23 @@ def delete_run(folder: Path) -> None:
                     path.unlink(missing_ok=True)
         finally:
             lock.release()
-        for name in (LOCK, LAUNCHER):
+        for name in (view.LOCK, view.LAUNCHER):
             (folder / name).unlink(missing_ok=True)
-    for path in (folder / EVALS, folder):
+    for path in (folder / view.EVALS, folder):
         with suppress(OSError):  # it holds something else
             path.rmdir()
 
 
 def _own(folder: Path) -> list[Path]:
     """Return where the run in `folder` has its files, or may have them; run.json last."""
-    kept = [name for name in GIVEN if name in (run_info(folder) or {}).get("kept", [])]
-    return [*steps_in(folder / EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *NAMES))]
+    kept = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
+    return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *view.NAMES))]
 
 
 def sweep_run(folder: Path) -> None:
     """Clean up what a killed process left anywhere in a run's directory."""
-    shutil.rmtree(folder / SPOOL, ignore_errors=True)
-    for name in ("", *OF_STEPS, WEIGHTS, CHECKPOINTS):
+    shutil.rmtree(folder / view.SPOOL, ignore_errors=True)
+    for name in ("", *view.OF_STEPS, *view.OF_VERSIONS):
         sweep(folder / name)
 
 
@@ -236,7 +223,7 @@ class Lock:
     A record lock (`lockf`), for it is not inherited: a worker that outlives its parent does not hold the run.
     """
 
-    def __init__(self, folder: Path, name: str = LOCK):
+    def __init__(self, folder: Path, name: str = view.LOCK):
         self._path = (folder / name).resolve()
         if self._path in _held:  # the system's lock is a process's
             raise UserError(f"this program is writing a run in {folder} already: end it, or choose another output_dir")
@@ -267,8 +254,8 @@ def holder(folder: Path) -> int | None:
     Of several it is the launcher, which takes the signals that end a run. The process itself must not call this:
     closing the file would release its own lock.
     """
-    launcher = _holder(folder / LAUNCHER)
-    return _holder(folder / LOCK) if launcher is None else launcher
+    launcher = _holder(folder / view.LAUNCHER)
+    return _holder(folder / view.LOCK) if launcher is None else launcher
 
 
 def _holder(lock: Path) -> int | None:

@@ -91,11 +91,6 @@ class Summary:
         """The name of the task, if there is one."""
         return task_label(self.env["id"], self.env.get("args") or {}) if "id" in self.env else None
 
-    @property
-    def checkpoints(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending."""
-        return self.files.checkpoint_steps()
-
 
 def summarize(path: Path, ours: bool = False) -> Summary:
     """Return the summary of the run in `path`. Raises UserError if it isn't a run, or one of its files is damaged.
@@ -160,7 +155,7 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
         if weights := run.files.weights():
             return [("evaluate it", evaluating(run, weights[max(weights)])), *again]
         return again
-    steps = run.checkpoints
+    steps = run.files.checkpoint_steps()
     return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run))]
 
 
@@ -289,7 +284,7 @@ def best_checkpoint(run: Summary) -> str:
     """Return which checkpoint is the best by `ckpt.best`, and its value; empty without."""
     metric = run.config.get("ckpt", {}).get("best")
     lines = run.files.metric_lines() if metric else []
-    found = best_step(metric, lines, run.checkpoints) if metric else None
+    found = best_step(metric, lines, run.files.checkpoint_steps()) if metric else None
     return f"step_{found[0]}, whose {metric} was {found[1]:.4g}" if found else ""
 
 

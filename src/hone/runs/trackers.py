@@ -22,7 +22,7 @@ from hone.redaction import redact
 from hone.runs.alarms import in_words
 from hone.runs.monitors import FINISH_SECONDS
 from hone.runs.reader import Run
-from hone.runs.view import rollouts_file
+from hone.runs.view import RunTail, rollouts_file
 
 POLL = 0.5
 """Seconds between two looks at the files."""
@@ -112,7 +112,7 @@ class Trackio(Tracker):
 
 def send(tracker: Tracker, run: Run, first_step: int) -> None:
     """Send what the run writes from `first_step` on, until it has ended, or the process that writes it."""
-    tail, settings = run.tail(), tracker.settings
+    tail, settings = RunTail(run.path), tracker.settings
     while True:
         status = run.info["status"]
         status = "failed" if status in ("running", "paused") and os.getppid() != run.info["pid"] else status

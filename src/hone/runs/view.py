@@ -36,7 +36,7 @@ INFO, CONFIG = "run.json", "config.toml"
 METRICS, TIMINGS, EVENTS, HASHES = LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 ROLLOUTS, TOKENS, EVALS = OF_STEPS = ("rollouts", "tokens", "evals")
 """Folders with a file for each step, or some; `hone eval` may put folders of its own beside the files of `evals`."""
-CHECKPOINTS, WEIGHTS = "checkpoints", "weights"
+CHECKPOINTS, WEIGHTS = OF_VERSIONS = ("checkpoints", "weights")
 """Folders with a folder for each version that was saved."""
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 """Samples and numbers of `hone eval`."""
@@ -48,7 +48,7 @@ CARD = ("report.html", "report.json", "card.md")
 """The run card: as a page, and as facts; and a file of hone 0.1."""
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
 """Folders: what processes print; weights on their way to a server, which outlive no process; what was rolled back."""
-REWARDS, DATA, EVAL_DATA = GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
+REWARDS, DATA, _ = GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
 """Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
 NAMES = (
     *(CONFIG, *LOGS, AUDIT, PAUSED, JUDGEMENTS, ROLLOUTS, TOKENS, CHECKPOINTS, WEIGHTS, SPOOL, PROCESS_LOGS),
@@ -143,10 +143,6 @@ class RunView:
     def _complete(self, name: str) -> dict[int, Path]:
         return {step: path for step, path in steps_in(self.path / name).items() if is_complete(path)}
 
-    def tail(self) -> RunTail:
-        """Follow the run while it is being written, from its beginning."""
-        return RunTail(self.path)
-
     def stamp(self) -> tuple[Any, ...]:
         """Return when each file that a summary is made of was last changed, and its bytes: equal if nothing changed."""
         return tuple(stamp(self.path / name) for name in (INFO, CONFIG, METRICS, TIMINGS, EVENTS, METADATA))
@@ -186,7 +182,9 @@ class Tail:
 
 
 class RunTail:
-    """What the logs of a run got since the last call: `steps`, and `events.new()`. Raises as `Tail.new`."""
+    """What the logs of a run, from their beginning, got since the last call of `steps`, and of `events.new`, whose
+    errors they raise.
+    """
 
     def __init__(self, folder: Path):
         self._metrics, self._timings, self.events = (Tail(folder / name) for name in (METRICS, TIMINGS, EVENTS))

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from hone.errors import UserError
 from hone.runs import Run, provenance
 from hone.runs.files import RESTORE
+from hone.runs.progress import reward_interval
 from hone.runs.summary import Summary, environments, status_text, summarize
 from hone.runs.view import RESULTS
 from hone.viewer.card import tables
@@ -168,8 +169,8 @@ def _with_recorded_intervals(card: Card, found: Comparison) -> Comparison:
         last = card.run.progress.evals if one.step is None else {}
         metrics = next((line for line in card.lines if line["step"] == one.step), last)
         env = card.env or next(iter(environments(list(metrics))), "")
-        low, high = (metrics.get(f"eval/{env}/ci95/{end}") for end in ("low", "high"))
-        return level if low is None or low == high else Level(level.mean, low, high)
+        interval = reward_interval(metrics, env)
+        return Level(level.mean, *interval) if interval else level
 
     if found.apart:
         return found
