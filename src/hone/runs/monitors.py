@@ -102,7 +102,7 @@ class Monitors(Observer):
             lines = (process.stdout.read() or b"").decode(errors="replace").splitlines()
             if code:
                 cause = lines.pop() if lines else "its process ended"
-                self._fail(name, f"{cause}; see {self.run.folder / 'logs' / name}.log")
+                self._fail(name, f"{cause}; see {self.run.folder / PROCESS_LOGS / name}.log")
             elif code == 0:
                 del self._processes[name]
             for line in lines:
