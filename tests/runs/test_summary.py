@@ -48,6 +48,15 @@ def test_the_command_that_evaluates_names_a_file_where_that_has_one_task(tmp_pat
     assert evaluating(summarize(run), weights).startswith(by_words)
 
 
+def test_alarms_stand_until_they_are_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    event = {"step": 1, "evidence": "so it is"}
+    write_lines(run / "events.jsonl", [event | {"kind": "alarm", "name": name} for name in ("kl", "truncation")], "a")
+    assert [alarm.name for alarm in summarize(run).alarms] == ["kl", "truncation"]
+    write_lines(run / "events.jsonl", [event | {"kind": kind, "name": "kl"} for kind in ("alarm_over", "stop")], "a")
+    assert [alarm.name for alarm in summarize(run).alarms] == ["truncation"]
+
+
 def test_an_event_in_words() -> None:
     event = {
         "kind": "grader_error",

@@ -22,7 +22,7 @@ from hone.commands.status import print_json, print_table
 from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
 from hone.errors import UserError
-from hone.runs import predictions, summary
+from hone.runs import predictions, summary, view
 from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
 from hone.runs.files import dumps
@@ -31,7 +31,6 @@ from hone.runs.listing import count_text, find_run, find_runs, is_previous
 from hone.runs.outputs import ELSEWHERE, delete_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
-from hone.runs.view import CHECKPOINTS, PAUSED, WEIGHTS, Rewound, existing_run
 
 HINTS = 5
 """At most so many runs that could go on are named below the list."""
@@ -52,7 +51,7 @@ def list_runs(config: configs.RunsListConfig) -> int:
     evaluations = previous = 0
     for path in find_runs(config.root):
         try:
-            if existing_run(path) is None:
+            if view.existing_run(path) is None:
                 continue  # a run.json of something else
             one = summary.summarize(path)
         except UserError as error:
@@ -139,7 +138,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     changed = predictions.problem(info, one.path)
     yield "predicted", [changed] if changed else predictions.in_words(info, one.path)
     yield "audit", [summary.audit_in_words(one.path)]
-    for name, steps in ((CHECKPOINTS, run.checkpoint_steps()), (WEIGHTS, list(run.weights()))):
+    for name, steps in ((view.CHECKPOINTS, run.checkpoint_steps()), (view.WEIGHTS, list(run.weights()))):
         few = steps if len(steps) <= 6 else [*steps[:2], "...", *steps[-3:]]
         yield name, [f"{one.path / name}/step_N with N = {', '.join(map(str, few))}"] if steps else []
     yield "best", [summary.best_checkpoint(one)]
@@ -190,7 +189,7 @@ def go_on(config: configs.RunsContinueConfig) -> int:
     one = summary.summarize(path)
     if one.status != "paused":
         raise UserError(f"{summary.status_text(one)}: it is not paused")
-    (path / PAUSED).unlink(missing_ok=True)
+    (path / view.PAUSED).unlink(missing_ok=True)
     print(f"{path} goes on with step {one.progress.current + 1} of {one.progress.max_steps}.")
     return 0
 
@@ -198,7 +197,7 @@ def go_on(config: configs.RunsContinueConfig) -> int:
 def remove(config: configs.RunsRmConfig) -> int:
     """Delete the run, after asking. Returns 0, or 1 if the answer was no."""
     path = find_run(config.run)
-    info = existing_run(path)
+    info = view.existing_run(path)
     if info is None:
         raise UserError(f"{path} is not a run of hone, and is left as it is")
     if holder(path) is not None:
@@ -226,7 +225,7 @@ def attach(config: configs.RunsAttachConfig) -> int:
     try:
         while one.status == "running":
             print(summary.status_text(one), flush=True)
-            with contextlib.suppress(Rewound):  # by a resume: from there again
+            with contextlib.suppress(view.Rewound):  # by a resume: from there again
                 follow(one, config.display)
             one = summary.summarize(path)
     except KeyboardInterrupt:
@@ -275,7 +274,7 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
     left_out = []
     for path in find_runs(config.root):
         try:
-            info = existing_run(path)
+            info = view.existing_run(path)
             if info is None or info["kind"] == "eval" or info["id"] in {other["id"] for _, other, _ in rows}:
                 continue  # or it was copied
             if damage := predictions.problem(info, path):

@@ -36,8 +36,7 @@ class Records:
     @cached_property
     def metrics(self) -> dict[int, dict[str, Any]]:
         """The lines of metrics.jsonl by step, without their step."""
-        lines = self.run.metric_lines()
-        return {line["step"]: {name: value for name, value in line.items() if name != "step"} for line in lines}
+        return {line["step"]: {n: v for n, v in line.items() if n != "step"} for line in self.run.metric_lines()}
 
     @cached_property
     def rollout_steps(self) -> frozenset[int]:

@@ -103,8 +103,7 @@ class Opening:
 
     def _begin(self, **facts: Any) -> None:
         """Move an earlier run aside, and write the run.json of a new one, with further `facts`."""
-        info: dict[str, Any] = {"format": view.FORMAT, "id": provenance.new_id()}
-        info |= {"kind": self.kind, "status": "running"}
+        info: dict[str, Any] = dict(format=view.FORMAT, id=provenance.new_id(), kind=self.kind, status="running")
         info |= {"numerics": provenance.NUMERICS, "exact": True, "inexact": []}
         info |= {"seed": self.config.seed, "command": self.command}
         info |= {"started": provenance.now(process_seconds()), "ended": None, "pid": os.getpid()}

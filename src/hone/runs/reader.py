@@ -112,8 +112,39 @@ class Run(RunView):
         return to_table([line for line in lines if line.keys() != {"step"}])
 
     def plot(self, *metrics: str) -> Figure:
-        """Return a Plotly figure of metrics by step; by default reward, or loss, and held-out measures."""
-        return figure(self, metrics)
+        """Return a Plotly figure of metrics by step; by default reward, or loss, and held-out measures with their 95 %
+        intervals. Raises UserError for a metric that the run does not have.
+        """
+        import plotly.graph_objects as go
+
+        table = self.metrics()
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+        steps = columns.pop("step", [])
+        for name in metrics:
+            if name not in columns:
+                close = get_close_matches(name, columns, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(columns) or 'none yet'}"
+                raise UserError(f"{self.path} has no metric {name!r}: {hint}")
+        main = "reward/mean" if "reward/mean" in columns else "loss"
+        usual = [name for name in columns if name in (main, "val/loss") or _HELD_OUT.fullmatch(name)]
+        drawn = go.Figure()
+        for name in metrics or usual:
+            points = [i for i, value in enumerate(columns[name]) if value is not None]
+            held_out = _HELD_OUT.fullmatch(name)
+            ends = [name.replace("reward/mean", f"ci95/{end}") for end in ("low", "high")]
+            bars = None
+            if held_out and columns.keys() >= {*ends}:
+                low, high = ([abs(columns[end][i] - columns[name][i]) for i in points] for end in ends)
+                bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
+            drawn.add_scatter(
+                x=[steps[i] for i in points],
+                y=[columns[name][i] for i in points],
+                name=f"{held_out[1]}, held out" if held_out else name,
+                error_y=bars,
+                mode="lines+markers" if name.startswith(("eval/", "val/")) else "lines",
+            )
+        drawn.update_layout(title=str(self.path), xaxis_title="step", template="plotly_white")
+        return drawn
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
         """Return the train step's `entropies` and `trainer_logprobs`, a value for each sampled token, a row for each of
@@ -152,40 +183,3 @@ def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
         else:
             columns[name] = pa.array([None if value is None else float(value) for value in values], pa.float64())
     return pa.table(columns)
-
-
-def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
-    """Draw metrics by step; by default reward, or loss, and held-out measures with their 95 % intervals.
-
-    Raises UserError for a metric that the run does not have.
-    """
-    import plotly.graph_objects as go
-
-    table = run.metrics()
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    steps = columns.pop("step", [])
-    for name in metrics:
-        if name not in columns:
-            close = get_close_matches(name, columns, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(columns) or 'none yet'}"
-            raise UserError(f"{run.path} has no metric {name!r}: {hint}")
-    main = "reward/mean" if "reward/mean" in columns else "loss"
-    usual = [name for name in columns if name in (main, "val/loss") or _HELD_OUT.fullmatch(name)]
-    drawn = go.Figure()
-    for name in metrics or usual:
-        points = [i for i, value in enumerate(columns[name]) if value is not None]
-        held_out = _HELD_OUT.fullmatch(name)
-        ends = [name.replace("reward/mean", f"ci95/{end}") for end in ("low", "high")]
-        bars = None
-        if held_out and columns.keys() >= {*ends}:
-            low, high = ([abs(columns[end][i] - columns[name][i]) for i in points] for end in ends)
-            bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
-        drawn.add_scatter(
-            x=[steps[i] for i in points],
-            y=[columns[name][i] for i in points],
-            name=f"{held_out[1]}, held out" if held_out else name,
-            error_y=bars,
-            mode="lines+markers" if name.startswith(("eval/", "val/")) else "lines",
-        )
-    drawn.update_layout(title=str(run.path), xaxis_title="step", template="plotly_white")
-    return drawn

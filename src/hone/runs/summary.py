@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from hone.runs.outputs import holder
 from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.rollback import interrupted
-from hone.runs.settings import config_class, read_config
+from hone.runs.settings import config_class, flat, read_config
 from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, WEIGHTS, RunView
 
 KILLED = "killed"
@@ -90,6 +91,37 @@ class Summary:
     def task(self) -> str | None:
         """The name of the task, if there is one."""
         return task_label(self.env["id"], self.env.get("args") or {}) if "id" in self.env else None
+
+    @cached_property
+    def alarms(self) -> list[Raised]:
+        """The alarms that are not over, as they were at the first look."""
+        return [alarm for alarm in alarms_in(self.files.events()) if alarm.over is None]
+
+    @property
+    def left(self) -> float | None:
+        """Estimated seconds to its end; None if it is not at work, or has taken no step."""
+        return self.progress.left if self.status == "running" else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config by dotted names."""
+        return flat(self.config)
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags in the config, `wandb.tags`."""
+        return [str(tag) for tag in self.settings.get("wandb.tags") or ()]
+
+    @property
+    def server(self) -> str | None:
+        """The URL of the server that the run has started, if it is at work in mode split on this machine.
+
+        Of its config.toml, which may be anybody's, only the port is believed.
+        """
+        settings, port = self.settings, self.settings.get("inference.port")
+        if not self.pid or settings.get("mode") != "split" or "orchestrator.client.base_url" in settings:
+            return None
+        return f"http://127.0.0.1:{port}/v1" if isinstance(port, int) else None
 
 
 def summarize(path: Path, ours: bool = False) -> Summary:

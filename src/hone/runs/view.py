@@ -41,9 +41,7 @@ CHECKPOINTS, WEIGHTS = OF_VERSIONS = ("checkpoints", "weights")
 RESULTS, METADATA = "results.jsonl", "metadata.json"
 """Samples and numbers of `hone eval`."""
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
-"""Findings of the audit before step 0, or that there was none; replies of judges and other services that reward; there
-while a run is paused: `hone runs continue` takes it away.
-"""
+"""What the audit before step 0 found; replies of services that reward; there while an alarm pauses the run."""
 CARD = ("report.html", "report.json", "card.md")
 """The run card: as a page, and as facts; and a file of hone 0.1."""
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"
@@ -134,14 +132,15 @@ class RunView:
 
     def weights(self) -> dict[int, Path]:
         """Return complete exports by step, ascending."""
-        return self._complete(WEIGHTS)
+        return {step: path for step, path in self.folders(WEIGHTS).items() if is_complete(path)}
 
     def checkpoint_steps(self) -> list[int]:
         """Return steps with a complete checkpoint, ascending."""
-        return list(self._complete(CHECKPOINTS))
+        return [step for step, path in self.folders(CHECKPOINTS).items() if is_complete(path)]
 
-    def _complete(self, name: str) -> dict[int, Path]:
-        return {step: path for step, path in steps_in(self.path / name).items() if is_complete(path)}
+    def folders(self, kind: str) -> dict[int, Path]:
+        """Return the folders of `checkpoints` or `weights` by version, ascending, complete or not."""
+        return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
         """Return when each file that a summary is made of was last changed, and its bytes: equal if nothing changed."""

@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hone.errors import UserError
-from hone.runs import Run, provenance
+from hone.runs import Run, provenance, view
 from hone.runs.files import RESTORE
 from hone.runs.progress import reward_interval
 from hone.runs.summary import Summary, environments, status_text, summarize
-from hone.runs.view import RESULTS
 from hone.viewer.card import tables
 from hone.viewer.card.measures import (
     FAILED,
@@ -122,7 +121,7 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     """Fill in what the recorded evaluations say."""
     versions: list[int | None] = [*run.evals()]
     if card.run.kind == "eval":
-        versions = [None] if (run.path / RESULTS).is_file() else []
+        versions = [None] if (run.path / view.RESULTS).is_file() else []
     ends = dict.fromkeys(versions[:1] + versions[-1:])
     of_first = lambda rows: [row for row in rows if row.get("env", card.env) == card.env]  # noqa: E731
     card.evaluated = [Evaluated(version, usable(of_first(run.eval_rows(version)))) for version in ends]

@@ -7,11 +7,10 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from hone.runs import predictions, settings, summary
+from hone.runs import predictions, settings, summary, view
 from hone.runs.files import sha256
 from hone.runs.progress import duration
 from hone.runs.summary import Summary
-from hone.runs.view import HASHES, METRICS, RESULTS
 from hone.viewer.card.measures import Change, Level
 
 Facts = Mapping[str, str | list[str]]
@@ -82,7 +81,7 @@ def _digests(run: Summary) -> Facts:
             facts[f"weights of version {line['step']}, fingerprint"] = str(line["weights"])
         facts |= {f"{name}, digest": str(digest) for name, digest in run.info.get("sources", {}).items()}
         facts["settings that decide the numbers, SHA-256"] = settings.digest(run.config)
-    files = [run.path / name for name in (METRICS, HASHES, RESULTS)]
+    files = [run.path / name for name in (view.METRICS, view.HASHES, view.RESULTS)]
     return facts | {f"{file.name}, SHA-256": sha256(file) for file in files if file.is_file()}
 
 
