@@ -26,7 +26,6 @@ import time
 from pathlib import Path
 
 from hone.errors import UserError
-from hone.runs.view import PROCESS_LOGS
 
 DETACHED = "HONE_DETACHED"
 """Marks the process in the background, and hands it the command as it was typed and the pipe to report on."""
@@ -103,6 +102,8 @@ def hand_over(folder: Path, kind: str) -> None:
     """
     if not in_background():
         return
+    from hone.runs.view import PROCESS_LOGS  # not above: `hone doctor` comes here without packages
+
     report = json.loads(os.environ.pop(DETACHED))["report"]
     log = folder / PROCESS_LOGS / f"{kind}.out"
     sys.stdout.flush()
