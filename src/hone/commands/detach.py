@@ -102,7 +102,7 @@ def hand_over(folder: Path, kind: str) -> None:
     """
     if not in_background():
         return
-    from hone.runs.view import PROCESS_LOGS  # not above: `hone doctor` comes here without packages
+    from hone.runs.view import PROCESS_LOGS  # `hone doctor` may have no packages
 
     report = json.loads(os.environ.pop(DETACHED))["report"]
     log = folder / PROCESS_LOGS / f"{kind}.out"

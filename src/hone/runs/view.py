@@ -139,7 +139,7 @@ class RunView:
         return [step for step, path in self.folders(CHECKPOINTS).items() if is_complete(path)]
 
     def folders(self, kind: str) -> dict[int, Path]:
-        """Return the folders of `checkpoints` or `weights` by version, ascending, complete or not."""
+        """Return the folders of CHECKPOINTS or WEIGHTS by version, ascending."""
         return {step: path for step, path in steps_in(self.path / kind).items() if path.is_dir()}
 
     def stamp(self) -> tuple[Any, ...]:
