@@ -30,8 +30,9 @@ from recording import show
 
 from hone.model.hf import load_model
 from hone.runs import Run
-from hone.runs.files import is_complete, read_lines
+from hone.runs.files import is_complete
 from hone.runs.provenance import hardware
+from hone.runs.view import read_lines
 from hone.trainer.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -29,8 +29,8 @@ from typing import Any
 
 from recording import keep, show
 
-from hone.runs.files import read_lines
 from hone.runs.provenance import hardware
+from hone.runs.view import read_lines
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent

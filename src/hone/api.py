@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hone.cli import prepare_process
 from hone.errors import UserError, called_from
 from hone.runs.reader import Run
+from hone.runs.view import INFO
 
 if TYPE_CHECKING:
     from hone.algorithms.losses import TokenLoss
@@ -137,7 +138,7 @@ def evaluate(
     if evaluation.folder is not None and kept:
         for name, text in kept.items():
             write_file(evaluation.folder / name, text)
-        write_json(evaluation.folder / "run.json", Run(evaluation.folder).info | {"kept": sorted(kept)})
+        write_json(evaluation.folder / INFO, Run(evaluation.folder).info | {"kept": sorted(kept)})
     return result
 
 

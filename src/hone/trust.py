@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
+from hone.runs.view import INFO, REWARDS
 
 FLAG = "--trust-local-task"
-REWARDS = "rewards.py"
-"""File of a run that stores the functions that a program gave it."""
 
 
 class NotTrusted(UserError):
@@ -76,7 +75,7 @@ def module_file(place: str) -> Path:
 
 def is_stored(file: Path) -> bool:
     """Return True if a run stores in this file the functions that a program gave it."""
-    return file.name == REWARDS and (file.parent / "run.json").exists()
+    return file.name == REWARDS and (file.parent / INFO).exists()
 
 
 def check_function(place: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from hone.runs.files import read_lines
+from hone.runs.view import read_lines
 
 FLAGS = [
     "--no-sandbox",

@@ -20,7 +20,7 @@ from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
-from hone.runs.files import read_lines
+from hone.runs.view import read_lines
 from hone.trainer.agreement import check_agreement, shared_values
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.kl_reward import RewardKL

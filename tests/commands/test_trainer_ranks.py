@@ -15,7 +15,7 @@ from played import LIMIT, Orchestrator
 from processes import alive, children, descendants, wait_until_gone
 
 from hone.model.hf import load_model
-from hone.runs.files import read_lines
+from hone.runs.view import read_lines
 from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
 from hone.transport import Order

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.files import TMP_PREFIX
-from hone.runs.outputs import LOCK
+from hone.runs.view import LOCK
 
 LOGS = ("metrics.jsonl", "hashes.jsonl")
 VERSIONED = ("weights", "checkpoints")

@@ -8,18 +8,9 @@ import pytest
 
 from hone.errors import UserError
 from hone.runs import files
-from hone.runs.files import (
-    JsonlLog,
-    is_complete,
-    move_lines,
-    new_dir,
-    read_lines,
-    remove_dir,
-    sha256,
-    sweep,
-    verify,
-    write_file,
-)
+from hone.runs.files import JsonlLog, is_complete, new_dir, remove_dir, sha256, sweep, verify, write_file
+from hone.runs.rollback import move_lines
+from hone.runs.view import read_lines
 
 
 class Crash(BaseException):
@@ -197,10 +188,3 @@ def test_a_damaged_line_is_named(tmp_path, bad):
         with pytest.raises(UserError, match=r"metrics\.jsonl, line 2, is damaged \(.*\): fix or delete that line"):
             read()
     assert path.read_bytes() == before
-
-
-def test_a_metric_of_an_older_run_has_its_present_name(tmp_path):
-    line = {"step": 1, "eval/t/exact": 0.5, "eval/t/exact/ci95/low": 0.25, "eval/t/reward/exact/mean": 1.0}
-    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
-    now = {"step": 1, "eval/t/correct": 0.5, "eval/t/correct/ci95/low": 0.25, "eval/t/reward/exact/mean": 1.0}
-    assert read_lines(tmp_path / "metrics.jsonl") == [now]

@@ -11,8 +11,9 @@ from run_folders import held, make_run, metrics, write_lines
 from hone.errors import UserError
 from hone.runs import follow as module
 from hone.runs.files import write_file
-from hone.runs.follow import Rewound, Tail, follow, new_steps
+from hone.runs.follow import follow
 from hone.runs.summary import summarize
+from hone.runs.view import Rewound, Tail
 
 
 def test_a_tail_gives_whole_lines_once(tmp_path: Path) -> None:
@@ -47,16 +48,6 @@ def test_a_tail_notices_a_log_that_was_rewound(tmp_path: Path, change) -> None:
     change(path)
     with pytest.raises(Rewound):
         tail.new()
-
-
-def test_a_step_counts_when_both_its_lines_are_there(tmp_path: Path) -> None:
-    steps = new_steps(Tail(tmp_path / "metrics.jsonl"), Tail(tmp_path / "timings.jsonl"))
-    write_lines(tmp_path / "metrics.jsonl", [{"step": 0, "loss": 1.0}, {"step": 1, "loss": 2.0}])
-    assert next(steps) == []
-    write_lines(tmp_path / "timings.jsonl", [{"step": 0, "time/step": 0.1}])
-    assert next(steps) == [({"step": 0, "loss": 1.0}, {"step": 0, "time/step": 0.1})]
-    write_lines(tmp_path / "timings.jsonl", [{"step": 1, "time/step": 0.2}], "a")
-    assert [one[0]["step"] for one in next(steps)] == [1]
 
 
 def test_a_run_is_shown_from_its_last_step_on_until_nobody_holds_it(

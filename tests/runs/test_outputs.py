@@ -117,7 +117,7 @@ def locked(folder, name):
     """Another process holds this lock of the run."""
     code = (
         "import sys\nfrom pathlib import Path\nfrom hone.runs import outputs\n"
-        "lock = outputs.Lock(Path(sys.argv[1]), getattr(outputs, sys.argv[2]))\n"
+        "lock = outputs.Lock(Path(sys.argv[1]), getattr(outputs.view, sys.argv[2]))\n"
         "print('held', flush=True)\nsys.stdin.read()"
     )
     command, pipe = [sys.executable, "-c", code, folder, name], subprocess.PIPE

@@ -12,7 +12,8 @@ from hone.config.rl import RLConfig
 from hone.config.shared import CkptConfig, ResumeConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.runs import Run, writer
-from hone.runs.files import read_lines, remove_dir
+from hone.runs.files import remove_dir
+from hone.runs.view import read_lines
 from hone.runs.writer import RunWriter
 
 SOURCES = {"environment": "e" * 64, "data": "d" * 16, "model": "a" * 16, "tokenizer": "t" * 64}

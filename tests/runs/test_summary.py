@@ -25,7 +25,7 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
     one = summarize(run)
     assert (one.kind, one.task, one.progress.done, one.progress.max_steps) == ("rl", "reverse-text", 3, 4)
     assert one.progress.history == [0.0, 0.1, 0.2] and one.progress.eval_step == 2
-    assert one.checkpoints == [2]
+    assert one.files.checkpoint_steps() == [2]
     assert one.seconds == 1.5
     write_lines(run / "timings.jsonl", [{"step": 3, "time/step": 0.5, "time/total": 77.25}], "a")
     assert summarize(run).seconds == 77.25
@@ -46,6 +46,15 @@ def test_the_command_that_evaluates_names_a_file_where_that_has_one_task(tmp_pat
     (run / "config.toml").write_text(settings + several)
     by_words = """hone eval gsm8k -m w -n 100 -r 4 -a '{"mode": "sparse"}'"""
     assert evaluating(summarize(run), weights).startswith(by_words)
+
+
+def test_alarms_stand_until_they_are_over(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "a")
+    event = {"step": 1, "evidence": "so it is"}
+    write_lines(run / "events.jsonl", [event | {"kind": "alarm", "name": name} for name in ("kl", "truncation")], "a")
+    assert [alarm.name for alarm in summarize(run).alarms] == ["kl", "truncation"]
+    write_lines(run / "events.jsonl", [event | {"kind": kind, "name": "kl"} for kind in ("alarm_over", "stop")], "a")
+    assert [alarm.name for alarm in summarize(run).alarms] == ["truncation"]
 
 
 def test_an_event_in_words() -> None:

@@ -16,7 +16,8 @@ from starlette.testclient import TestClient
 import hone.runs.rollouts
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer
 from hone.runs.files import write_json
-from hone.runs.rollouts import rollouts_file, write_rollouts
+from hone.runs.rollouts import write_rollouts
+from hone.runs.view import rollouts_file
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog
 from hone.viewer.site import Site

@@ -45,13 +45,13 @@ def test_files_that_come_and_go_are_counted(store: Store) -> None:
     write_run(store.run.path, {5: step(100, "wait")})
     found = behaviours(store)
     assert found.steps.tolist() == [0, 1, 4, 5] and found.found[0].shares.tolist()[-1] == 0.01
-    (store.folder / "step_000004.parquet").unlink()
+    (store.run.path / "rollouts" / "step_000004.parquet").unlink()
     found = behaviours(store)
     assert found.steps.tolist() == [0, 1, 5] and found.found[0].begins == 5
 
 
 def test_a_damaged_file_costs_a_sentence(store: Store) -> None:
-    (store.folder / "step_000001.parquet").write_bytes(b"nothing")
+    (store.run.path / "rollouts" / "step_000001.parquet").write_bytes(b"nothing")
     found = behaviours(store)
     assert found.steps.tolist() == [0, 4] and "step_000001.parquet is left out" in found.skipped[0]
 

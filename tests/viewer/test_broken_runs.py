@@ -18,7 +18,8 @@ from made_runs import INFO, client, row, write_run
 
 from hone.cli import main
 from hone.runs.files import sha256, write_json
-from hone.runs.rollouts import rollouts_file, write_evaluation
+from hone.runs.rollouts import write_evaluation
+from hone.runs.view import rollouts_file
 from hone.viewer.card.facts import facts_of
 from hone.viewer.card.files import whole_page
 

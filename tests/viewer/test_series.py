@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from run_folders import write_lines
 
-from hone.errors import UserError
 from hone.runs.files import write_file
 from hone.viewer.series import Series, axes, extremes, read_series, to_json
 
@@ -55,16 +54,6 @@ def test_a_log_that_grows_or_is_rolled_back_is_read_again(tmp_path: Path) -> Non
     kept = (tmp_path / "metrics.jsonl").read_text().splitlines(keepends=True)[:1]
     write_file(tmp_path / "metrics.jsonl", "".join(kept) + '{"step": 1, "reward/mean": 0.9}\n')
     assert read_series(tmp_path).column("reward/mean").tolist() == [0.0, 0.9]
-
-
-@pytest.mark.parametrize("damage", ["{torn}\n", '{"loss": 1}\n'])
-def test_a_damaged_line_costs_a_sentence_until_it_is_mended(tmp_path: Path, damage: str) -> None:
-    first, last = (json.dumps(line(step)) + "\n" for step in (0, 2))
-    write_file(tmp_path / "metrics.jsonl", first + damage + last)
-    with pytest.raises(UserError, match=r"metrics\.jsonl.* is damaged"):
-        read_series(tmp_path)
-    write_file(tmp_path / "metrics.jsonl", first + json.dumps(line(1)) + "\n" + last)
-    assert read_series(tmp_path).steps.tolist() == [0, 1, 2]
 
 
 def test_what_no_log_has_yet_is_empty(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from made_runs import row, write_run
 
 from hone.errors import UserError
 from hone.viewer.query import PAGE, Query
-from hone.viewer.store import Store, duck
+from hone.viewer.store import Store, duck, scan
 
 HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
 
@@ -110,7 +110,7 @@ def test_what_was_found_is_told(store: Store) -> None:
 
 @pytest.mark.parametrize("damage", ["empty", "foreign", "torn", "garbled"])
 def test_a_damaged_file_is_left_out_and_named(store: Store, damage: str) -> None:
-    path = store.folder / "step_000003.parquet"
+    path = store.run.path / "rollouts" / "step_000003.parquet"
     whole = path.read_bytes()
     garbled = whole[:4] + os.urandom(len(whole) // 2 - 4) + whole[len(whole) // 2 :]
     path.write_bytes({"empty": b"", "foreign": b"PAR1" + b"x" * 100, "torn": whole[:1000], "garbled": garbled}[damage])
@@ -122,17 +122,17 @@ def test_a_damaged_file_is_left_out_and_named(store: Store, damage: str) -> None
 
 def test_files_that_vanish_between_listing_and_reading_are_left_out(store: Store) -> None:
     stamps = store.stamps()
-    (store.folder / "step_000000.parquet").unlink()
+    (store.run.path / "rollouts" / "step_000000.parquet").unlink()
     sql = "SELECT step, count(*) AS n FROM read_parquet($files) GROUP BY step ORDER BY step"
-    rows, skipped = store.scan(sql, {}, stamps)
+    rows, skipped = scan(sql, {}, stamps)
     assert rows["step"].tolist() == [3, 7] and rows["n"].tolist() == [3, 2] and "it has gone meanwhile" in skipped[0]
-    for path in store.folder.iterdir():
+    for path in (store.run.path / "rollouts").iterdir():
         path.unlink()
-    assert store.scan(sql, {}, stamps)[0] == {} and store.search(Query(q="a")).total == 0
+    assert scan(sql, {}, stamps)[0] == {} and store.search(Query(q="a")).total == 0
 
 
 def test_what_has_gone_since_it_was_found_is_told(store: Store) -> None:
-    (store.folder / "step_000000.parquet").unlink()
+    (store.run.path / "rollouts" / "step_000000.parquet").unlink()
     shown, gone = store.at(np.array([3, 0, 0]), np.array([1, 0, 1]))
     assert [(one["step"], one["row"]) for one in shown] == [(3, 1)] and "no rollouts of step 0" in gone[0]
 
@@ -156,7 +156,7 @@ def test_new_and_changed_files_are_seen(store: Store) -> None:
 def test_files_of_older_runs_lack_a_column(store: Store) -> None:
     import pyarrow.parquet as pq
 
-    path = store.folder / "step_000000.parquet"
+    path = store.run.path / "rollouts" / "step_000000.parquet"
     pq.write_table(pq.read_table(path).drop_columns(["completion"]), path)
     assert found(store, q="wait") == [(3, 1), (0, 0), (0, 1)]
     assert store.rows(0)[0]["completion"] is None

@@ -101,8 +101,10 @@ def hand_over(folder: Path, kind: str) -> None:
     """
     if not in_background():
         return
+    from hone.runs.view import PROCESS_LOGS  # `hone doctor` may have no packages
+
     report = json.loads(os.environ.pop(DETACHED))["report"]
-    log = folder / "logs" / f"{kind}.out"
+    log = folder / PROCESS_LOGS / f"{kind}.out"
     sys.stdout.flush()
     sys.stderr.flush()
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

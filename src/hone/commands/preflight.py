@@ -11,8 +11,8 @@ from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.runs.files import write_json
 from hone.runs.observer import Observer
-from hone.runs.outputs import AUDIT, run_info
 from hone.runs.settings import changes, settings_of
+from hone.runs.view import AUDIT, CONFIG, run_info
 from hone.runs.writer import RunWriter
 from hone.terminal import printable
 
@@ -84,7 +84,7 @@ class Audit(Observer):
         bad = [finding for finding in report.findings if finding.verdict in (Verdict.FAIL, Verdict.WARN)]
         self._lines += [f"audit: {one.verdict}: {one.name}: {printable(one.title)}" for one in bad[:SHOWN]]
         if (task.args or task.template) and not config.orchestrator.envs:
-            see = command("hone", "audit", "@", str(config.output_dir / "config.toml"), seed=config.seed or None)
+            see = command("hone", "audit", "@", str(config.output_dir / CONFIG), seed=config.seed or None)
         self._lines += [f"audit: all of it: {see}"] if bad else []
         if failed:
             self._lines.append("audit: the run starts all the same: hone.rl only warns of a failed audit")

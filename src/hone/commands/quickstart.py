@@ -31,7 +31,7 @@ from hone.errors import UserError
 from hone.model.fetch import KNOWN
 from hone.processes import Process
 from hone.runs.display import say
-from hone.runs.outputs import run_info
+from hone.runs.view import run_info
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
 from hone.orchestrator.placement import visible_gpus
 from hone.runs.display import say
-from hone.runs.outputs import SPOOL, with_own_folder
+from hone.runs.outputs import with_own_folder
+from hone.runs.view import SPOOL
 
 SECONDS = 10.0
 """How long an answer of a server may take, before anything is loaded; a slower one is asked again when all is."""

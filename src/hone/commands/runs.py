@@ -22,13 +22,13 @@ from hone.commands.status import print_json, print_table
 from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
 from hone.errors import UserError
-from hone.runs import predictions, summary
+from hone.runs import predictions, summary, view
 from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
 from hone.runs.files import dumps
-from hone.runs.follow import Rewound, follow
+from hone.runs.follow import follow
 from hone.runs.listing import count_text, find_run, find_runs, is_previous
-from hone.runs.outputs import ELSEWHERE, PAUSED, delete_run, existing_run, holder, size_of_run
+from hone.runs.outputs import ELSEWHERE, delete_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
 
@@ -51,7 +51,7 @@ def list_runs(config: configs.RunsListConfig) -> int:
     evaluations = previous = 0
     for path in find_runs(config.root):
         try:
-            if existing_run(path) is None:
+            if view.existing_run(path) is None:
                 continue  # a run.json of something else
             one = summary.summarize(path)
         except UserError as error:
@@ -110,7 +110,7 @@ def show(config: configs.RunsShowConfig) -> int:
 
 def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str]]]:
     """Yield the label and the texts of each part; empty texts leave the part out."""
-    info, run = one.info, Run(one.path)
+    info, run = one.info, one.files
     yield "id", [f"{info['id']} ({one.kind}{f' on {one.task}' if one.task else ''}, seed {info['seed']})"]
     yield "command", [summary.typed(info["command"], info.get("ranks", 1))]
     if settings := summary.settings_in_words(one):
@@ -138,7 +138,7 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     changed = predictions.problem(info, one.path)
     yield "predicted", [changed] if changed else predictions.in_words(info, one.path)
     yield "audit", [summary.audit_in_words(one.path)]
-    for name, steps in (("checkpoints", one.checkpoints), ("weights", list(run.weights()))):
+    for name, steps in ((view.CHECKPOINTS, run.checkpoint_steps()), (view.WEIGHTS, list(run.weights()))):
         few = steps if len(steps) <= 6 else [*steps[:2], "...", *steps[-3:]]
         yield name, [f"{one.path / name}/step_N with N = {', '.join(map(str, few))}"] if steps else []
     yield "best", [summary.best_checkpoint(one)]
@@ -189,7 +189,7 @@ def go_on(config: configs.RunsContinueConfig) -> int:
     one = summary.summarize(path)
     if one.status != "paused":
         raise UserError(f"{summary.status_text(one)}: it is not paused")
-    (path / PAUSED).unlink(missing_ok=True)
+    (path / view.PAUSED).unlink(missing_ok=True)
     print(f"{path} goes on with step {one.progress.current + 1} of {one.progress.max_steps}.")
     return 0
 
@@ -197,7 +197,7 @@ def go_on(config: configs.RunsContinueConfig) -> int:
 def remove(config: configs.RunsRmConfig) -> int:
     """Delete the run, after asking. Returns 0, or 1 if the answer was no."""
     path = find_run(config.run)
-    info = existing_run(path)
+    info = view.existing_run(path)
     if info is None:
         raise UserError(f"{path} is not a run of hone, and is left as it is")
     if holder(path) is not None:
@@ -225,7 +225,7 @@ def attach(config: configs.RunsAttachConfig) -> int:
     try:
         while one.status == "running":
             print(summary.status_text(one), flush=True)
-            with contextlib.suppress(Rewound):  # by a resume: from there again
+            with contextlib.suppress(view.Rewound):  # by a resume: from there again
                 follow(one, config.display)
             one = summary.summarize(path)
     except KeyboardInterrupt:
@@ -274,7 +274,7 @@ def score_predictions(config: configs.RunsPredictionsConfig) -> int:
     left_out = []
     for path in find_runs(config.root):
         try:
-            info = existing_run(path)
+            info = view.existing_run(path)
             if info is None or info["kind"] == "eval" or info["id"] in {other["id"] for _, other, _ in rows}:
                 continue  # or it was copied
             if damage := predictions.problem(info, path):

@@ -27,11 +27,12 @@ from hone.orchestrator.placement import CORES, SHARES_GPU, Placement, placed, se
 from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
-from hone.runs.outputs import LAUNCHER as LOCK
 from hone.runs.outputs import Lock, holder
 from hone.runs.predictions import check as check_predictions
 from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
+from hone.runs.view import CHECKPOINTS, CONFIG, PROCESS_LOGS
+from hone.runs.view import LAUNCHER as LOCK
 
 if TYPE_CHECKING:
     from hone.orchestrator.cluster.nodes import Cluster
@@ -67,7 +68,7 @@ def run_split(config: RLConfig) -> int:
         hand_over(folder, "rl")
 
     def kept() -> str:
-        steps = Checkpoints(folder / "checkpoints").steps()
+        steps = Checkpoints(folder / CHECKPOINTS).steps()
         return f"from the last checkpoint, step {steps[-1]}" if steps else "at step 0, for there is no checkpoint"
 
     with ExitStack() as stack:
@@ -110,7 +111,7 @@ def _cluster(config: RLConfig) -> Cluster:
 
 def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
     """Return the processes of the run, with their configs in `scratch`; servers may be `on_gpus` of other machines."""
-    whole = scratch / "config.toml"
+    whole = scratch / CONFIG
     whole.write_text(run_toml(config, "rl"), encoding="utf-8")
     python = [sys.executable, "-P", "-m", "hone.cli"]
     drift, first = ["--allow-drift"] if config.allow_drift else [], []
@@ -199,7 +200,7 @@ def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
         where = "on a node of the cluster" if pids.startswith("0") else f"pid {pids}"
-        lines.append(f"    {role:<13} {where}: log {folder / 'logs' / f'{role}.log'}")
+        lines.append(f"    {role:<13} {where}: log {folder / PROCESS_LOGS / f'{role}.log'}")
     if config.cluster and config.cluster.graders:
         lines.append(
             f"    {'graders':<13} {config.cluster.graders} on nodes of the cluster, if the rewards need processes"

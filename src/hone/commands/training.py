@@ -29,10 +29,9 @@ from hone.model.config import DecoderConfig
 from hone.planning.data import Facts, facts_of_tasks
 from hone.planning.devices import this_device
 from hone.planning.report import plan_of, short
-from hone.runs import predictions
+from hone.runs import predictions, view
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
-from hone.runs.outputs import CARD
 from hone.runs.progress import thousands
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.summary import best_checkpoint, evaluating, missed_target, summarize
@@ -153,7 +152,7 @@ class Card(Observer):
             card = facts_of(folder, partial(self._read, status == "done"), ours=True)
             if card.run.progress.history:
                 write_card(card, folder)
-                display.message(f"Card: {folder / CARD[0]}")
+                display.message(f"Card: {folder / view.CARD[0]}")
         except KeyboardInterrupt:
             display.message(f"The card was left out: {self._again} writes it.")
         except Exception as error:
@@ -291,5 +290,5 @@ def report(training: Any) -> str:
         text += f"The target was not reached: {missed}.\n"
     text += f"Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
     if best := best_checkpoint(summary):
-        text += f"Best: {best}, in {run.folder / 'checkpoints'}\n"
+        text += f"Best: {best}, in {run.folder / view.CHECKPOINTS}\n"
     return f"{text}Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluating(summary, weights)}"

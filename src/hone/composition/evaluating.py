@@ -30,7 +30,8 @@ from hone.model.texts import SpecialTexts
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
-from hone.runs.outputs import LOCK, Lock, check_target
+from hone.runs.outputs import Lock, check_target
+from hone.runs.view import LOCK
 
 if TYPE_CHECKING:
     from hone.client import Endpoint

@@ -24,8 +24,8 @@ from hone.model.config import DecoderConfig
 from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
 from hone.runs.display import say
 from hone.runs.files import RESTORE
-from hone.runs.outputs import run_info
-from hone.runs.settings import flat, read_toml
+from hone.runs.settings import flat
+from hone.runs.view import CONFIG, read_toml, run_info
 from hone.trainer import heap
 from hone.trainer.memory import host_bytes, longest, micro_batch_limit, trainer_of
 from hone.trainer.parallel import ALONE, Ranks
@@ -114,9 +114,9 @@ def resolve(config: Config, machine: Machine) -> Config:
 def config_of_begun(config: RLConfig | SFTConfig) -> Path | None:
     """Return the config.toml of the run that is resumed; None if there is none: it begins anew."""
     source = config.resume and (config.resume.dir or config.output_dir)
-    if source is None or run_info(source) is None or not (source / "config.toml").exists():
+    if source is None or run_info(source) is None or not (source / CONFIG).exists():
         return None
-    return source / "config.toml"
+    return source / CONFIG
 
 
 def _as_begun(config: Config, file: Path) -> Config:

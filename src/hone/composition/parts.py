@@ -45,6 +45,7 @@ from hone.orchestrator.groups import check_prompts
 from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.types import Evaluate, Policy
 from hone.runs.display import say
+from hone.runs.view import REWARDS
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.kl_reward import RewardKL
@@ -239,7 +240,7 @@ def note_given(given: Given, run: RunWriter) -> None:
             "reward functions run in this process, where the order of sets is random: start it with PYTHONHASHSEED=0"
         )
         run.mark_inexact(run.start_step, cause)
-    warn_not_kept("rewards.py", given.not_kept, run)
+    warn_not_kept(REWARDS, given.not_kept, run)
     names = ", ".join(given.graded_here)
     run.note(grading=f"in the process that trains, without limits: no other one can import {names}")
 

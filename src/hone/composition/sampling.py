@@ -20,7 +20,7 @@ from hone.orchestrator.reach import Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.shared_memory import NO_ROOM, disk_message, shared_folder, shortage
 from hone.orchestrator.types import Policy
-from hone.runs.outputs import SPOOL
+from hone.runs.view import PROCESS_LOGS, SPOOL
 from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool
 from hone.trainer.step import Trainer
@@ -90,7 +90,7 @@ def _vllm(config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRend
     precision = "float32" if config.precision == "fp32" else "bfloat16"
     return VllmServer(
         folder,
-        log=run.folder / "logs" / "vllm.log",
+        log=run.folder / PROCESS_LOGS / "vllm.log",
         dtype=precision if config.inference.dtype == "auto" else config.inference.dtype,
         device=config.model.device,
         max_model_len=min(config.seq_len + 1, trainer.model.config.max_position_embeddings),

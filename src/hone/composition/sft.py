@@ -42,6 +42,7 @@ from hone.runs.predictions import check as check_predictions
 from hone.runs.reader import Run
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned
+from hone.runs.view import DATA
 from hone.runs.writer import RunWriter
 from hone.trainer.export import add_tokenizer, export_weights
 from hone.trainer.optim import check_state
@@ -299,10 +300,6 @@ def follow(sft: SFT) -> int:
     """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
     sft.configure()
     return sft.trainer.follow()
-
-
-DATA = "data.jsonl"
-"""File of a run that keeps the rows that a program gave."""
 
 
 def with_dataset(

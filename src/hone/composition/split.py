@@ -34,7 +34,7 @@ from hone.orchestrator.reach import NoServer, Server, reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.shared_memory import given_folder, shortage
-from hone.runs import provenance
+from hone.runs import provenance, view
 from hone.runs.display import say
 from hone.runs.observer import Observer
 from hone.runs.saving import Snapshot
@@ -247,7 +247,7 @@ def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Calla
         now = FileTransport(transport.path).hello(timeout=0)
         missed = missed + 1 if now is None or now.id != hello.id else 0
         if missed == 2:  # once is not enough: its last words may not have been looked for since it left
-            config = shlex.quote(str(folder / "config.toml"))
+            config = shlex.quote(str(folder / view.CONFIG))
             raise UserError(
                 f"the trainer (process {hello.pid} on {hello.host}) is gone, and what it had made since the last "
                 f"checkpoint: start a trainer, and go on with: hone orchestrator @ {config} --resume"

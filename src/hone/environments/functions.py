@@ -51,7 +51,7 @@ from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.grading import GraderFailure
-from hone.trust import REWARDS
+from hone.runs.view import REWARDS
 from hone.types import Outcome, content_hash
 
 _IS_TEXT = "prompt_is_text"

@@ -31,7 +31,7 @@ from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
 from hone.redaction import add_key_variable, redact
-from hone.runs.outputs import JUDGEMENTS
+from hone.runs.view import JUDGEMENTS
 from hone.types import LARGEST_REWARD, content_hash
 from hone.web import MIB, TooLarge, shown_url
 

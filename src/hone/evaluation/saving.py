@@ -13,10 +13,10 @@ from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
 from hone.errors import UserError
 from hone.evaluation.result import EvalResult
-from hone.runs import provenance
+from hone.runs import provenance, view
 from hone.runs.files import to_json, write_files
-from hone.runs.outputs import CARD, FORMAT, check_output, run_info
-from hone.runs.rollouts import RESULTS, plain, to_lines
+from hone.runs.outputs import check_output
+from hone.runs.rollouts import plain, to_lines
 from hone.runs.signals import disk_sentence
 
 
@@ -25,7 +25,7 @@ def results_folder(config: EvalConfig) -> Path:
     if config.output_dir is None:
         model = "--".join(part for part in Path(config.model).parts[-2:] if part.strip("./"))
         return Path("outputs/evals") / f"{config.env}--{model}" / provenance.new_id()
-    info = run_info(config.output_dir)
+    info = view.run_info(config.output_dir)
     if info is None:
         check_output(config.output_dir, [Path(config.model)])
     elif info["kind"] != "eval":
@@ -60,7 +60,7 @@ def save_results(
     `sources` are digests of the task and its examples. If the disk does not take the files, they are written into a
     folder for temporary files, and UserError says where they are.
     """
-    files = {RESULTS: "".join(to_lines(result.rows())), "config.toml": to_toml(config)}
+    files = {view.RESULTS: "".join(to_lines(result.rows())), view.CONFIG: to_toml(config)}
     tokens = result.tokens()
     source: dict[str, Any] = {"precision": config.precision}
     if (requests := result.requests) is not None:
@@ -86,7 +86,7 @@ def save_results(
         "date": provenance.now(),
     }
     info = {
-        "format": FORMAT,
+        "format": view.FORMAT,
         "id": provenance.new_id(),
         "kind": "eval",
         "status": "done",
@@ -100,7 +100,7 @@ def save_results(
         "threads": provenance.threads(),
         "sources": sources,
     }
-    files |= {"metadata.json": to_json(plain(metadata)), "run.json": to_json(info)}
+    files |= {view.METADATA: to_json(plain(metadata)), view.INFO: to_json(info)}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         write_files(folder, files)
@@ -110,5 +110,5 @@ def save_results(
         elsewhere = Path(tempfile.mkdtemp(prefix="hone-results-"))
         write_files(elsewhere, files)
         raise UserError(f"{sentence}. The results are in {elsewhere}: move them to a folder of yours") from None
-    for name in CARD:  # of the evaluation that was replaced
+    for name in view.CARD:  # of the evaluation that was replaced
         (folder / name).unlink(missing_ok=True)

@@ -27,6 +27,7 @@ from typing import Any
 from hone.errors import UserError
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log, serves
 from hone.processes import TICK, end_all, wait_all
+from hone.runs.view import PROCESS_LOGS, run_info
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -191,15 +192,15 @@ class Launch:
         """See whether run.json names the orchestrator of now: then it has noted the restarts, and logs can move."""
         if self._is_open and not self._unnoted:
             return
-        with contextlib.suppress(OSError, ValueError):
-            info = json.loads((self.folder / "run.json").read_bytes())
+        with contextlib.suppress(OSError):
+            info = run_info(self.folder) or {}
             if info.get("pid") != self._driver.pid or info.get("status") != "running":
                 return
             self._unnoted.clear()
             if not self._is_open:
-                (self.folder / "logs").mkdir(exist_ok=True)
+                (self.folder / PROCESS_LOGS).mkdir(exist_ok=True)
                 for name, log in self._logs.items():
-                    log.move(self.folder / "logs" / f"{name}.log")
+                    log.move(self.folder / PROCESS_LOGS / f"{name}.log")
                 self._is_open = True
                 self.opened()
 

@@ -24,8 +24,9 @@ from hone.planning.arithmetic import Lengths
 from hone.planning.report import Plan
 from hone.planning.time import Times, times
 from hone.runs.budget import process_seconds
-from hone.runs.files import TMP_PREFIX, read_lines
+from hone.runs.files import TMP_PREFIX
 from hone.runs.signals import is_out_of_memory
+from hone.runs.view import RunView
 
 STEPS = 2
 
@@ -64,8 +65,8 @@ def calibrate(plan: Plan) -> Plan:
             raise DoesNotFit(
                 f"out of memory ({first_line(cause)}): lower {lower}, set --precision bf16, or take a smaller model"
             ) from None
-        lines = [line for line in read_lines(run / "timings.jsonl") if "time/train" in line]
-        metrics = read_lines(run / "metrics.jsonl")
+        lines = [line for line in RunView(run).timing_lines() if "time/train" in line]
+        metrics = RunView(run).metric_lines()
     trained = [line for line in lines if metrics[line["step"]].get("groups/trained", 1)]
     taken = {name: lines[-1].get(f"time/{name}", 0.0) for name in ("sample", "grade", "train", "step")}
     other = max(0.0, taken["step"] - taken["sample"] - taken["grade"] - taken["train"])

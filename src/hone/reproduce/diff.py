@@ -9,9 +9,8 @@ from hone.errors import UserError
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, first_difference
 from hone.reproduce.records import CANARY, SENT_BACK, Records
-from hone.runs import Run
+from hone.runs import Run, view
 from hone.runs.files import sha256
-from hone.runs.rollouts import evals_file, rollouts_file
 from hone.runs.settings import Change, differing, flat
 
 
@@ -65,8 +64,8 @@ def _compare(first: Records, second: Records, step: int, without: tuple[str, ...
     """Return the first difference of a step. Completions are read only where their files differ."""
     equal_files = True
     for quantity, kind, name in (
-        ("rollouts", "rollouts", rollouts_file(step)),
-        ("evaluation", "evals", evals_file(step)),
+        ("rollouts", "rollouts", view.rollouts_file(step)),
+        ("evaluation", "evals", view.evals_file(step)),
     ):
         files = [records.run.path / name for records in (first, second)]
         there = [file.exists() for file in files]

@@ -55,7 +55,8 @@ from hone.reproduce.records import (
 )
 from hone.runs import Run, provenance
 from hone.runs.provenance import most_ranks
-from hone.runs.rollouts import as_read, columns_of, group_rows, rollouts_file
+from hone.runs.rollouts import as_read, columns_of, group_rows
+from hone.runs.view import rollouts_file
 from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer

@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import StopConfig
 from hone.errors import UserError
-from hone.runs import predictions, shards
+from hone.runs import predictions, shards, view
 from hone.runs.draws import MEASURED, drawn
 from hone.runs.files import parse_json, sha256, verify, whole_lines
 from hone.runs.reader import Run
-from hone.runs.rollouts import evals_file, rollouts_file, steps_in
 
 if TYPE_CHECKING:
     import torch
@@ -79,23 +78,23 @@ def check(
     """Read every byte that has a hash. `parameters` gives an exported model's parameters by name."""
     checked = Checked()
     progress("checking the hashes of metrics and rollouts")
-    lines = _read_log(run.path / "hashes.jsonl", checked)
+    lines = _read_log(run.path / view.HASHES, checked)
     hashes = {step: record for step, (record, _) in lines.items()}
-    metrics = _read_log(run.path / "metrics.jsonl", checked)
-    folders = {kind: _folders(run, kind) for kind in ("checkpoints", "weights")}
+    metrics = _read_log(run.path / view.METRICS, checked)
+    folders = {kind: run.folders(kind) for kind in view.OF_VERSIONS}
     first, last, end = min(hashes, default=0), max(hashes, default=-1), run.config.get("max_steps")
     if first not in (0, (run.info.get("parent") or {}).get("step")):
-        checked.add("hashes.jsonl", f"begins with step {first} instead of step 0")
-    if not (run.path / "hashes.jsonl").exists() and (metrics or run.rollout_steps() or any(folders.values())):
-        checked.add("hashes.jsonl", "is missing")
+        checked.add(view.HASHES, f"begins with step {first} instead of step 0")
+    if not (run.path / view.HASHES).exists() and (metrics or run.rollout_steps() or any(folders.values())):
+        checked.add(view.HASHES, "is missing")
     elif run.info["status"] == "done" and last != end and not _at_target(run, metrics, last):
         how = f"ends with step {last}" if hashes else "is empty"
-        checked.add("hashes.jsonl", f"{how}, but the run is done, after {end} steps")
+        checked.add(view.HASHES, f"{how}, but the run is done, after {end} steps")
     _check_steps(run, hashes, metrics, checked)
     if problem := predictions.problem(run.info, run.path):
-        checked.add("run.json", problem)
+        checked.add(view.INFO, problem)
     sources = run.info.get("sources", {})
-    loaders = {"checkpoints": _model_tensors, "weights": parameters}
+    loaders = {view.CHECKPOINTS: _model_tensors, view.WEIGHTS: parameters}
     for kind, found in folders.items():
         checked.counts[kind] = len(found)
         for version, folder in found.items():
@@ -103,7 +102,7 @@ def check(
             expected = hashes.get(version, {}).get("weights")
             expected = expected or (None if version else sources.get("adapter", sources.get("model")))
             _check_folder(folder, version, expected, last, lambda at, k=kind: fingerprint(loaders[k](at)), checked)
-    _check_states(run, folders["checkpoints"], checked)
+    _check_states(run, folders[view.CHECKPOINTS], checked)
     return checked
 
 
@@ -120,14 +119,10 @@ def _read_log(path: Path, checked: Checked) -> Log:
         if not isinstance(step, int):
             checked.add(path.name, f"line {number} is not the record of a step")
             continue
-        if before is not None and (step <= before or (path.name == "hashes.jsonl" and step != before + 1)):
+        if before is not None and (step <= before or (path.name == view.HASHES and step != before + 1)):
             checked.add(path.name, f"step {before} is followed by step {step}")
         lines[step], before = (record, hashlib.sha256(line).hexdigest()), step
     return lines
-
-
-def _folders(run: Run, kind: str) -> dict[int, Path]:
-    return {step: path for step, path in steps_in(run.path / kind).items() if path.is_dir()}
 
 
 def _at_target(run: Run, metrics: Log, last: int) -> bool:
@@ -146,9 +141,9 @@ def _check_steps(run: Run, hashes: dict[int, dict[str, Any]], metrics: Log, chec
     """
     last, updated = max(hashes, default=-1), {step for step, (line, _) in metrics.items() if "lr" in line}
     kinds: tuple[tuple[str, str, Iterable[int], Callable[[int], str]], ...] = (
-        ("metrics", "lines of metrics", metrics, lambda step: "metrics.jsonl"),
-        ("rollouts", "files of rollouts", run.rollout_steps(), rollouts_file),
-        ("evals", "files of evaluations", run.evals(), evals_file),
+        ("metrics", "lines of metrics", metrics, lambda step: view.METRICS),
+        ("rollouts", "files of rollouts", run.rollout_steps(), view.rollouts_file),
+        ("evals", "files of evaluations", run.evals(), view.evals_file),
     )
     for kind, counted, steps, file_of in kinds:
         written = set(steps)
@@ -162,7 +157,7 @@ def _check_steps(run: Run, hashes: dict[int, dict[str, Any]], metrics: Log, chec
             elif step not in hashes:
                 if run.info["status"] not in CLOSED and step == last + 1:
                     checked.open_steps.add(step)
-                elif not checked.is_damaged("hashes.jsonl"):
+                elif not checked.is_damaged(view.HASHES):
                     problem = "has no hash in hashes.jsonl"
             elif expected is None:
                 problem = "is not of the run (hashes.jsonl has none of this step)"
@@ -171,9 +166,9 @@ def _check_steps(run: Run, hashes: dict[int, dict[str, Any]], metrics: Log, chec
             if problem:
                 checked.add(name, f"the line of step {step} {problem}" if kind == "metrics" else problem)
     for step in sorted(hashes.keys() & metrics.keys() - updated - {last}):
-        if not checked.is_damaged("metrics.jsonl"):
+        if not checked.is_damaged(view.METRICS):
             problem = f"the line of step {step} has no update, though the run went on after it"
-            checked.add("metrics.jsonl", problem)
+            checked.add(view.METRICS, problem)
 
 
 def _check_folder(
@@ -199,7 +194,7 @@ def _check_folder(
     except (OSError, UserError, SafetensorError):
         checked.add(weights, "holds no weights of this run's model, though it fits its COMPLETE")
         return
-    if expected is None and version > last + 1 and not checked.is_damaged("hashes.jsonl"):
+    if expected is None and version > last + 1 and not checked.is_damaged(view.HASHES):
         checked.add(name, f"hashes.jsonl has no version {version}: it ends with {last}")
     elif expected is None:
         checked.open_weights.setdefault(version, {})[name] = actual
@@ -225,7 +220,7 @@ def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
     """Check what each intact checkpoint remembers of the logs and of the draws."""
     ledgers: dict[int, Any] = {}
     for step, folder in folders.items():
-        name = f"checkpoints/{folder.name}"
+        name = f"{view.CHECKPOINTS}/{folder.name}"
         if checked.is_damaged(name):
             continue
         try:
@@ -243,13 +238,13 @@ def _check_states(run: Run, folders: dict[int, Path], checked: Checked) -> None:
         elif run.info["kind"] == "rl":
             ledgers[step] = state.get("ledger")
     read = [s for s in run.rollout_steps() if s < max(ledgers, default=0)]
-    read = [step for step in read if not checked.is_damaged(rollouts_file(step))]
+    read = [step for step in read if not checked.is_damaged(view.rollouts_file(step))]
     recorded: list[dict[str, Any]] = []
     for step in read:
         try:
             recorded += drawn(run, step)
         except (UserError, KeyError, TypeError):
-            checked.add(rollouts_file(step), "is not a file of rollouts that can be read")
+            checked.add(view.rollouts_file(step), "is not a file of rollouts that can be read")
             return
     for step, ledger in ledgers.items():
         if problem := _ledger_problem(ledger, [entry for entry in recorded if entry["step"] < step], set(read)):

@@ -24,7 +24,7 @@ from hone.model.hf import load_model, model_config
 from hone.model.lora import ADAPTER, load_adapter
 from hone.reproduce.execution import Rebuilt, RebuiltRL, RebuiltSFT
 from hone.reproduce.records import Records
-from hone.runs import Run
+from hone.runs import Run, view
 from hone.runs.listing import find_run
 from hone.runs.outputs import holder
 from hone.runs.settings import moved
@@ -47,7 +47,7 @@ def open_run(name: str) -> Run:
 
 def read_config(run: Run) -> RLConfig | SFTConfig:
     """Read the run's config, as it was resolved. Raises UserError for a kind of run that has no steps."""
-    config = parse(_config_class(run), ["@", str(run.path / "config.toml")], f"hone {run.info['kind']}")
+    config = parse(_config_class(run), ["@", str(run.path / view.CONFIG)], f"hone {run.info['kind']}")
     if not run.info.get("kept"):
         return config
     return type(config).model_validate(moved(config.model_dump(), config.output_dir, run.path))
@@ -65,7 +65,7 @@ def _config_class(run: Run) -> type[RLConfig] | type[SFTConfig]:
         raise UserError(
             f"{run.path} is a run of `hone {kind}`, which has no steps: name a run of `hone rl` or `hone sft`"
         )
-    if not (run.path / "config.toml").exists():
+    if not (run.path / view.CONFIG).exists():
         raise UserError(f"{run.path} has no config.toml, so its steps can't be executed again: restore it")
     return classes[kind]
 

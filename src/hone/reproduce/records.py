@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from hone.reproduce.compare import Row, StepRecord
-from hone.runs.files import read_lines
 from hone.runs.reader import Run
 from hone.types import Example, Message, Outcome, Score
 
@@ -37,8 +36,7 @@ class Records:
     @cached_property
     def metrics(self) -> dict[int, dict[str, Any]]:
         """The lines of metrics.jsonl by step, without their step."""
-        lines = read_lines(self.run.path / "metrics.jsonl")
-        return {line["step"]: {name: value for name, value in line.items() if name != "step"} for line in lines}
+        return {line["step"]: {n: v for n, v in line.items() if n != "step"} for line in self.run.metric_lines()}
 
     @cached_property
     def rollout_steps(self) -> frozenset[int]:

@@ -13,7 +13,7 @@ from hone.reproduce.compare import Difference
 from hone.reproduce.execution import OnStep, Rebuilt
 from hone.reproduce.rebuild import exported_parameters, merged_parameters
 from hone.runs.files import sha256
-from hone.runs.rollouts import rollouts_file
+from hone.runs.view import rollouts_file
 
 Tensors = Mapping[str, torch.Tensor]
 

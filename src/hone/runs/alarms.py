@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
 from hone.errors import Halt
 from hone.runs.alarm_rules import RULES, Finding
-from hone.runs.files import read_lines
 from hone.runs.history import History
 from hone.runs.observer import Observer
+from hone.runs.view import RunView
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
@@ -151,7 +151,8 @@ class AlarmWatch(Observer):
 
     def before_start(self, run: RunWriter) -> None:
         self.run = run
-        run.alarms.restore(read_lines(run.folder / "metrics.jsonl"), read_lines(run.folder / "events.jsonl"))
+        files = RunView(run.folder)
+        run.alarms.restore(files.metric_lines(), files.events())
 
     def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
         raised, over = self.run.alarms.look(step, metrics)

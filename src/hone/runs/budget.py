@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.shared import BudgetConfig
-from hone.runs.files import read_lines
+from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
 """Seconds that a process may take after its last line to end its workers and itself; if more, this share of what its
@@ -146,9 +146,8 @@ def _money(usd: float) -> str:
 
 def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
     """Return what the run in `folder` has spent. Tokens count only the steps that it still has."""
-    lines = read_lines(folder / "timings.jsonl")
-    superseded = [line for log in folder.glob("superseded/*/timings.jsonl") for line in read_lines(log)]
-    metrics = read_lines(folder / "metrics.jsonl")
+    run = RunView(folder)
+    lines, superseded, metrics = run.timing_lines(), run.superseded_timings(), run.metric_lines()
     totals = [0, *(line["tokens/total"] for line in metrics if line.get("tokens/total") is not None)]
     steps = {line["step"] for line in metrics if line.get("tokens/total") is not None}
     steps_took = sum(line.get("time/step") or 0.0 for line in lines)  # of a run that did not yet record its total

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.runs.files import NEW_PREFIX, dumps, is_complete, new_dir, save_tensors, verify, write_file
-from hone.runs.rollouts import steps_in
+from hone.runs.view import steps_in
 
 if TYPE_CHECKING:
     import torch

@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hone.runs.files import MARKER, read_json, sha256
+from hone.runs.view import CONFIG
 
 if TYPE_CHECKING:
     from hone.runs.reader import Run
@@ -42,7 +43,7 @@ def read_draws(run: Run) -> list[dict[str, Any]]:
 
 def measures(run: Run) -> bool:
     """Return True if the run's curriculum uses what was solved."""
-    config = run.config if (run.path / "config.toml").is_file() else {}
+    config = run.config if (run.path / CONFIG).is_file() else {}
     curriculum = config.get("orchestrator", {}).get("curriculum", {})
     return curriculum.get("order") == "difficulty" or "pool" in curriculum
 

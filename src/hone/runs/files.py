@@ -1,7 +1,6 @@
 """Files that survive a crash: whole files and directories appear complete or not at all, logs grow by whole lines.
 
-And reading a run that somebody sent, or that a disk has damaged: a file is a regular one, JSON is finite and not deep,
-a line of a log is a record of a step.
+And reading a file that somebody sent, or that a disk has damaged: a file is a regular one, JSON is finite and not deep.
 
 A temporary name starts with `.tmp-hone-`, so leftovers of a killed process are recognised and cleaned up by `sweep`.
 """
@@ -15,7 +14,7 @@ import os
 import re
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from io import BufferedReader
@@ -35,8 +34,6 @@ FILE_MODE = 0o666 & ~_UMASK
 """Mode of a file that is written by `open`."""
 RESTORE = "fix it, or restore a backup"
 """What to do about a damaged file."""
-_NUMBERS = ("metrics.jsonl", "timings.jsonl")
-"""Logs whose records are a step and numbers."""
 
 
 def dumps(value: Any) -> str:
@@ -296,51 +293,6 @@ def whole_lines(path: Path) -> list[bytes]:
 def split_lines(data: bytes) -> list[bytes]:
     """Return the lines with their ends; a torn last line is left out."""
     return data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the records of a JSON-lines file, `[]` if there is none. A torn last line is ignored."""
-    return [read_record(path, number, line) for number, line in enumerate(whole_lines(path), 1)]
-
-
-def read_record(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Return the record in a line of a log: a JSON object whose step, if it has one, is a number; in a log of numbers
-    it has one, and all values are numbers or null; in events.jsonl texts are texts. Raises UserError if not.
-    """
-    numbers = path.name in _NUMBERS
-    try:
-        record = json.loads(line) if numbers else parse_json(line)
-        step = record.get("step", None if numbers else 0) if isinstance(record, dict) else ""
-        if not (type(step) is int and 0 <= step < 2**53) and (numbers or step is not None):
-            raise ValueError("not a record of a step")
-        if numbers and (wrong := [name for name, value in record.items() if not is_number(value)]):
-            raise ValueError(f"{wrong[0][:60]!r} is not a finite number")
-        if numbers and b"/exact" in line:
-            record = {current_name(name): value for name, value in record.items()}
-        if path.name == "events.jsonl":
-            if wrong := [name for name in ("kind", "name", "evidence") if not isinstance(record.get(name, ""), str)]:
-                raise ValueError(f"its {wrong[0]} is not text")
-            parse_time(record.get("time"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number}, is damaged ({error}): fix or delete that line") from None
-    return record
-
-
-def current_name(metric: str) -> str:
-    """Return what a metric of hone 0.1 is called now: the share of right answers was `eval/ENV/exact`."""
-    return re.sub(r"^(eval/[^/]+)/exact(?=$|/ci95/)", r"\1/correct", metric)
-
-
-def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
-    """Move the lines of a log for which `goes(record)` to the file `moved_to`; a crash loses none, a repeat does no
-    harm.
-    """
-    kept, removed = [], []
-    for number, line in enumerate(whole_lines(path), 1):
-        (removed if goes(read_record(path, number, line)) else kept).append(line)
-    if removed:
-        write_file(moved_to, b"".join(removed))
-        write_file(path, b"".join(kept))
 
 
 class JsonlLog:

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.outputs import NAMES, OUTPUTS, PREVIOUS, run_info
+from hone.runs.outputs import OUTPUTS
+from hone.runs.view import INFO, NAMES, PREVIOUS, run_info
 
 
 def find_runs(root: Path) -> Iterator[Path]:
@@ -19,7 +20,7 @@ def find_runs(root: Path) -> Iterator[Path]:
     if not root.is_dir():
         raise UserError(f"there is no folder {root}: name the one that holds your runs, as in `hone runs list FOLDER`")
     for folder, names, files in os.walk(root):
-        is_run = "run.json" in files
+        is_run = INFO in files
         if is_run:
             yield Path(folder)
         own = NAMES if is_run else ()
@@ -43,7 +44,7 @@ def find_run(name: str, root: Path = OUTPUTS) -> Path:
     UserError.
     """
     path = Path(name)
-    if os.path.lexists(path / "run.json"):
+    if os.path.lexists(path / INFO):
         return path
     if path.is_dir():
         inside = [str(found) for found in find_runs(path) if not is_previous(found) and _info(found)["kind"] != "eval"]

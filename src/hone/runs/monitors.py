@@ -18,6 +18,7 @@ from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.processes import Process, wait_all
 from hone.runs.observer import Observer
+from hone.runs.view import PROCESS_LOGS
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
@@ -56,7 +57,7 @@ class Monitors(Observer):
         self.run = run
         run.note(**identity(self._config, run.info))
         for name in self._asked_for():
-            with open(run.folder / "logs" / f"{name}.log", "ab") as log:
+            with open(run.folder / PROCESS_LOGS / f"{name}.log", "ab") as log:
                 process = Process(
                     # -P: the current directory stays off the path.
                     [sys.executable, "-P", "-m", "hone.runs.trackers", name, str(run.folder), str(run.start_step)],
@@ -93,7 +94,7 @@ class Monitors(Observer):
             lines = (process.stdout.read() or b"").decode(errors="replace").splitlines()
             if code:
                 cause = lines.pop() if lines else "its process ended"
-                self._fail(name, f"{cause}; see {self.run.folder / 'logs' / name}.log")
+                self._fail(name, f"{cause}; see {self.run.folder / PROCESS_LOGS / name}.log")
             elif code == 0:
                 del self._processes[name]
             for line in lines:

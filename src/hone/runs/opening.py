@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
-from hone.runs import predictions, provenance, settings
+from hone.runs import predictions, provenance, settings, view
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
-from hone.runs.files import RESTORE, read_lines, verify, whole_lines, write_json
-from hone.runs.outputs import FORMAT, check_output, clear, existing_run, run_info
+from hone.runs.files import RESTORE, verify, whole_lines, write_json
+from hone.runs.outputs import check_output, clear
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
-from hone.runs.rollback import LOGS, copy_history, finish_roll_back, interrupted, roll_back
-from hone.runs.rollouts import evals_file, rollouts_file, steps_in
+from hone.runs.rollback import copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
 
 if TYPE_CHECKING:
@@ -82,7 +81,7 @@ class Opening:
         into its directory: what would be moved is foreign, or one of `protect` (paths that the run reads).
         """
         if self.config.resume is not None and not self.branches:
-            if existing_run(self.folder, "fix it, or choose another --output-dir") is not None:
+            if view.existing_run(self.folder, "fix it, or choose another --output-dir") is not None:
                 return True
             if self.resume.step:
                 raise UserError(f"--resume.step {self.resume.step}: there is no run in {self.folder} to resume")
@@ -97,7 +96,7 @@ class Opening:
         """
         if self.branches:
             self._branch()
-        elif self.config.resume is not None and run_info(self.folder) is not None:
+        elif self.config.resume is not None and view.run_info(self.folder) is not None:
             self._resume()
         else:
             self._begin()
@@ -106,7 +105,7 @@ class Opening:
 
     def _begin(self, **facts: Any) -> None:
         """Move an earlier run aside, and write the run.json of a new one, with further `facts`."""
-        info: dict[str, Any] = {"format": FORMAT, "id": provenance.new_id(), "kind": self.kind, "status": "running"}
+        info: dict[str, Any] = dict(format=view.FORMAT, id=provenance.new_id(), kind=self.kind, status="running")
         info |= {"numerics": provenance.NUMERICS, "exact": True, "inexact": []}
         info |= {"seed": self.config.seed, "command": self.command}
         info |= {"started": provenance.now(process_seconds()), "ended": None, "pid": os.getpid()}
@@ -114,7 +113,7 @@ class Opening:
         self.info = info | predictions.record(self.config, self.kind, info["id"]) | facts
         if (earlier := clear(self.folder)) is not None:
             self.say(f"The earlier run in {self.folder} is now in {earlier}.")
-        write_json(self.folder / "run.json", self.info)
+        write_json(self.folder / view.INFO, self.info)
 
     def _machine(self) -> dict[str, Any]:
         return {
@@ -162,9 +161,9 @@ class Opening:
         it.
         """
         folder, source = self.folder, self.source
-        if run_info(source) is None:
+        if view.run_info(source) is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
-        info, own = self._resumable_info(), run_info(folder) or {}
+        info, own = self._resumable_info(), view.run_info(folder) or {}
         parent = own.get("parent", {})
         if parent.get("id") == info["id"] and own["status"] != _COPYING and self.resume.step in (None, parent["step"]):
             self.say(f"{folder} branched from {source} at step {parent['step']}, and is resumed.")
@@ -190,7 +189,7 @@ class Opening:
 
     def _resumable_info(self) -> dict[str, Any]:
         """Return the run.json of a run. Raises UserError if this command can't go on with it, or read its logs."""
-        source, info = self.source, run_info(self.source)
+        source, info = self.source, view.run_info(self.source)
         assert info is not None, "it was checked"
         if info["kind"] != self.kind:
             raise UserError(
@@ -198,18 +197,18 @@ class Opening:
                 "--output-dir"
             )
         if missing := [name for name in _NEEDED if name not in info]:
-            raise UserError(f"{source / 'run.json'} is damaged ({missing[0]} is missing): {RESTORE}")
+            raise UserError(f"{source / view.INFO} is damaged ({missing[0]} is missing): {RESTORE}")
         provenance.refuse_other_numerics(info, source)
         if info["status"] == _COPYING:
             parent = info["parent"]["dir"]
             raise UserError(f"copying {parent} to {source} was interrupted: begin again with --resume.dir {parent}")
-        for name in LOGS:
-            read_lines(source / name)
+        for name in view.LOGS:
+            view.read_lines(source / name)
         return info
 
     def _load_checkpoint(self) -> None:
         """Take the checkpoint to go on from, if there is one."""
-        checkpoints, step = Checkpoints(self.source / "checkpoints"), self.resume.step
+        checkpoints, step = Checkpoints(self.source / view.CHECKPOINTS), self.resume.step
         if step is None:
             step, warnings = checkpoints.newest()
             if warnings and step is None:
@@ -234,7 +233,7 @@ class Opening:
         """Raise UserError if the checkpoint is not of the model that was loaded."""
         if self.restored is None or self.parameters is None:
             return
-        path = Checkpoints(self.source / "checkpoints").path(self.start_step)
+        path = Checkpoints(self.source / view.CHECKPOINTS).path(self.start_step)
         tensors = self.restored[0]
         if problem := misfit(tensors["model"] if tensors else shapes(path), self.parameters):
             raise UserError(
@@ -248,7 +247,7 @@ class Opening:
         """
         last, target, stop = self.config.max_steps, self.info.get("target"), self.config.stop
         if target and stop and stop.metric == target["metric"] and stop.reached(target["value"]):
-            last = max(steps_in(self.folder / "weights"), default=last)
+            last = max(view.steps_in(self.folder / view.WEIGHTS), default=last)
         if self.info["status"] != "done" or self.lost_checkpoint or self._weights_problems(last):
             return None
         if self.restored is not None:
@@ -258,7 +257,7 @@ class Opening:
         return last if same else None
 
     def _weights_problems(self, step: int) -> list[str]:
-        path = self.folder / "weights" / f"step_{step}"
+        path = self.folder / view.WEIGHTS / f"step_{step}"
         return verify(path) if path.exists() else ["the folder is gone"]
 
     def _note_resume(self, changes: list[Change]) -> None:
@@ -283,7 +282,7 @@ class Opening:
             info["sources"] = info.get("sources", {}) | dict(self.sources)
         info["resumes"].append({"step": step, "time": provenance.now()} | origin)
         info |= {"status": "running", "ended": None, "pid": os.getpid(), "exact": not info["inexact"]}
-        write_json(self.folder / "run.json", info)
+        write_json(self.folder / view.INFO, info)
         self.spent = spent(self.folder, info)
 
     def _checked_changes(self, info: Mapping[str, Any]) -> list[Change]:
@@ -314,7 +313,7 @@ class Opening:
             raise UserError(
                 f"resuming {source} with another {', '.join(map(str, breaking))} would give numbers that no unbroken "
                 "run has: set it back (the run's own settings are in its config.toml: @ "
-                f"{source / 'config.toml'}), or add --allow-drift"
+                f"{source / view.CONFIG}), or add --allow-drift"
             )
         return [Change(name, "recorded", "edited", kind="records") for name in edited] + found
 
@@ -333,9 +332,9 @@ class Opening:
             lines = b"".join(whole_lines(self.source / name))[: was["bytes"]]
             if len(lines) != was["bytes"] or hashlib.sha256(lines).hexdigest() != was["sha256"]:
                 edited.append(name)
-        before = [line for line in read_lines(self.source / "hashes.jsonl") if line["step"] < self.start_step]
-        names = [rollouts_file(line["step"]) for line in before if line["rollouts"]]
-        names += [evals_file(line["step"]) for line in before if line.get("evals")]
+        before = [line for line in view.RunView(self.source).hashes() if line["step"] < self.start_step]
+        names = [view.rollouts_file(line["step"]) for line in before if line["rollouts"]]
+        names += [view.evals_file(line["step"]) for line in before if line.get("evals")]
         return edited + [name for name in names if not (self.source / name).exists()]
 
 

@@ -15,138 +15,21 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
-
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_model
 
 from hone.config.base import changed
 from hone.config.shared import TRANSPORT, RunConfig
 from hone.errors import UserError
-from hone.runs.files import RESTORE, TMP_PREFIX, parse_time, read_json, sweep
-from hone.runs.rollouts import EVALS, RESULTS, TOKENS, steps_in
+from hone.runs import view
+from hone.runs.files import TMP_PREFIX, sweep
 
 Config = TypeVar("Config", bound=RunConfig)
 
-SPOOL = "spool"
-"""Folder for weights on their way to a server: nothing in it outlives the process."""
-AUDIT = "audit.json"
-"""Findings of the audit before step 0, or that there was none."""
-PAUSED, PAUSE_POLL = "paused.json", 0.5
-"""There while a run is paused: `hone runs continue` takes it away. Seconds between two looks of the run at it."""
-CARD = ("report.html", "report.json", "card.md")
-"""The run card: as a page, and as facts; and a file of hone 0.1."""
-JUDGEMENTS = "judgements.jsonl"
-"""Replies of judges and other services that reward."""
-GIVEN = ("rewards.py", "data.jsonl", "eval_data.jsonl")
-"""Files that a program gave a run; they are the run's if its run.json says so, under `kept`."""
-NAMES = (
-    *("config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl", AUDIT, PAUSED),
-    *(
-        JUDGEMENTS,
-        "rollouts",
-        TOKENS,
-        "checkpoints",
-        "weights",
-        SPOOL,
-        "logs",
-        "superseded",
-        "wandb",
-        "trackio",
-    ),
-    *(*CARD, "curve.svg", RESULTS, "metadata.json", "run.json"),
-)
-"""Files that hone writes in the directory of a run or an evaluation; run.json, the last, is also moved away last.
-
-`evals/step_N.jsonl` are not here, for evaluations have their folders beside them.
-"""
-
-FORMAT = "hone-run-1"
 OUTPUTS = Path("outputs")
 """Holds the runs of configs without an `output_dir`."""
-PREVIOUS = ".previous"
-LOCK = ".hone.lock"
-LAUNCHER = ".hone.launcher.lock"
-"""Locked by the launcher of a run in mode split, while that lasts."""
-CERTIFICATE = ".verify.json"
-"""Ending of the certificate that `hone verify` writes beside a run, after the name of its directory."""
-_FINE = {PREVIOUS, LOCK, LAUNCHER, TRANSPORT, ".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
-
-
-def _check_time(stamp: str) -> str:
-    parse_time(stamp)
-    return stamp
-
-
-def _record(optional: dict[str, Any], **needed: Any) -> Any:
-    """Return a model of a table with values of these types; it may have other keys as well."""
-    fields: dict[str, Any] = {name: (kind, ...) for name, kind in needed.items()}
-    fields |= {name: (kind, None) for name, kind in optional.items()}
-    return create_model("Record", __config__=ConfigDict(strict=True, extra="ignore"), **fields)
-
-
-_Time: Any = Annotated[str, AfterValidator(_check_time)]
-_Step: Any = Annotated[int, Field(ge=0)]
-_Ranks: Any = Annotated[int, Field(ge=1)]
-_HARDWARE = {"cpu": str, "cores": int, "memory_gib": float, "gpu": list[str] | None}
-_FACTS = _record(
-    {
-        "status": str,
-        "failure": str,
-        "stopped_by": str,
-        "profile": str,
-        "target": _record({}, metric=str, value=float, target=str, step=_Step),
-        "exact": bool,
-        "inexact": list[_record({}, step=_Step, cause=str)],
-        "drift": list[_record({}, step=_Step)],
-        "resumes": list[_record({"ranks": _Ranks}, step=_Step, time=_Time)],
-        "parent": _record({}, id=str, dir=str, step=int),
-        "seed": int,
-        "ranks": _Ranks,
-        "threads": int | None,
-        "pool": int | None,
-        "seconds": float | None,
-        "usd": float | None,
-        "started": _Time | None,
-        "ended": _Time | None,
-        "command": list[str],
-        "git": _record({}, revision=str, dirty=bool) | None,
-        "hardware": _record(_HARDWARE),
-        "versions": dict[str, str | None],
-        "variables": dict[str, str],
-        "sources": dict[str, str],
-        "reward_weights": dict[str, float] | None,
-        "predictions": dict[str, Any],
-    },
-    id=str,
-    kind=Literal["rl", "sft", "eval"],
-)
-"""The types of the keys of run.json that readers use: older runs lack some."""
-
-
-def run_info(folder: Path) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one, or its run.json is damaged."""
-    try:
-        return existing_run(folder)
-    except (OSError, UserError):
-        return None
-
-
-def existing_run(folder: Path, remedy: str = RESTORE) -> dict[str, Any] | None:
-    """Return the run.json of a run of hone; None if `folder` isn't one. UserError with the remedy if it is damaged."""
-    path = folder / "run.json"
-    if not os.path.lexists(path):
-        return None
-    info = read_json(path, remedy)
-    if info.get("format") != FORMAT:
-        return None
-    try:
-        _FACTS.model_validate(info)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))[:80]
-        raise UserError(f"{path} is damaged ({place}: {first['msg']}): {remedy}") from None
-    return info
+_FINE = {view.PREVIOUS, view.LOCK, view.LAUNCHER, TRANSPORT}
+_FINE |= {".gitignore", ".gitkeep", ".DS_Store", "summary.json", "reward.svg"}
 
 
 def _run_around(path: Path) -> tuple[Path, str] | None:
@@ -154,7 +37,7 @@ def _run_around(path: Path) -> tuple[Path, str] | None:
     inner = path.resolve()
     for outer in (inner, *inner.parents):
         name = (*inner.relative_to(outer).parts, "")[0]
-        if name in ("", *NAMES) and run_info(outer) is not None:
+        if name in ("", *view.NAMES) and view.run_info(outer) is not None:
             return outer, name
     return None
 
@@ -188,7 +71,7 @@ def with_own_folder(config: Config, name: str) -> Config:
         numbered = {
             path: int(path.name.rpartition("-")[2]) for path in OUTPUTS.glob(f"{stem}-*") if _is_own(path, stem)
         }
-        if begun := [path for path in numbered if run_info(path) is not None]:
+        if begun := [path for path in numbered if view.run_info(path) is not None]:
             return changed(config, {"output_dir": max(begun, key=lambda path: numbered[path])})
     _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
     for number in itertools.count(1):
@@ -229,9 +112,9 @@ def check_output(folder: Path, protect: list[Path]) -> None:
     if not folder.exists():
         return
     foreign = []
-    for path in sorted(folder.iterdir()) if run_info(folder) is None else ():
-        fine = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(CERTIFICATE)
-        if path.name in NAMES or not (fine or (path.is_dir() and not path.is_symlink())):
+    for path in sorted(folder.iterdir()) if view.run_info(folder) is None else ():
+        fine = path.name in _FINE or path.name.startswith(TMP_PREFIX) or path.name.endswith(view.CERTIFICATE)
+        if path.name in view.NAMES or not (fine or (path.is_dir() and not path.is_symlink())):
             foreign.append(path.name)
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
@@ -251,7 +134,7 @@ def check_output(folder: Path, protect: list[Path]) -> None:
 
 def check_kept(folder: Path, names: Iterable[str]) -> None:
     """Raise UserError if a file of one of these `names` is there that no run of hone has put there."""
-    own = (run_info(folder) or {}).get("kept", [])
+    own = (view.run_info(folder) or {}).get("kept", [])
     for name in names:
         if name not in own and os.path.lexists(folder / name):
             raise UserError(
@@ -266,17 +149,17 @@ def clear(folder: Path) -> Path | None:
     A crash midway is recovered by the next call: run.json goes last.
     """
     sweep_run(folder)
-    info = run_info(folder)
+    info = view.run_info(folder)
     if info is None:
         return None
-    place = folder / PREVIOUS / info["id"]
+    place = folder / view.PREVIOUS / info["id"]
     place.mkdir(parents=True, exist_ok=True)
     for path in _own(folder):
         if os.path.lexists(path):
             (place / path.relative_to(folder)).parent.mkdir(exist_ok=True)
             os.rename(path, place / path.relative_to(folder))
-    if (folder / EVALS).is_dir() and not any((folder / EVALS).iterdir()):
-        (folder / EVALS).rmdir()
+    if (folder / view.EVALS).is_dir() and not any((folder / view.EVALS).iterdir()):
+        (folder / view.EVALS).rmdir()
     return place
 
 
@@ -301,23 +184,23 @@ def delete_run(folder: Path) -> None:
                     path.unlink(missing_ok=True)
         finally:
             lock.release()
-        for name in (LOCK, LAUNCHER):
+        for name in (view.LOCK, view.LAUNCHER):
             (folder / name).unlink(missing_ok=True)
-    for path in (folder / EVALS, folder):
+    for path in (folder / view.EVALS, folder):
         with suppress(OSError):  # it holds something else
             path.rmdir()
 
 
 def _own(folder: Path) -> list[Path]:
     """Return where the run in `folder` has its files, or may have them; run.json last."""
-    kept = [name for name in GIVEN if name in (run_info(folder) or {}).get("kept", [])]
-    return [*steps_in(folder / EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *NAMES))]
+    kept = [name for name in view.GIVEN if name in (view.run_info(folder) or {}).get("kept", [])]
+    return [*view.steps_in(folder / view.EVALS, ".jsonl").values(), *(folder / name for name in (*kept, *view.NAMES))]
 
 
 def sweep_run(folder: Path) -> None:
     """Clean up what a killed process left anywhere in a run's directory."""
-    shutil.rmtree(folder / SPOOL, ignore_errors=True)
-    for name in ("", "rollouts", TOKENS, EVALS, "weights", "checkpoints"):
+    shutil.rmtree(folder / view.SPOOL, ignore_errors=True)
+    for name in ("", *view.OF_STEPS, *view.OF_VERSIONS):
         sweep(folder / name)
 
 
@@ -341,7 +224,7 @@ class Lock:
     A record lock (`lockf`), for it is not inherited: a worker that outlives its parent does not hold the run.
     """
 
-    def __init__(self, folder: Path, name: str = LOCK):
+    def __init__(self, folder: Path, name: str = view.LOCK):
         self._path = (folder / name).resolve()
         if self._path in _held:  # the system's lock is a process's
             raise UserError(f"this program is writing a run in {folder} already: end it, or choose another output_dir")
@@ -372,8 +255,8 @@ def holder(folder: Path) -> int | None:
     Of several it is the launcher, which takes the signals that end a run. The process itself must not call this:
     closing the file would release its own lock.
     """
-    launcher = _holder(folder / LAUNCHER)
-    return _holder(folder / LOCK) if launcher is None else launcher
+    launcher = _holder(folder / view.LAUNCHER)
+    return _holder(folder / view.LOCK) if launcher is None else launcher
 
 
 def _holder(lock: Path) -> int | None:

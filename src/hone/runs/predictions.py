@@ -22,8 +22,7 @@ from typing import Any, TypeVar
 from hone.config.base import changed
 from hone.config.shared import RunConfig
 from hone.errors import UserError
-from hone.runs import provenance, settings
-from hone.runs.files import current_name, read_lines
+from hone.runs import provenance, settings, view
 
 Config = TypeVar("Config", bound=RunConfig)
 
@@ -174,14 +173,14 @@ def problem(info: Mapping[str, Any], folder: Path) -> str:
     except (KeyError, TypeError, ValueError):
         return "its predictions can't be read"
     first = info.get("parent", {}).get("step", 0)
-    begun = any(line["step"] >= first for line in read_lines(folder / "metrics.jsonl"))
+    begun = any(line["step"] >= first for line in view.RunView(folder).metric_lines())
     if fits and (digest == info[KEY]["sha256"] or (digest is None and not begun)):  # killed at once, it has no event
         return ""
     return "its predictions are not those that were made before step 0 (SHA-256 differs)"
 
 
 def _digest_in_events(folder: Path) -> str | None:
-    hashes = [line.get("sha256") for line in read_lines(folder / "events.jsonl") if line.get("kind") == MADE]
+    hashes = [line.get("sha256") for line in view.RunView(folder).events() if line.get("kind") == MADE]
     return hashes[-1] if hashes else None
 
 
@@ -196,7 +195,7 @@ def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
     fine.
     """
     if damage := problem(info, folder):
-        raise UserError(f"{folder / 'run.json'}: {damage}: restore it, or begin a new run in another --output-dir")
+        raise UserError(f"{folder / view.INFO}: {damage}: restore it, or begin a new run in another --output-dir")
     own = entries(info)
     if config.predict and {parse(text).key for text in config.predict} != {one.key for one in own}:
         begun = "with " + ", ".join(f'"{one}"' for one in own) if own else "without any"
@@ -223,11 +222,11 @@ def kept(config: Config, info: Mapping[str, Any]) -> Config:
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
     """Score a run's predictions as far as its metrics decide them. A metric that was not finite makes them false."""
     predicted = entries(info)
-    lines = {line["step"]: line for line in read_lines(folder / "metrics.jsonl")} if predicted else {}
+    lines = {line["step"]: line for line in view.RunView(folder).metric_lines()} if predicted else {}
     scored = []
     for one in predicted:
         line = lines.get(one.step, {})
-        metric = current_name(one.metric)
+        metric = view.current_name(one.metric)
         if metric in line:
             value = math.nan if line[metric] is None else float(line[metric])
             scored.append(Scored(one, one.holds(value), value))

@@ -19,6 +19,7 @@ import hone
 from hone import digests
 from hone.errors import UserError
 from hone.runs.budget import Spent
+from hone.runs.view import CONFIG
 
 NUMERICS = 5
 """Rises with every change of hone that may change a run's bytes, or what is computed from them; run.json records it.
@@ -141,7 +142,7 @@ def resume_command(folder: Path, info: Mapping[str, Any], *more: str) -> str:
     program = ["hone", info["kind"]]
     if ranks > 1 and info["kind"] == "sft":
         program = ["torchrun", "--nproc-per-node", str(ranks), "-m", "hone.trainer.sft"]
-    return shlex.join([*program, "@", str(folder / "config.toml"), "--resume", *more])
+    return shlex.join([*program, "@", str(folder / CONFIG), "--resume", *more])
 
 
 def ranks_of(info: Mapping[str, Any]) -> int:

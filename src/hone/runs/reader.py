@@ -1,4 +1,4 @@
-"""Reading a run directory. Writes nothing into it."""
+"""A run in Python: tables, curves, and how a notebook shows it. Writes nothing."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.runs.checkpoint import Checkpoints
-from hone.runs.files import is_complete, read_lines
-from hone.runs.outputs import existing_run
-from hone.runs.rollouts import EVALS, RESULTS, evals_file, read_rollouts, read_tokens, rollouts_file, steps_in
-from hone.runs.settings import moved, read_toml
+from hone.runs.rollouts import read_rollouts, read_tokens
+from hone.runs.settings import moved
 from hone.runs.shown import Samples, html_table, text_table
+from hone.runs.view import CHECKPOINTS, CONFIG, RunView, read_toml, rollouts_file
 
 if TYPE_CHECKING:
     import pyarrow
@@ -24,13 +23,12 @@ if TYPE_CHECKING:
 _HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
 
-class Run:
+class Run(RunView):
     """A run on disk. `Run("outputs").metrics().to_pandas()`; works while it is being written, too."""
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
-        if existing_run(self.path) is None:
-            raise UserError(f"{self.path} is not a run of hone: it has no run.json; name a directory that `hone` wrote")
+        super().__init__(path)
+        _ = self.info
 
     def __repr__(self) -> str:
         return text_table([self._facts()])
@@ -40,7 +38,7 @@ class Run:
 
     def _facts(self) -> dict[str, Any]:
         """Return what a table of runs has of this one, of whatever can be read."""
-        from hone.runs import summary
+        from hone.runs import summary  # a run that trains does without it
 
         facts: dict[str, Any] = {"run": str(self.path), "kind": self.info["kind"], "status": self.info["status"]}
         try:
@@ -52,16 +50,9 @@ class Run:
         return facts | {"held out": summary.held_out(one) or None}
 
     @property
-    def info(self) -> dict[str, Any]:
-        """run.json: id, kind, status, exact, seed, versions, hardware, …"""
-        info = existing_run(self.path)
-        assert info is not None, "run.json disappeared"
-        return info
-
-    @property
     def config(self) -> dict[str, Any]:
         """The resolved config (config.toml), which names files that the run keeps where they are now."""
-        table = read_toml(self.path / "config.toml")
+        table = read_toml(self.path / CONFIG)
         return moved(table, table.get("output_dir", ""), self.path)
 
     def locate(self, name: str) -> str:
@@ -76,25 +67,11 @@ class Run:
 
     def metrics(self) -> pyarrow.Table:
         """Return one row per step: int64 `step`, a column per metric, null where a step lacks it."""
-        return to_table(read_lines(self.path / "metrics.jsonl"))
+        return to_table(self.metric_lines())
 
     def timings(self) -> pyarrow.Table:
         """Return seconds by phase, tokens/s and what else comes from a clock; one row per step."""
-        return to_table(read_lines(self.path / "timings.jsonl"))
-
-    def events(self) -> list[dict[str, Any]]:
-        """Return checkpoints, resumes, alarms, …, in the order they happened."""
-        return read_lines(self.path / "events.jsonl")
-
-    def hashes(self) -> list[dict[str, Any]]:
-        """Return for each step, and for the final version, the fingerprint of its `weights`, and the SHA-256 of its
-        `metrics`, `rollouts`, and samples of an evaluation (`evals`).
-        """
-        return read_lines(self.path / "hashes.jsonl")
-
-    def rollout_steps(self) -> list[int]:
-        """Return steps whose rollouts are there, ascending."""
-        return list(steps_in(self.path / "rollouts", ".parquet"))
+        return to_table(self.timing_lines())
 
     def rollouts(self, step: int, columns: Sequence[str] | None = None) -> pyarrow.Table:
         """Return the completions of a step, one row each; columns as in `hone.runs.rollouts.schema`, by default all."""
@@ -130,36 +107,50 @@ class Run:
         """Return the held-out evaluations of an RL run, a row each: int64 `step` (the version), and `eval/…`."""
         lines = [
             {name: value for name, value in line.items() if name == "step" or name.startswith("eval/")}
-            for line in read_lines(self.path / "metrics.jsonl")
+            for line in self.metric_lines()
         ]
         return to_table([line for line in lines if line.keys() != {"step"}])
 
     def plot(self, *metrics: str) -> Figure:
-        """Return a Plotly figure of metrics by step; by default reward, or loss, and held-out measures."""
-        return figure(self, metrics)
+        """Return a Plotly figure of metrics by step; by default reward, or loss, and held-out measures with their 95 %
+        intervals. Raises UserError for a metric that the run does not have.
+        """
+        import plotly.graph_objects as go
+
+        table = self.metrics()
+        columns = {name: table[name].to_pylist() for name in table.column_names}
+        steps = columns.pop("step", [])
+        for name in metrics:
+            if name not in columns:
+                close = get_close_matches(name, columns, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(columns) or 'none yet'}"
+                raise UserError(f"{self.path} has no metric {name!r}: {hint}")
+        main = "reward/mean" if "reward/mean" in columns else "loss"
+        usual = [name for name in columns if name in (main, "val/loss") or _HELD_OUT.fullmatch(name)]
+        drawn = go.Figure()
+        for name in metrics or usual:
+            points = [i for i, value in enumerate(columns[name]) if value is not None]
+            held_out = _HELD_OUT.fullmatch(name)
+            ends = [name.replace("reward/mean", f"ci95/{end}") for end in ("low", "high")]
+            bars = None
+            if held_out and columns.keys() >= {*ends}:
+                low, high = ([abs(columns[end][i] - columns[name][i]) for i in points] for end in ends)
+                bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
+            drawn.add_scatter(
+                x=[steps[i] for i in points],
+                y=[columns[name][i] for i in points],
+                name=f"{held_out[1]}, held out" if held_out else name,
+                error_y=bars,
+                mode="lines+markers" if name.startswith(("eval/", "val/")) else "lines",
+            )
+        drawn.update_layout(title=str(self.path), xaxis_title="step", template="plotly_white")
+        return drawn
 
     def token_stats(self, step: int) -> pyarrow.Table | None:
         """Return the train step's `entropies` and `trainer_logprobs`, a value for each sampled token, a row for each of
         `rollouts(step)` (null if it was untrained); None if they were not recorded.
         """
         return read_tokens(self.path, step)
-
-    def evals(self) -> list[int]:
-        """Return the versions whose evaluation samples exist, ascending. Older runs have none."""
-        return list(steps_in(self.path / EVALS, ".jsonl"))
-
-    def eval_rows(self, version: int | None = None) -> list[dict[str, Any]]:
-        """Return the samples of the evaluation of a version; keys as in `hone.evaluation.result.EvalSample.row`.
-
-        Without a version, the directory must be one of `hone eval`. Raises UserError if there are none.
-        """
-        path = self.path / (RESULTS if version is None else evals_file(version))
-        if not path.exists():
-            versions = ", ".join(map(str, self.evals()))
-            has = f"it has those of {versions}" if versions else "it has none"
-            what = f"evaluation of version {version}: {has}" if version is not None else f"{RESULTS}: name a version"
-            raise UserError(f"{self.path} has no {what}")
-        return read_lines(path)
 
     def ledger(self) -> list[dict[str, Any]]:
         """Return what became of every draw of an RL run: draw, step, example_id, state, tokens.
@@ -170,13 +161,9 @@ class Run:
 
         return read_draws(self)
 
-    def weights(self) -> dict[int, Path]:
-        """Return complete exports by step, ascending."""
-        return {step: path for step, path in steps_in(self.path / "weights").items() if is_complete(path)}
-
     @property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.path / "checkpoints")
+        return Checkpoints(self.path / CHECKPOINTS)
 
 
 def text_of(messages: Sequence[Mapping[str, Any]]) -> str:
@@ -196,40 +183,3 @@ def to_table(records: list[dict[str, Any]]) -> pyarrow.Table:
         else:
             columns[name] = pa.array([None if value is None else float(value) for value in values], pa.float64())
     return pa.table(columns)
-
-
-def figure(run: Run, metrics: Sequence[str] = ()) -> Figure:
-    """Draw metrics by step; by default reward, or loss, and held-out measures with their 95 % intervals.
-
-    Raises UserError for a metric that the run does not have.
-    """
-    import plotly.graph_objects as go
-
-    table = run.metrics()
-    columns = {name: table[name].to_pylist() for name in table.column_names}
-    steps = columns.pop("step", [])
-    for name in metrics:
-        if name not in columns:
-            close = get_close_matches(name, columns, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"it has {', '.join(columns) or 'none yet'}"
-            raise UserError(f"{run.path} has no metric {name!r}: {hint}")
-    main = "reward/mean" if "reward/mean" in columns else "loss"
-    usual = [name for name in columns if name in (main, "val/loss") or _HELD_OUT.fullmatch(name)]
-    drawn = go.Figure()
-    for name in metrics or usual:
-        points = [i for i, value in enumerate(columns[name]) if value is not None]
-        held_out = _HELD_OUT.fullmatch(name)
-        ends = [name.replace("reward/mean", f"ci95/{end}") for end in ("low", "high")]
-        bars = None
-        if held_out and columns.keys() >= {*ends}:
-            low, high = ([abs(columns[end][i] - columns[name][i]) for i in points] for end in ends)
-            bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low}
-        drawn.add_scatter(
-            x=[steps[i] for i in points],
-            y=[columns[name][i] for i in points],
-            name=f"{held_out[1]}, held out" if held_out else name,
-            error_y=bars,
-            mode="lines+markers" if name.startswith(("eval/", "val/")) else "lines",
-        )
-    drawn.update_layout(title=str(run.path), xaxis_title="step", template="plotly_white")
-    return drawn

@@ -9,32 +9,18 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from hone.runs.files import (
-    MARKER,
-    dumps,
-    move_lines,
-    new_dir,
-    read_file,
-    read_json,
-    read_lines,
-    sweep,
-    verify,
-    whole_lines,
-    write_file,
-)
-from hone.runs.outputs import AUDIT, sweep_run
-from hone.runs.rollouts import EVALS, TOKENS, steps_in
+from hone.runs import view
+from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep, verify, whole_lines, write_file
+from hone.runs.outputs import sweep_run
 
-LOGS = ("metrics.jsonl", "timings.jsonl", "events.jsonl", "hashes.jsonl")
 _HISTORY = frozenset(
     {"start", "predicted", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
 )
 """Events about the process or about the state before step N: those at N itself stay."""
-_OF_STEPS = ("rollouts", TOKENS, EVALS)
-"""Folders with a file for each step, or some."""
 _PLAN = "rollback.json"
 
 
@@ -59,11 +45,11 @@ def roll_back(folder: Path, step: int) -> Path | None:
     """Leave in `folder` what the run had written before its step `step`. Returns where the rest went; None if that is
     nothing, or the fingerprint of version `step` alone, which a run that was stopped leaves as its last line.
     """
-    late = [line for name in LOGS for line in read_lines(folder / name) if _goes(name, line, step)]
+    late = [line for name in view.LOGS for line in view.read_lines(folder / name) if _goes(name, line, step)]
     files = _later(folder, step)
     if not late and not files:
         return None
-    place = folder / "superseded" / str(max((int(path.name) for path in _places(folder)), default=0) + 1)
+    place = folder / view.SUPERSEDED / str(max((int(path.name) for path in _places(folder)), default=0) + 1)
     place.mkdir(parents=True)
     _move(folder, place, step)
     only_fingerprint = not files and all("weights" in line and not line["metrics"] for line in late)
@@ -75,25 +61,37 @@ def copy_history(source: Path, target: Path, step: int) -> None:
 
     Predictions stay behind, and so do damaged weights. The checkpoint comes last: where it is, everything is.
     """
-    for name in LOGS:
-        pairs = zip(read_lines(source / name), whole_lines(source / name), strict=True)
+    for name in view.LOGS:
+        pairs = zip(view.read_lines(source / name), whole_lines(source / name), strict=True)
         stays = (line for record, line in pairs if not _goes(name, record, step) and record.get("kind") != "predicted")
         write_file(target / name, b"".join(stays))
-    copied = [source / AUDIT] if (source / AUDIT).exists() else []
-    copied += [path for name in _OF_STEPS for at, path in steps_in(source / name).items() if at < step]
+    copied = [source / view.AUDIT] if (source / view.AUDIT).exists() else []
+    copied += [path for name in view.OF_STEPS for at, path in view.steps_in(source / name).items() if at < step]
     for path in copied:
         (target / path.relative_to(source)).parent.mkdir(exist_ok=True)
         write_file(target / path.relative_to(source), read_file(path))
-    for name in ("weights", "checkpoints"):
+    for name in (view.WEIGHTS, view.CHECKPOINTS):
         saved = source / name / f"step_{step}"
         if not verify(saved):
             with new_dir(target / name / f"step_{step}") as folder:
                 shutil.copytree(saved, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(MARKER))
 
 
+def move_lines(path: Path, goes: Callable[[dict[str, Any]], bool], moved_to: Path) -> None:
+    """Move the lines of a log for which `goes(record)` to the file `moved_to`; a crash loses none, a repeat does no
+    harm.
+    """
+    kept, removed = [], []
+    for number, line in enumerate(whole_lines(path), 1):
+        (removed if goes(view.read_record(path, number, line)) else kept).append(line)
+    if removed:
+        write_file(moved_to, b"".join(removed))
+        write_file(path, b"".join(kept))
+
+
 def _places(folder: Path) -> list[Path]:
     """Return where roll-backs of the run in `folder` have put what they took away, in their order."""
-    found = [path for path in (folder / "superseded").glob("*") if path.name.isdigit()]
+    found = [path for path in (folder / view.SUPERSEDED).glob("*") if path.name.isdigit()]
     return sorted(found, key=lambda path: int(path.name))
 
 
@@ -102,14 +100,14 @@ def _goes(log: str, record: dict[str, Any], step: int) -> bool:
     at = record.get("step")
     if at is None or at < step:
         return False
-    return at > step or log != "events.jsonl" or record.get("kind") not in _HISTORY
+    return at > step or log != view.EVENTS or record.get("kind") not in _HISTORY
 
 
 def _later(folder: Path, step: int) -> list[Path]:
     """Return what is rolled back, beside lines of logs; checkpoints first, so that none outlasts its history."""
-    gone = [path for name in ("checkpoints", "weights") for at, path in steps_in(folder / name).items() if at > step]
-    gone += [path for name in _OF_STEPS for at, path in steps_in(folder / name).items() if at >= step]
-    weights = folder / "weights" / f"step_{step}"
+    gone = [path for name in view.OF_VERSIONS for at, path in view.steps_in(folder / name).items() if at > step]
+    gone += [path for name in view.OF_STEPS for at, path in view.steps_in(folder / name).items() if at >= step]
+    weights = folder / view.WEIGHTS / f"step_{step}"
     return [*gone, weights] if weights.exists() and verify(weights) else gone  # a resume from there writes it anew
 
 
@@ -119,6 +117,6 @@ def _move(folder: Path, place: Path, step: int) -> None:
         target = place / path.relative_to(folder)
         target.parent.mkdir(exist_ok=True)
         os.rename(path, target)
-    for name in LOGS:
+    for name in view.LOGS:
         move_lines(folder / name, lambda record, name=name: _goes(name, record, step), moved_to=place / name)
     write_file(place / _PLAN, dumps({"step": step, "done": True}) + "\n")

@@ -13,25 +13,19 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError, first_line
 from hone.runs.files import dumps, open_file, write_file
+from hone.runs.view import EVALS, evals_file, tokens_file
 
 if TYPE_CHECKING:
     import numpy as np
     import pyarrow
 
     from hone.types import Column, Columns, Group, Segment
-
-TOKENS = "tokens"
-EVALS = "evals"
-"""Folders of a run; `hone eval` may put folders of its own beside the files of `evals`."""
-RESULTS = "results.jsonl"
-_STEP = re.compile(r"step_(\d+)")
 
 COLUMNS = {"candidates": ("kept_ids", "kept_counts"), "teacher_logprobs": ("teacher_logprobs",)}
 """A segment's columns (`hone.types.Columns`), and the names of their values, and counts, in the file."""
@@ -45,33 +39,6 @@ OPTIONS: dict[str, Any] = {
     "write_statistics": False,
     "store_schema": False,
 }
-
-
-def step_of(path: Path) -> int | None:
-    """Return the N of a name like `step_12` or `step_000012.parquet`; None for other names."""
-    match = _STEP.fullmatch(path.name.split(".")[0])
-    return int(match.group(1)) if match else None
-
-
-def steps_in(folder: Path, ending: str = "") -> dict[int, Path]:
-    """Return the files of a run's folder that are named after a step and have this ending, by step, ascending."""
-    found = {step_of(path): path for path in folder.glob(f"step_*{ending}")}
-    return {step: found[step] for step in sorted(step for step in found if step is not None)}
-
-
-def rollouts_file(step: int) -> str:
-    """Return where the rollouts of a step lie, relative to the run."""
-    return f"rollouts/step_{step:06d}.parquet"
-
-
-def tokens_file(step: int) -> str:
-    """Return where the token statistics of a step lie, relative to the run."""
-    return f"{TOKENS}/step_{step:06d}.parquet"
-
-
-def evals_file(version: int) -> str:
-    """Return where the samples of the evaluation of a version lie, relative to the run."""
-    return f"{EVALS}/step_{version:06d}.jsonl"
 
 
 def schema(

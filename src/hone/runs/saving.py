@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal
 from hone.config.shared import CkptConfig
 from hone.runs.checkpoint import Tensors
 from hone.runs.files import write_json
-from hone.runs.outputs import PAUSE_POLL, PAUSED
 from hone.runs.signals import StopRequest
+from hone.runs.view import PAUSED
 from hone.runs.writer import RunWriter
 
 if TYPE_CHECKING:
     import torch
 
 
+_PAUSE_POLL = 0.5
+"""Seconds between two looks of a paused run at its mark."""
 Ending = Literal["done", "stopped", "budget"]
 """How a loop ended: all steps taken or its target reached, asked to stop by a signal, or its budget used up."""
 
@@ -200,7 +202,7 @@ def pause(run: RunWriter, step: int, cause: str, ended: Callable[[], bool]) -> N
     try:
         with run.phase("pause"):
             while mark.exists() and not ended():
-                time.sleep(PAUSE_POLL)
+                time.sleep(_PAUSE_POLL)
     finally:
         mark.unlink(missing_ok=True)
         run.note(status="running")

@@ -16,11 +16,10 @@ from typing import Any, Literal
 from hone.config.base import PLAIN, BaseConfig, Meta, changed, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
-from hone.config.retired import RETIRED, without_retired
+from hone.config.retired import RETIRED
 from hone.config.shared import RunConfig
-from hone.errors import UserError
-from hone.runs.files import RESTORE, check_plain, read_file
-from hone.runs.outputs import GIVEN
+from hone.runs.files import RESTORE
+from hone.runs.view import CONFIG, GIVEN, read_toml
 
 _SERVER = "orchestrator.client.base_url"
 """A server's address: its presence matters, its value does not."""
@@ -60,23 +59,9 @@ def run_toml(config: RunConfig, kind: str) -> str:
     return f"{CONFIG_OF}{kind}\n" + to_toml(changed(config, usual))
 
 
-def read_toml(path: Path) -> dict[str, Any]:
-    """Return a config.toml as a nested dict, without retired keys that change nothing.
-
-    Raises UserError if it isn't TOML, or can't be read.
-    """
-    data = read_file(path)
-    try:
-        table = tomllib.loads(data.decode())
-        check_plain(table, finite=False)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is damaged ({error}): {RESTORE}") from None
-    return without_retired(table)
-
-
 def read_config(folder: Path, kind: str) -> tuple[dict[str, Any], list[str]]:
     """Return the config.toml of a run, empty without one, and sentences about settings of a wrong type."""
-    path = folder / "config.toml"
+    path = folder / CONFIG
     if not os.path.lexists(path):
         return {}, []
     table = read_toml(path)
@@ -92,7 +77,7 @@ def config_class(kind: str) -> type[BaseConfig]:
 
 def settings_of(folder: Path, config: RunConfig) -> dict[str, Any]:
     """Return the flat settings of the run in `folder`; those of `config` if it was killed before it had written any."""
-    file = folder / "config.toml"
+    file = folder / CONFIG
     return flat(read_toml(file) if file.exists() else tomllib.loads(run_toml(config, "")))
 
 

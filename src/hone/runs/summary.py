@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +23,16 @@ from hone.errors import UserError
 from hone.runs import provenance
 from hone.runs.alarms import OVER
 from hone.runs.budget import Spent, spent
-from hone.runs.files import MARKER, RESTORE, current_name, is_number, parse_time, read_json, read_lines, sha256
+from hone.runs.files import MARKER, RESTORE, parse_time, read_json, sha256
 from hone.runs.listing import find_run
 from hone.runs.metrics import best_step
 from hone.runs.opening import target_in_words
-from hone.runs.outputs import AUDIT, CERTIFICATE, holder
+from hone.runs.outputs import holder
 from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
-from hone.runs.reader import Run
 from hone.runs.rollback import interrupted
-from hone.runs.settings import about, config_class, read_config
+from hone.runs.settings import about, config_class, flat, read_config
+from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, WEIGHTS, RunView
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""
@@ -52,7 +53,7 @@ _ENDED = {
 class Summary:
     """The facts about a run. `config` is empty while it has none; `pid` as `hone.runs.outputs.holder` gives it."""
 
-    path: Path
+    files: RunView
     info: dict[str, Any]
     config: dict[str, Any]
     status: str
@@ -61,6 +62,10 @@ class Summary:
     spent: Spent
     damage: list[str] = field(default_factory=list)
     """Sentences about lost or unreadable parts of the run; all else can be shown."""
+
+    @property
+    def path(self) -> Path:
+        return self.files.path
 
     @property
     def seconds(self) -> float:
@@ -85,10 +90,25 @@ class Summary:
         """The name of the task, if there is one."""
         return task_label(self.env["id"], self.env.get("args") or {}) if "id" in self.env else None
 
+    @cached_property
+    def alarms(self) -> list[Raised]:
+        """The alarms that are not over, as they were at the first look."""
+        return [alarm for alarm in alarms_in(self.files.events()) if alarm.over is None]
+
     @property
-    def checkpoints(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending."""
-        return Run(self.path).checkpoints.steps()
+    def left(self) -> float | None:
+        """Estimated seconds to its end; None if it is not at work, or has taken no step."""
+        return self.progress.left if self.status == "running" else None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The config by dotted names."""
+        return flat(self.config)
+
+    @property
+    def tags(self) -> list[str]:
+        """The tags in the config, `wandb.tags`."""
+        return [str(tag) for tag in self.settings.get("wandb.tags") or ()]
 
 
 def summarize(path: Path, ours: bool = False) -> Summary:
@@ -96,38 +116,29 @@ def summarize(path: Path, ours: bool = False) -> Summary:
 
     `ours`: this process holds the run's lock, which asking for the holder would let go of.
     """
-    run, pid = Run(path), os.getpid() if ours else holder(path)
+    run, pid = RunView(path), os.getpid() if ours else holder(path)
     info = run.info  # after the lock was looked at: a run writes its last status before it lets go of it
     for name in _NEEDED + (() if info["kind"] == "eval" else _NEEDED_OF_TRAINING):
         if name not in info:
-            raise UserError(f"{path / 'run.json'} is damaged ({name} is missing): {RESTORE}")
+            raise UserError(f"{path / INFO} is damaged ({name} is missing): {RESTORE}")
     config, damage = read_config(path, info["kind"])
     if info["kind"] == "eval":
-        progress, taken = _evaluation(path)
+        progress = Progress("eval", 0)
+        progress.evals, seconds = run.evaluation()
+        taken = Spent(sum(value or 0.0 for value in seconds.values()))
     else:
-        timings = {record["step"]: record for record in read_lines(path / "timings.jsonl")}
+        timings = {record["step"]: record for record in run.timing_lines()}
         env = config.get("orchestrator", {}).get("env", {})
         task = task_label(env.get("id", ""), env.get("args") or {})
         progress, taken = Progress(info["kind"], config.get("max_steps", 0), task=task), spent(path, info)
-        for record in read_lines(path / "metrics.jsonl"):
+        for record in run.metric_lines():
             progress.update(record["step"], record, timings.get(record["step"], {}))
-    return Summary(path, info, config, status_of(info, pid), pid, progress, taken, damage)
+    return Summary(run, info, config, status_of(info, pid), pid, progress, taken, damage)
 
 
 def status_of(info: dict[str, Any], pid: int | None) -> str:
     """Return the status in run.json; `killed` if that says a process is at work, but none (`pid` None) is."""
     return KILLED if info["status"] in ("running", "paused", "copying") and pid is None else info["status"]
-
-
-def _evaluation(path: Path) -> tuple[Progress, Spent]:
-    progress, file = Progress("eval", 0), path / "metadata.json"
-    metadata = read_json(file) if os.path.lexists(file) else {}
-    metrics, seconds = metadata.get("metrics", {}), metadata.get("seconds", {})
-    for numbers in (metrics, seconds):
-        if not isinstance(numbers, dict) or not all(map(is_number, numbers.values())):
-            raise UserError(f"{file} is damaged (a value of the evaluation is not a number): {RESTORE}")
-    progress.evals = {current_name(name): value for name, value in metrics.items()}
-    return progress, Spent(sum(value or 0.0 for value in seconds.values()))
 
 
 def status_text(run: Summary) -> str:
@@ -160,10 +171,10 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
         return [("finish the resume that was interrupted", _resuming(run))]
     if run.status == "done":
         again = [("check that it can be repeated", f"hone verify {quoted} --steps 3")]
-        if weights := Run(run.path).weights():
+        if weights := run.files.weights():
             return [("evaluate it", evaluating(run, weights[max(weights)])), *again]
         return again
-    steps = run.checkpoints
+    steps = run.files.checkpoint_steps()
     return [(f"go on from step {steps[-1]}" if steps else "start it again from step 0", _resuming(run))]
 
 
@@ -218,7 +229,7 @@ def evaluating(run: Summary, weights: Path) -> str:
     several = len(of.config.get("orchestrator", {}).get("envs", [])) > 1
     in_place = os.path.normpath(of.config.get("output_dir", "")) == str(of.path)
     if given and of.kind != "eval" and in_place and not several:
-        task, given = ["@", str(of.path / "config.toml")], []
+        task, given = ["@", str(of.path / CONFIG)], []
     command = ["hone", "eval", *task, "-m", str(weights), "-n", "100", "-r", "4"]
     for flag, tree in given:
         command += [flag, json.dumps(tree)]
@@ -291,8 +302,8 @@ def shortened(value: Any) -> str:
 def best_checkpoint(run: Summary) -> str:
     """Return which checkpoint is the best by `ckpt.best`, and its value; empty without."""
     metric = run.config.get("ckpt", {}).get("best")
-    lines = read_lines(run.path / "metrics.jsonl") if metric else []
-    found = best_step(metric, lines, run.checkpoints) if metric else None
+    lines = run.files.metric_lines() if metric else []
+    found = best_step(metric, lines, run.files.checkpoint_steps()) if metric else None
     return f"step_{found[0]}, whose {metric} was {found[1]:.4g}" if found else ""
 
 
@@ -301,7 +312,7 @@ def missed_target(run: Summary) -> str:
     if not (stop := run.config.get("stop")) or run.info.get("target"):
         return ""
     metric, stop = stop["metric"], StopConfig.model_validate(stop)
-    values = [line[metric] for line in read_lines(run.path / "metrics.jsonl") if line.get(metric) is not None]
+    values = [line[metric] for line in run.files.metric_lines() if line.get(metric) is not None]
     return f"{metric} was {f'{values[-1]:.4g} last' if values else 'never measured'} (target {stop.target})"
 
 
@@ -400,8 +411,8 @@ def pinned(run: Path) -> dict[str, str]:
     """Return the SHA-256 by name of the files that stand for all that a verification covers: others are hashed in
     these.
     """
-    markers = [path for kind in ("weights", "checkpoints") for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
-    files = [run / name for name in ("run.json", "config.toml", "hashes.jsonl", "metrics.jsonl")] + markers
+    markers = [path for kind in (WEIGHTS, CHECKPOINTS) for path in sorted(run.glob(f"{kind}/step_*/{MARKER}"))]
+    files = [run / name for name in (INFO, CONFIG, HASHES, METRICS)] + markers
     return {file.relative_to(run).as_posix(): sha256(file) for file in files if file.is_file()}
 
 

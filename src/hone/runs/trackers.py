@@ -20,10 +20,9 @@ from typing import Any
 
 from hone.redaction import redact
 from hone.runs.alarms import in_words
-from hone.runs.follow import Tail, new_steps
 from hone.runs.monitors import FINISH_SECONDS
 from hone.runs.reader import Run
-from hone.runs.rollouts import rollouts_file
+from hone.runs.view import RunTail, rollouts_file
 
 POLL = 0.5
 """Seconds between two looks at the files."""
@@ -113,12 +112,11 @@ class Trackio(Tracker):
 
 def send(tracker: Tracker, run: Run, first_step: int) -> None:
     """Send what the run writes from `first_step` on, until it has ended, or the process that writes it."""
-    steps = new_steps(Tail(run.path / "metrics.jsonl"), Tail(run.path / "timings.jsonl"))
-    events, settings = Tail(run.path / "events.jsonl"), tracker.settings
+    tail, settings = RunTail(run.path), tracker.settings
     while True:
         status = run.info["status"]
         status = "failed" if status in ("running", "paused") and os.getppid() != run.info["pid"] else status
-        for metrics, timings in next(steps):
+        for metrics, timings in tail.steps():
             if (step := metrics["step"]) < first_step:
                 continue
             is_last = step == tracker.config["max_steps"] - 1
@@ -127,7 +125,7 @@ def send(tracker: Tracker, run: Run, first_step: int) -> None:
                 tracker.log(step, {"samples": tracker.client.Table(columns=list(COLUMNS), data=rows)})
             values = {**timings, **metrics}.items()
             tracker.log(step, {name: value for name, value in values if value is not None and name != "step"})
-        for event in events.new():
+        for event in tail.events.new():
             if event["kind"] == "alarm" and event["step"] >= first_step:
                 title, level = f"{event['name']} at step {event['step']}"[:63], tracker.client.AlertLevel.WARN
                 tracker.run.alert(title=title, text=in_words(event), level=level)

@@ -31,16 +31,17 @@ from hone.runs.alarms import Alarms, AlarmStop, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
-from hone.runs.files import JsonlLog, new_dir, read_lines, remove_dir, write_file, write_json
+from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.metrics import best_step
 from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
-from hone.runs.outputs import CARD, PAUSED, Lock, check_kept, writable
+from hone.runs.outputs import Lock, check_kept, writable
 from hone.runs.progress import Progress
 from hone.runs.provenance import resume_command
-from hone.runs.rollouts import rollouts_file, write_evaluation, write_rollouts, write_tokens
+from hone.runs.rollouts import write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
+from hone.runs.view import CARD, CHECKPOINTS, CONFIG, INFO, LOGS, PAUSED, PROCESS_LOGS, WEIGHTS, RunView, rollouts_file
 
 _DISK_RATE = 5e8
 """Bytes a second that a disk may be expected to write."""
@@ -64,7 +65,7 @@ class RunWriter:
         self.display, self.observers = find_display(observers), observers
         self.display.progress.task = config.task_name if isinstance(config, RLConfig) else ""
         keep = (config.ckpt.keep_last, config.ckpt.keep_interval) if config.ckpt else ()
-        self.checkpoints = Checkpoints(folder / "checkpoints", *keep)
+        self.checkpoints = Checkpoints(folder / CHECKPOINTS, *keep)
         self.budget = Budget(config.budget, opened.spent)
         self.target: dict[str, Any] | None = None
         """What had come to the target of `config.stop`: metric, value, target, step; None before."""
@@ -74,13 +75,13 @@ class RunWriter:
         self._started: list[Observer] = []
         """Observers whose `before_start` was called: their `at_end` is due."""
         self._lock = lock
-        (folder / "logs").mkdir(exist_ok=True)
+        (folder / PROCESS_LOGS).mkdir(exist_ok=True)
         self._metrics, self._timings, self._events, self._hashes = self._logs = [
-            JsonlLog(folder / f"{name}.jsonl") for name in ("metrics", "timings", "events", "hashes")
+            JsonlLog(folder / name) for name in LOGS
         ]
         self._rollouts_digest: str | None = None
         self._evaluations: dict[int, str] = {}
-        self._log_file = _log_warnings(folder / "logs" / f"{self.info['kind']}.log")
+        self._log_file = _log_warnings(folder / PROCESS_LOGS / f"{self.info['kind']}.log")
         self._phases: dict[str, float] = {}
         self._not_finite: set[str] = set()
         self._step_began = time.perf_counter()
@@ -146,13 +147,13 @@ class RunWriter:
         if digest := predictions.unwritten(self.info, folder):
             self.event(predictions.MADE, step, sha256=digest)
         toml = settings.run_toml(predictions.kept(config, self.info), self.info["kind"])
-        write_file(folder / "config.toml", toml)
+        write_file(folder / CONFIG, toml)
         if keep:
             self.note(kept=sorted(keep))
         for name, text in keep.items():
             write_file(folder / name, text)
         self._prune()  # what a process that was killed had not got to
-        for line in read_lines(folder / "metrics.jsonl") if self._stop else ():
+        for line in RunView(folder).metric_lines() if self._stop else ():
             self.look_for_target(line["step"], line)
         for name in (PAUSED, *CARD):
             (folder / name).unlink(missing_ok=True)
@@ -265,7 +266,7 @@ class RunWriter:
         self.event("weights", step)
 
     def weights_path(self, step: int) -> Path:
-        return self.folder / "weights" / f"step_{step}"
+        return self.folder / WEIGHTS / f"step_{step}"
 
     def save_checkpoint(self, step: int, tensors: Tensors, state: dict[str, Any], part: Path | None = None) -> Path:
         """Save version `step` (before step `step`) with the files in the folder `part`, after flushing the logs; then
@@ -281,7 +282,7 @@ class RunWriter:
 
     def _prune(self) -> None:
         """Delete surplus checkpoints and their weights."""
-        lines = read_lines(self.folder / "metrics.jsonl") if self._best else []
+        lines = RunView(self.folder).metric_lines() if self._best else []
         best = best_step(self._best, lines, self.checkpoints.steps()) if self._best else None
         for step in self.checkpoints.surplus(best and best[0]):
             # The weights first: killed in between, the next call finds the checkpoint and does it again.
@@ -383,7 +384,7 @@ class RunWriter:
         return f"the last checkpoint is step_{steps[-1]}; go on with: {command}"
 
     def _save_info(self) -> None:
-        write_json(self.folder / "run.json", self.info)
+        write_json(self.folder / INFO, self.info)
 
 
 def watching(config: RunConfig, kind: str) -> list[Observer]:

@@ -15,9 +15,9 @@ import numpy as np
 from hone.config.shared import GradingConfig
 from hone.config.study import StudyConfig
 from hone.errors import UserError
-from hone.runs.files import read_lines
 from hone.runs.reader import Run
 from hone.runs.summary import Summary
+from hone.runs.view import read_lines
 from hone.studies.analysis import Curve, Effect, at_equal_cost, effects, fit_curve
 from hone.studies.cells import Cell, Stage, runs_of
 from hone.studies.running import SECONDS, Tasks, values_of
@@ -169,10 +169,10 @@ def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) ->
 
 def _costs(folder: Path, stage: Stage) -> dict[str, float]:
     """Return how many examples and tokens a run took: demonstrations of SFT, prompts of RL."""
-    lines = Run(folder).metrics().to_pydict()
+    lines = Run(folder).metric_lines()
 
     def known(name: str) -> list[float]:
-        return [value for value in lines.get(name, []) if value is not None]
+        return [line[name] for line in lines if line.get(name) is not None]
 
     states = ("trained", "filtered", "failed")
     prompts = sum(sum(known(f"groups/{state}")) for state in states)
@@ -182,8 +182,8 @@ def _costs(folder: Path, stage: Stage) -> dict[str, float]:
 
 def _curve(folder: Path, stage: Stage) -> list[float]:
     """Return the training curve: the reward of RL, the loss of SFT."""
-    values = Run(folder).metrics().to_pydict().get("loss" if stage.kind == "sft" else "reward/mean", [])
-    return [float(value) for value in values if value is not None]
+    name = "loss" if stage.kind == "sft" else "reward/mean"
+    return [float(line[name]) for line in Run(folder).metric_lines() if line.get(name) is not None]
 
 
 def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:

@@ -24,10 +24,10 @@ from hone.environments.workers import cores
 from hone.orchestrator.child import Child, Log
 from hone.orchestrator.placement import visible_gpus
 from hone.processes import end_all
-from hone.runs.files import JsonlLog, read_lines, write_file
-from hone.runs.outputs import run_info
+from hone.runs.files import JsonlLog, write_file
 from hone.runs.progress import duration
 from hone.runs.reader import Run
+from hone.runs.view import INFO, read_lines, run_info
 from hone.studies.cells import Cell, Stage, runs_of, task_of
 
 SECONDS = "seconds.jsonl"
@@ -216,7 +216,7 @@ class Runner:
                 self.say(f"{len(self.outcome.done)}/{len(self.tasks)} {task.title}: done{self._left()}")
                 continue
             if task.kind == "eval":  # it writes what it has, though too much of it could not be graded
-                (task.folder / "run.json").unlink(missing_ok=True)
+                (task.folder / INFO).unlink(missing_ok=True)
             self._failed(task, f"it {active.child.cause}, see {task.folder.parent / task.id}.log")
 
     def _failed(self, task: Task, problem: str) -> None:

@@ -8,7 +8,8 @@ from hone.config.dump import to_toml
 from hone.config.study import StudyConfig
 from hone.errors import UserError
 from hone.runs.files import TMP_PREFIX, write_file
-from hone.runs.outputs import LOCK, Lock
+from hone.runs.outputs import Lock
+from hone.runs.view import LOCK
 from hone.studies.cells import cells_of
 from hone.studies.report import PAGE, needs_matplotlib, write_report
 from hone.studies.results import Results, results_of

@@ -11,6 +11,7 @@ from hone.errors import UserError
 from hone.model.files import TINY
 from hone.runs.checkpoint import misfit, shapes
 from hone.runs.settings import flat
+from hone.runs.view import CONFIG
 from hone.trainer.step import Trainer
 from hone.transport import Session
 
@@ -38,7 +39,7 @@ def check_agreement(config: RLConfig, session: Session, place: str) -> None:
         if ours != theirs:
             raise UserError(
                 f"{key} is {ours} in {place}, but {theirs} in the orchestrator's "
-                f"({Path(session.output_dir) / 'config.toml'}): start both with the same, in both files or by "
+                f"({Path(session.output_dir) / CONFIG}): start both with the same, in both files or by "
                 f"--{key.replace('_', '-')}"
             )
 

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hone.viewer.store import Store
+from hone.viewer.store import Store, scan
 
 PHRASES = (
     "wait",
@@ -83,7 +82,7 @@ class Behaviours:
 
 def behaviours(store: Store) -> Behaviours:
     """Return what emerges in a run."""
-    table, skipped = _counts(store.run.path, tuple(store.stamps().items()))
+    table, skipped = _counts(tuple(store.stamps().items()))
     steps, completions = table[:, 0], table[:, 1]
     found = []
     for marker, shown in zip(MARKERS, table[:, 2:].T, strict=True):
@@ -95,12 +94,12 @@ def behaviours(store: Store) -> Behaviours:
 
 
 @lru_cache(maxsize=4)
-def _counts(folder: Path, files: tuple[Any, ...]) -> tuple[np.ndarray, list[str]]:
+def _counts(files: tuple[Any, ...]) -> tuple[np.ndarray, list[str]]:
     """Return for each step in these files its number, its completions, and how many show each marker `[S, 2 + M]`."""
     shows = ", ".join(
         f"count(*) FILTER ({one.condition} AND regexp_matches(text, ${one.name}, 'i')) AS {one.name}" for one in MARKERS
     )
     sql = f"SELECT step, count(*) AS n, {shows} FROM read_parquet($files) GROUP BY step ORDER BY step"
     patterns = {marker.name: marker.pattern for marker in MARKERS}
-    columns, skipped = Store(folder).scan(sql, patterns, dict(files), _SECONDS)
+    columns, skipped = scan(sql, patterns, dict(files), _SECONDS)
     return np.array([*columns.values()], dtype=int).reshape(2 + len(MARKERS), -1).T, skipped

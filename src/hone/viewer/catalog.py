@@ -9,42 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError
-from hone.runs.files import read_lines
 from hone.runs.listing import count_text, find_runs, is_previous
-from hone.runs.outputs import existing_run, holder, run_info
-from hone.runs.settings import flat
-from hone.runs.summary import Raised, Summary, alarms_in, summarize
-from hone.viewer.series import stamps
-
-_FILES = ("run.json", "config.toml", "metrics.jsonl", "timings.jsonl", "events.jsonl", "metadata.json")
-"""What a summary is made of."""
+from hone.runs.outputs import holder
+from hone.runs.summary import Summary, summarize
+from hone.runs.view import RunView, existing_run, run_info
 
 
 class NotFound(UserError):
     """A page of a run, step or sample that is not there."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunState(Summary):
-    """A summary, with what else a list of runs shows."""
-
-    alarms: list[Raised]
-    """Those that are not over."""
-
-    @property
-    def left(self) -> float | None:
-        """Estimated seconds to its end; None if it is not at work, or has taken no step."""
-        return self.progress.left if self.status == "running" else None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The config by dotted names."""
-        return flat(self.config)
-
-    @property
-    def tags(self) -> list[str]:
-        """The tags in the config, `wandb.tags`."""
-        return [str(tag) for tag in self.settings.get("wandb.tags") or ()]
 
 
 @dataclass(frozen=True)
@@ -58,7 +30,7 @@ class Entry:
     name: str
     path: Path
     previous: bool
-    summary: RunState | None = None
+    summary: Summary | None = None
     damage: str = ""
 
     @property
@@ -66,7 +38,7 @@ class Entry:
         return self.summary is not None and self.summary.kind == "eval"
 
     @property
-    def state(self) -> RunState:
+    def state(self) -> Summary:
         """The summary of a run that can be read."""
         assert self.summary is not None
         return self.summary
@@ -125,7 +97,7 @@ class Catalog:
 
     def _entry(self, slug: str, path: Path) -> Entry | None:
         """Return a run, as it was read before if its files are the same; None for what is none."""
-        files = (slug, stamps(path, _FILES), holder(path))
+        files = (slug, RunView(path).stamp(), holder(path))
         known = self._known.get(path)
         if known is not None and known[0] == files:
             return known[1]
@@ -134,7 +106,9 @@ class Catalog:
         try:
             if existing_run(path) is None:
                 return None  # a run.json of something else
-            summary = read_state(path)
+            read = summarize(path)
+            _ = read.alarms  # a damaged log of events is damage of the run
+            summary = read
         except FileNotFoundError:
             return None  # moved aside while it was read
         except OSError as error:
@@ -158,9 +132,3 @@ def counted(entries: Sequence[Entry]) -> str:
 def _as_text(name: str) -> str:
     """Return the name of a file as text, which not all are."""
     return os.fsencode(name).decode("utf-8", "replace")
-
-
-def read_state(path: Path) -> RunState:
-    """Read the state of the run in `path`. Raises UserError if it is none, or a file of it is damaged."""
-    alarms = [alarm for alarm in alarms_in(read_lines(path / "events.jsonl")) if alarm.over is None]
-    return RunState(**vars(summarize(path)), alarms=alarms)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
-from hone.runs.reader import Run
+from hone.runs.view import RunView
 from hone.viewer import conversation
 from hone.viewer.card.measures import mcnemar
 from hone.viewer.catalog import Entry, NotFound
@@ -46,7 +46,7 @@ class Pair(NamedTuple):
     change: str
 
 
-def read_eval(run: Run, version: int | None) -> list[Row]:
+def read_eval(run: RunView, version: int | None) -> list[Row]:
     """Read an evaluation; each row has all keys that the pages use. Raises UserError if it is missing or damaged."""
     try:
         rows = run.eval_rows(version)
@@ -77,14 +77,14 @@ def evaluation(site: Site, query: QueryParams, slug: str, version: str | None = 
     beside those of another one.
     """
     entry = site.catalog.entry(slug)
-    run, number = Run(entry.path), None if version is None else whole("version", version)
+    run, number = entry.state.files, None if version is None else whole("version", version)
     if number is not None:
         _check_version(entry, number, run.evals())
     else:
         _check_evaluation(entry)
         if query.get("against"):
             _check_evaluation(other := site.catalog.entry(query["against"]))
-            sides = [Side(one.name, one.slug, None, read_eval(Run(one.path), None)) for one in (other, entry)]
+            sides = [Side(one.name, one.slug, None, read_eval(one.state.files, None)) for one in (other, entry)]
             return _compare(site, query, entry, "eval/", sides)
     rows = read_eval(run, number)
     outcome, one = query.get("outcome", ""), query.get("one", "")
@@ -121,7 +121,7 @@ def _mean(rows: list[Row]) -> float | None:
 def change(site: Site, query: QueryParams, slug: str, before: str, after: str) -> str:
     """Show two evaluations of a run side by side, the examples that turned right or wrong first."""
     entry = site.catalog.entry(slug)
-    run, sides = Run(entry.path), []
+    run, sides = entry.state.files, []
     for version in (whole("version", before), whole("version", after)):
         _check_version(entry, version, run.evals())
         sides.append(Side(f"version {version}", slug, version, read_eval(run, version)))

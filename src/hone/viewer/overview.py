@@ -12,10 +12,8 @@ from hone.runs import predictions
 from hone.runs.alarms import OVER
 from hone.runs.metrics import SHARE, label, unit
 from hone.runs.progress import duration, percent, short_seconds, thousands
-from hone.runs.reader import Run
-from hone.runs.summary import alarms_in, describe_event, environments, next_commands, typed
+from hone.runs.summary import Summary, alarms_in, describe_event, environments, next_commands, typed
 from hone.viewer import curves
-from hone.viewer.catalog import RunState
 from hone.viewer.charts import charts
 from hone.viewer.series import Series, read_series, to_json
 from hone.viewer.site import Links, Site
@@ -43,7 +41,7 @@ _CHANGES = {
 def run(site: Site, query: QueryParams, slug: str) -> str:
     """Show a run's overview."""
     entry = site.catalog.entry(slug)
-    state, run = entry.state, Run(entry.path)
+    state, run = entry.state, entry.state.files
     curves.check(query)
     events, links = run.events(), Links(f"run/{slug}/")
     series = read_series(entry.path)
@@ -83,7 +81,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
     )
 
 
-def headline(run: RunState) -> str:
+def headline(run: Summary) -> str:
     """Say what is trained on what: `hone/tiny by RL on reverse-text, seed 0`."""
     model, data = run.config.get("model"), run.config.get("data")
     name = str(model.get("name") if isinstance(model, dict) else model or "")
@@ -93,7 +91,7 @@ def headline(run: RunState) -> str:
     return f"{short or 'A model'} {what}{f' on {source}' if source else ''}, seed {run.info['seed']}"
 
 
-def stats(run: RunState, changed: Sequence[tuple[str, str, str, str, str]]) -> Iterator[tuple[str, str, str]]:
+def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> Iterator[tuple[str, str, str]]:
     """Yield the cards of the current state: what it is, its value, and a note. Held-out results of `changes` first."""
     for what, before, now, interval, _ in changed:
         if what.startswith("held"):
@@ -108,7 +106,7 @@ def stats(run: RunState, changed: Sequence[tuple[str, str, str, str, str]]) -> I
         yield "cost", f"{run.spent.usd:.2f} USD", ""
 
 
-def changes(run: RunState, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
+def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
     """Yield what training changed, on held-out examples first: what, before, now, the 95 % interval, which versions.
 
     A dash stands for what was there once only.

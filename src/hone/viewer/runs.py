@@ -12,8 +12,8 @@ from starlette.datastructures import QueryParams
 
 from hone.runs.progress import duration, percent, reward_interval, thousands
 from hone.runs.settings import differing
-from hone.runs.summary import environments, exactness, latest, local_time, shortened
-from hone.viewer.catalog import Entry, NotFound, RunState, counted
+from hone.runs.summary import Summary, environments, exactness, latest, local_time, shortened
+from hone.viewer.catalog import Entry, NotFound, counted
 from hone.viewer.charts import sparkline
 from hone.viewer.site import Site, names_in
 
@@ -116,7 +116,7 @@ def study(site: Site, query: QueryParams, name: str) -> str:
     return page.read_text(encoding="utf-8")
 
 
-def differing_settings(states: Iterable[RunState]) -> list[str]:
+def differing_settings(states: Iterable[Summary]) -> list[str]:
     """Return the settings in which runs of the same kind differ, but for those that don't change the numbers."""
     first: dict[str, dict[str, Any]] = {}
     names: set[str] = set()
@@ -180,7 +180,7 @@ def _row(entry: Entry, settings: Iterable[str]) -> Row:
     return Row(entry, cells, words.lower(), min(1.0, progress.done / progress.max_steps) if at_work else None)
 
 
-def _held_out(run: RunState) -> Cell:
+def _held_out(run: Summary) -> Cell:
     """Return the first and the last evaluation, with the last one's 95 % interval."""
     first, last = run.progress.first_evals, run.progress.evals
     for name in ("val/loss", *(f"eval/{env}/reward/mean" for env in environments(list(last)))):
@@ -194,7 +194,7 @@ def _held_out(run: RunState) -> Cell:
     return Cell()
 
 
-def _correct(run: RunState) -> Cell:
+def _correct(run: Summary) -> Cell:
     """Return the share of the held-out completions that are correct; without any, of the last step's."""
     last = run.progress.evals
     for env in environments(list(last)):

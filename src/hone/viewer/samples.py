@@ -17,7 +17,7 @@ from hone.types import Message
 from hone.viewer import conversation, tokens, vocabulary
 from hone.viewer.catalog import Entry, NotFound
 from hone.viewer.query import FILTERS, Query, kinds_of
-from hone.viewer.site import Site, no_step, whole
+from hone.viewer.site import Site, whole
 from hone.viewer.store import Row, Store
 
 ON_A_PAGE = 512
@@ -46,8 +46,10 @@ def _open(site: Site, slug: str, step: str) -> tuple[Entry, Store, int, list[int
         number = whole("step", step)
     except NotFound as error:
         raise NotFound(f"{error}: the run has steps {steps[0]} to {steps[-1]}" if steps else str(error)) from None
+    if not steps:
+        raise NotFound("this run has no completions: an RL run has them, once its first step is done")
     if number not in steps:
-        raise NotFound(no_step(number, steps))
+        raise NotFound(f"there are no completions of step {number}: the run has those of {steps[0]} to {steps[-1]}")
     return entry, store, number, steps
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from hone.runs.files import read_lines
+from hone.runs.view import RunView
 
 POINTS = 2000
 """Rows up to which every one is drawn; of more, the extremes of each metric."""
-_LOGS = ("metrics.jsonl", "timings.jsonl")
 
 
 class Series:
@@ -27,9 +26,9 @@ class Series:
 
     def __init__(self, folder: Path):
         lines: dict[int, dict[str, Any]] = {}
-        for log in _LOGS:
-            for record in read_lines(folder / log):
-                lines.setdefault(record["step"], {}).update(record)
+        run = RunView(folder)
+        for record in [*run.metric_lines(), *run.timing_lines()]:
+            lines.setdefault(record["step"], {}).update(record)
         self.steps = np.array(sorted(lines), np.int64)
         """The steps that have a line, ascending [rows]."""
         self._columns: dict[str, np.ndarray] = {}
@@ -66,21 +65,8 @@ def _read(folder: Path, changed: Any) -> Series:
 
 
 def read_series(folder: Path) -> Series:
-    """Return the columns of the run in `folder` as they are now, read again only if its logs have changed."""
-    return _read(folder, stamps(folder, _LOGS))
-
-
-def stamps(folder: Path, names: tuple[str, ...]) -> tuple[tuple[int, int] | None, ...]:
-    """Return when each file was last changed, in ns, and its bytes; None for one that is not there."""
-
-    def stamp(path: Path) -> tuple[int, int] | None:
-        try:
-            stat = path.stat()
-        except OSError:
-            return None
-        return stat.st_mtime_ns, stat.st_size
-
-    return tuple(stamp(folder / name) for name in names)
+    """Return the columns of the run in `folder` as they are now, read again only if its files have changed."""
+    return _read(folder, RunView(folder).stamp())
 
 
 def axes(series: Series) -> dict[str, np.ndarray]:

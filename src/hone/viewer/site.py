@@ -21,7 +21,6 @@ from hone.pages import environment, visible
 from hone.runs.progress import percent, thousands
 from hone.runs.summary import local_time
 from hone.viewer.catalog import Catalog, Entry, NotFound
-from hone.viewer.store import Store
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -78,12 +77,9 @@ class Site:
     def run_page(
         self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
     ) -> str:
-        """Render a page of a run, with its tabs. Raises NotFound if it is about a step without completions."""
-        run = Store(entry.path).run
-        steps = run.rollout_steps()
-        if step is not None and step not in steps:
-            raise NotFound(no_step(step, steps))
-        frame = {"entry": entry, "slug": entry.slug, "steps": steps, "evals": run.evals(), "at": step}
+        """Render a page of a run, with its tabs."""
+        run = entry.state.files
+        frame = {"entry": entry, "slug": entry.slug, "steps": run.rollout_steps(), "evals": run.evals(), "at": step}
         frame["current"] = _TABS[path.split("/")[0]]
         return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
 
@@ -135,10 +131,3 @@ def whole(name: str, text: str) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is no number")
     return int(text)
-
-
-def no_step(step: int, steps: list[int]) -> str:
-    """Return why there is no page of a step, where there are those of `steps`."""
-    if not steps:
-        return "this run has no completions: an RL run has them, once its first step is done"
-    return f"there are no completions of step {step}: the run has those of {steps[0]} to {steps[-1]}"

@@ -9,7 +9,6 @@ needs, on two cores, in a tenth of the time. Whatever a user typed reaches it as
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ import numpy as np
 
 from hone.errors import UserError, first_line
 from hone.runs.reader import Run
-from hone.runs.rollouts import step_of
+from hone.runs.view import ROLLOUTS, stamp, steps_in
 from hone.viewer.query import PAGE, SORTS, Query, clean
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 Row = dict[str, Any]
 """A completion: columns of `hone.runs.rollouts.schema`, with `row` (its place in its file) and `tokens` (sampled)."""
 Stamps = dict[int, tuple[str, int, int]]
-"""The files by step: name, time of the last change in ns, bytes."""
+"""The files by step: path, time of the last change in ns, bytes."""
 LIGHT = (
     "step", "draw", "group", "sample_id", "example_id", "reward", "components", "weights", "outcome", "detail",
     "advantage", "state", "stop_reason", "prompt", "text", "answer", "completion", "sampled_mask",
@@ -122,22 +121,14 @@ class Store:
 
     def __init__(self, folder: Path) -> None:
         self.run = Run(folder)
-        self.folder = folder / "rollouts"
 
     def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
         """Return the files that are there, of a range of steps or all."""
         found: Stamps = {}
-        for entry in os.scandir(self.folder) if self.folder.is_dir() else ():
-            step = step_of(Path(entry.name)) if entry.name.endswith(".parquet") else None
-            if step is None or not (first or 0) <= step <= (step if last is None else last):
-                continue
-            try:
-                stat = entry.stat()
-            except FileNotFoundError:
-                continue
-            if entry.is_file():
-                found[step] = (entry.name, stat.st_mtime_ns, stat.st_size)
-        return dict(sorted(found.items()))
+        for step, path in steps_in(self.run.path / ROLLOUTS, ".parquet").items():
+            if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
+                found[step] = (str(path), *known)
+        return found
 
     def rows(self, step: int, columns: Sequence[str] = LIGHT) -> list[Row]:
         """Return the completions of a step, in order. Raises UserError if there are none, or its file is damaged."""
@@ -163,7 +154,7 @@ class Store:
         patterns = query.patterns()
         check_patterns(patterns)
         files = tuple(self.stamps(query.first, query.last).items())
-        steps, rows, skipped = _search(self.run.path, files, replace(query, page=1))
+        steps, rows, skipped = _search(files, replace(query, page=1))
         page = slice((query.page - 1) * PAGE, query.page * PAGE)
         shown, gone = self.at(steps[page], rows[page])
         found = [""] * len(shown)
@@ -195,53 +186,54 @@ class Store:
             "SELECT step, min(file_row_number), count(*), avg(reward), count(*) FILTER (outcome = 'correct') "
             "FROM read_parquet($files, file_row_number = true) WHERE example_id = $example GROUP BY step ORDER BY step"
         )
-        columns, skipped = self.scan(sql, {"example": clean(example_id)}, self.stamps())
+        columns, skipped = scan(sql, {"example": clean(example_id)}, self.stamps())
         rows = zip(*(np.ma.asarray(column).tolist() for column in columns.values()), strict=True)
         return [Seen(*row) for row in rows], skipped
 
-    def scan(
-        self, sql: str, values: Mapping[str, Any], stamps: Stamps, seconds: float = _SECONDS
-    ) -> tuple[dict[str, np.ndarray], list[str]]:
-        """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
-        sentences about those that could not be read; no column if none can be. UserError after `seconds`.
-        """
-        import duckdb
 
-        def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
-            files = [literal_path(str(self.folder / stamps[step][0])) for step in steps]
-            return duck().columns(sql, {**values, "files": files}, seconds)
+def scan(
+    sql: str, values: Mapping[str, Any], stamps: Stamps, seconds: float = _SECONDS
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
+    sentences about those that could not be read; no column if none can be. UserError after `seconds`.
+    """
+    import duckdb
 
-        if not stamps:
-            return {}, []
+    def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
+        files = [literal_path(stamps[step][0]) for step in steps]
+        return duck().columns(sql, {**values, "files": files}, seconds)
+
+    if not stamps:
+        return {}, []
+    try:
+        return ask([*stamps]), []
+    except duckdb.Error as error:
+        problem = first_line(error)
+    bad: dict[int, str] = {}
+    for step, (file, _, _) in stamps.items():
         try:
-            return ask([*stamps]), []
+            ask([step])
         except duckdb.Error as error:
-            problem = first_line(error)
-        bad: dict[int, str] = {}
-        for step, (name, _, _) in stamps.items():
-            try:
-                ask([step])
-            except duckdb.Error as error:
-                gone = not (self.folder / name).exists()
-                why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
-                bad[step] = f"{self.folder / name} is left out: {why}"
-            if len(bad) > _MOST_DAMAGED:
-                raise UserError(f"many files of {self.folder} cannot be read: restore them from a copy")
-        if not bad:
-            raise UserError(f"this cannot be looked up ({problem})")
-        columns, more = self.scan(sql, values, {step: stamps[step] for step in stamps if step not in bad}, seconds)
-        return columns, [*bad.values(), *more]
+            gone = not Path(file).exists()
+            why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
+            bad[step] = f"{file} is left out: {why}"
+        if len(bad) > _MOST_DAMAGED:
+            raise UserError(f"many files of {Path(file).parent} cannot be read: restore them from a copy")
+    if not bad:
+        raise UserError(f"this cannot be looked up ({problem})")
+    columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad}, seconds)
+    return columns, [*bad.values(), *more]
 
 
 @lru_cache(maxsize=8)
-def _search(folder: Path, files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
+def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
     """Return steps and rows of all that is found in these files, in order. Turning a page costs nothing."""
     condition, values = query.where()
     sql = (
         "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
         f"WHERE {condition} ORDER BY {SORTS[query.sort][1]}"
     )
-    columns, skipped = Store(folder).scan(sql, values, dict(files))
+    columns, skipped = scan(sql, values, dict(files))
     steps, rows = (np.asarray(columns.get(name, ()), np.int32) for name in ("step", "row"))
     return steps, rows, skipped
 

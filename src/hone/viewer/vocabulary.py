@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from hone.errors import UserError
 from hone.runs.reader import Run
+from hone.runs.view import CHECKPOINTS
 
 FILE = "tokenizer.json"
 
@@ -79,7 +80,7 @@ def find(run: Run) -> tuple[Vocabulary | None, str]:
 
 def _places(run: Run) -> list[Path]:
     """Return where the tokenizer of a run may lie, the best first. Nothing is fetched from the hub."""
-    folders = [*list(run.weights().values())[-1:], *sorted((run.path / "checkpoints").glob("step_*"))[::-1]]
+    folders = [*list(run.weights().values())[-1:], *reversed(run.folders(CHECKPOINTS).values())]
     try:
         model = run.config.get("model", {})
     except (UserError, OSError):

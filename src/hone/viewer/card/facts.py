@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hone.errors import UserError
-from hone.runs import Run, provenance
-from hone.runs.files import RESTORE, read_lines
+from hone.runs import Run, provenance, view
+from hone.runs.files import RESTORE
 from hone.runs.progress import reward_interval
-from hone.runs.rollouts import RESULTS
 from hone.runs.summary import Summary, environments, status_text, summarize
 from hone.viewer.card import tables
 from hone.viewer.card.measures import (
@@ -105,7 +104,7 @@ def facts_of(path: Path, read: Read | None = None, ours: bool = False) -> Card:
     """
     summary, run = summarize(path, ours=ours), Run(path)
     try:
-        lines = [] if summary.kind == "eval" else read_lines(path / "metrics.jsonl")
+        lines = [] if summary.kind == "eval" else run.metric_lines()
         card = Card(summary, lines, run.events())
         _measure(card, run, read)
         card.samples += chosen(card.evaluated[-1].rows if card.evaluated else _last_step(run))
@@ -122,7 +121,7 @@ def _measure(card: Card, run: Run, read: Read | None) -> None:
     """Fill in what the recorded evaluations say."""
     versions: list[int | None] = [*run.evals()]
     if card.run.kind == "eval":
-        versions = [None] if (run.path / RESULTS).is_file() else []
+        versions = [None] if (run.path / view.RESULTS).is_file() else []
     ends = dict.fromkeys(versions[:1] + versions[-1:])
     of_first = lambda rows: [row for row in rows if row.get("env", card.env) == card.env]  # noqa: E731
     card.evaluated = [Evaluated(version, usable(of_first(run.eval_rows(version)))) for version in ends]

@@ -19,9 +19,9 @@ from hone import __version__
 from hone.errors import UserError
 from hone.pages import environment
 from hone.runs.files import read_json, sha256, write_file
-from hone.runs.outputs import CARD
-from hone.runs.rollouts import RESULTS, evals_file, plain
+from hone.runs.rollouts import plain
 from hone.runs.summary import Summary
+from hone.runs.view import CARD, CONFIG, RESULTS, evals_file
 from hone.viewer.card.curve import curve
 from hone.viewer.card.facts import NOT_READ, Card
 from hone.viewer.card.measures import Evaluated, Leniency
@@ -102,7 +102,7 @@ def body(card: Card) -> Markup:
         "measured": measure_rows(card.measures, card.compared),
         "lenient": measure_rows(card.lenient, card.compared),
     }
-    file = card.run.path / "config.toml"
+    file = card.run.path / CONFIG
     config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
     weights = card.run.info.get("reward_weights") or {}
     drawn = curve(card.run.kind, card.lines, card.env)

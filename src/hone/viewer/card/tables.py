@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from hone.runs import Run, predictions, settings, summary
+from hone.runs import predictions, settings, summary, view
 from hone.runs.files import sha256
 from hone.runs.progress import duration
 from hone.runs.summary import Summary
@@ -77,11 +77,11 @@ def _digests(run: Summary) -> Facts:
     """Return the hashes that an equal run has, too."""
     facts: dict[str, str | list[str]] = {}
     if run.kind != "eval":
-        for line in Run(run.path).hashes()[-1:]:
+        for line in run.files.hashes()[-1:]:
             facts[f"weights of version {line['step']}, fingerprint"] = str(line["weights"])
         facts |= {f"{name}, digest": str(digest) for name, digest in run.info.get("sources", {}).items()}
         facts["settings that decide the numbers, SHA-256"] = settings.digest(run.config)
-    files = [run.path / name for name in ("metrics.jsonl", "hashes.jsonl", "results.jsonl")]
+    files = [run.path / name for name in (view.METRICS, view.HASHES, view.RESULTS)]
     return facts | {f"{file.name}, SHA-256": sha256(file) for file in files if file.is_file()}
 
 

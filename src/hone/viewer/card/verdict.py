@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from hone.runs.progress import percent
-from hone.runs.summary import KILLED, alarms_in
+from hone.runs.summary import KILLED
 from hone.viewer.card.measures import LEAST, Comparison, Level, mcnemar
 from hone.viewer.card.tables import difference_words, level_words
 
@@ -104,7 +104,7 @@ def _about_run(card: Card) -> Iterator[str]:
         yield f"The run ended before its last step: {card.status}."
     if not info.get("exact", True):
         yield "The run is not reproducible: another one of the same config may give other numbers."
-    if raised := [alarm.name for alarm in alarms_in(card.events) if alarm.over is None]:
+    if raised := [alarm.name for alarm in run.alarms]:
         yield f"Alarms at the end: {', '.join(dict.fromkeys(raised))}."
     if (git := info.get("git")) and git["dirty"]:
         yield "The code had changes that are in no revision."
