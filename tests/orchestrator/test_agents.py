@@ -23,13 +23,13 @@ from real_server import talking_model, until
 from hone.config.rl import RLConfig
 from hone.environments.agents import AgentLimits, AgentTask, Rewarded, checked_rollout
 from hone.environments.data import given_rows
+from hone.environments.driver import Driver
 from hone.environments.functions import FunctionTask, Source
 from hone.errors import Halt, UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
-from hone.orchestrator import agent_host
-from hone.orchestrator.agents import ProgramRollout, run_agents
+from hone.orchestrator.agents import ProgramCalls
 from hone.orchestrator.colocated import EnginePolicy, segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
@@ -55,7 +55,7 @@ def played(
     policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
     maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
     split = task.split("train")
-    return run_agents(task, policy, maker, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
+    return roll_out(task, policy, maker, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
 
 
 async def ask(client: openai.AsyncOpenAI, messages: list[Any], **more: Any) -> Any:
@@ -518,7 +518,7 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
 
     task = task_of(uses_tools)
     maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = run_agents(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    (sample,) = roll_out(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
     assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
     assert results[1].content == "It is 2."
@@ -538,7 +538,7 @@ def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
 
     task = task_of(composes)
     maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = run_agents(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    (sample,) = roll_out(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
@@ -704,7 +704,7 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
 ) -> None:
     closed, sample, asked = threading.Event(), EnginePolicy.sample, []
 
-    def close(self: ProgramRollout, *args: Any) -> None:
+    def close(self: ProgramCalls, *args: Any) -> None:
         close_rollout(self, *args)
         closed.set()
 
@@ -713,8 +713,8 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
         assert closed.wait(60)
         return sample(self, requests, *args)
 
-    close_rollout = ProgramRollout.close
-    monkeypatch.setattr(ProgramRollout, "close", close)
+    close_rollout = ProgramCalls.close
+    monkeypatch.setattr(ProgramCalls, "close", close)
     monkeypatch.setattr(EnginePolicy, "sample", samples_late)
     script = tmp_path / "agent.py"
     script.write_text(COMMAND % "")
@@ -838,11 +838,11 @@ def test_rewards_of_calls_come_in_any_sequence_beside_a_reward(calls: Any) -> No
 
 
 def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def dies(self: Any, rollout: Any, places: Any) -> None:
-        raise RuntimeError("no more memory")
+    def dies(self: Any) -> None:
+        raise SystemExit("no more memory")
 
-    monkeypatch.setattr(agent_host.Host, "_one", dies)
-    with pytest.raises(Halt, match="the thread that runs the agent's programs has ended"):
+    monkeypatch.setattr(Driver, "_check", dies)
+    with pytest.raises(Halt, match=r"the thread that runs the rollouts has ended \(no more memory\)"):
         played(task_of(once))
 
 
@@ -863,7 +863,7 @@ def test_a_policy_that_fails_ends_the_programs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(EnginePolicy, "sample", lambda *_: (_ for _ in ()).throw(RuntimeError("the engine failed")))
     with pytest.raises(RuntimeError, match="the engine failed"):
         played(task_of(once))
-    assert not [thread for thread in threading.enumerate() if thread.name == "agents"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
 HEADERS: list[dict[str, str]] = [

@@ -163,7 +163,6 @@ class Card(Observer):
 
     def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
         """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
-        from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
         from hone.environments.rubric import is_async
         from hone.viewer.card.lenient import read
         from hone.viewer.card.measures import Leniency
@@ -171,8 +170,8 @@ class Card(Observer):
         if len(self._envs) != 1:
             return Leniency("the run has several tasks")
         (env,) = self._envs
-        if isinstance(env, AgentEnv):
-            return Leniency(REWARDED_BY_PROGRAM)
+        if env.why_not_graded:
+            return Leniency(env.why_not_graded)
         if has_time and not any(map(is_async, env.rubric.funcs.values())) and (env.rubric.inline or env.has_workers):
             return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
         why = "reward functions might ask a service, or hang" if has_time else "the run was to end at once"

@@ -28,7 +28,6 @@ from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.model.texts import SpecialTexts
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
-from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
 from hone.runs.outputs import Lock, check_target
 from hone.runs.view import LOCK
@@ -228,7 +227,7 @@ def evaluate_weights(
     """
     context = policy.engine.model.config.max_position_embeddings
     split = env.split(split_name)
-    check_turns(env, policy.renderer, split[0])
+    env.check_template(policy.renderer, split[0])
     remedy = "shorten the row, or evaluate a model of longer context"
     used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
     check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)

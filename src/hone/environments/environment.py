@@ -29,9 +29,12 @@ from hone.types import Example, Message, Rollout, Score, content_hash
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
+    from hone.environments.driver import Model
+    from hone.environments.multi_turn import Answer
     from hone.environments.template import Template
     from hone.environments.workers import Workers
     from hone.grading.pool import Round
+    from hone.model.chat import ChatRenderer
 
 Completion = str | list[Message] | Rollout
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
@@ -101,8 +104,14 @@ class Environment:
     """The tools that the model may call, in OpenAI's form."""
     max_turns = 1
     """The most completions of one rollout."""
+    patience: float | None = None
+    """Seconds that the sampler waits for all rollouts of a batch to ask for a turn; None: as long as it takes."""
+    concurrency: int | None = None
+    """The most rollouts that run at the same time; None: all of a batch."""
     has_own_process = False
     """True if `inline` functions ask a process of the task's own, as a library's graders do."""
+    why_not_graded = ""
+    """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
     grades_early = True
     """True if a rollout may be graded while others are sampled."""
     answer_is_exact = False
@@ -260,6 +269,22 @@ class Environment:
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
         """Return a completion for SFT to imitate, which may use the generator; by default the reference."""
         return self.reference(example)
+
+    async def rollout(self, model: Model, example: Example) -> Rollout:
+        """Make a rollout of the example; by default it is one completion of its prompt."""
+        await model.sample(example.prompt, self.tool_schemas or None)
+        return model.rollout()
+
+    def initial_state(self, example: Example, seed: int) -> dict[str, Any] | None:
+        """Return the state of a conversation at its beginning; None for a task of one turn."""
+        return None
+
+    def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
+        """Return the environment's answer to each conversation (messages, state) for which `rollout` asks one."""
+        raise NotImplementedError
+
+    def check_template(self, renderer: ChatRenderer, example: Example) -> None:
+        """Raise UserError if the model's chat template cannot write rollouts of this task, such as of `example`."""
 
     def check_rollouts(self) -> None:
         """Raise UserError if completions of this task can be graded but not sampled on this machine."""
