@@ -146,7 +146,11 @@ def test_what_a_rollout_raises_is_raised_here_and_ends_all():
         run(Batches(), waits, fails)
     with pytest.raises(Halt, match="a rollout cancelled itself"):
         run(Batches(), waits, leaves)
-    assert ended == [0, 0]
+    batches = Batches()
+    batches.sample = lambda *_: (_ for _ in ()).throw(RuntimeError("the engine failed"))
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        run(batches, two_turns, waits, patience=0.02)
+    assert ended == [0, 0, 1] and not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
 
 
 def test_a_rollout_that_keeps_the_loop_from_running_ends_the_batch(monkeypatch):
