@@ -39,7 +39,8 @@ EXTENSIONS = {
     "services": "environments/services.py orchestrator/teacher.py",
     "sandbox": "grading/sandbox.py grading/sandbox_bubblewrap.py grading/sandbox_main.py grading/seccomp.py",
     "libraries": "environments/adapters/",
-    "agents": "environments/agents.py orchestrator/agents.py orchestrator/agent_host.py evaluation/agents.py",
+    "agents": "environments/agents.py environments/programs.py orchestrator/agents.py orchestrator/agent_host.py "
+    "evaluation/agents.py",
     "server": "inference/server/",
     "vllm": "inference/vllm/",
     "split": "composition/split.py commands/split.py orchestrator/launch.py orchestrator/placement.py "

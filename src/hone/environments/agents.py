@@ -5,42 +5,33 @@
     rl --agent my_agent:agent --data problems.jsonl
     rl --agent-command "python my_agent.py" --data problems.jsonl
 
-An async function runs on the driver's event loop, with a client that needs no socket. A command is a process with a
-group of its own, which calls a server on 127.0.0.1.
+The program runs in `hone.environments.programs`; this module has what the task is, and what a reward may be.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import copy
-import json
 import math
 import os
 import re
 import shlex
 import shutil
-import signal
-import tempfile
-import time
-import traceback
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hone.config.hoist import FUNCTIONS, task_label
-from hone.environments.driver import CLEANUP_SECONDS, Model
-from hone.environments.environment import Completion, Environment
+from hone.environments.environment import Completion, SingleTurnEnv
 from hone.environments.functions import FunctionTask, Source
 from hone.environments.rubric import component_name, inline, is_async
 from hone.errors import UserError
-from hone.grading import last_line
-from hone.processes import Process
-from hone.redaction import add_key_variable, redact
+from hone.redaction import add_key_variable
 from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Outcome, Rollout, Score
 from hone.web import without_local_proxy
+
+if TYPE_CHECKING:
+    from hone.environments.driver import Model
 
 MOST_REWARDS = 64
 """Rewards that a program may give a rollout."""
@@ -49,13 +40,6 @@ PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 """Variables of hone's environment that a command gets."""
 SET_BY_HONE = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY")
 _SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
-NO_CALL = "the program made no call that was answered"
-POLL_SECONDS = 0.02
-"""Time between two looks at a command."""
-MAX_OUTPUT = 64 * 2**20
-"""Bytes that a command may print, or write to its standard error."""
-TAIL = 4096
-"""Characters of its errors that are stored."""
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 
 
@@ -124,10 +108,6 @@ class Rewarded:
         return Outcome.GRADER_ERROR, f"the program gave {len(self.calls)} rewards of calls; {answered} were answered"
 
 
-GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
-
-
 class ProgramFailed(Exception):
     """Why a rollout has no reward, in words, and what kind of failure that is. `untrained` as in `Rewarded`."""
 
@@ -138,16 +118,17 @@ class ProgramFailed(Exception):
         self.outcome, self.untrained = outcome, untrained
 
 
-class AgentEnv(Environment):
-    """An environment whose rollouts a program makes: it calls the model, and rewards what came of it.
+class AgentEnv(SingleTurnEnv):
+    """An environment whose rollouts something else drives: it calls the model, and rewards what came of it.
 
-    It is `run` (an async function of a client and an example), `command` (a command line), or what else `program` does.
-    Whatever it does costs its own rollout.
+    It is `run` (an async function of a client and an example), `command` (a command line), or what `program` does else.
     """
 
     run: Callable[..., Any] | None = None
     command: str | None = None
     agent_limits: AgentLimits
+    agent_env: tuple[str, ...] = ()
+    """Variables that `command` gets beside `PASSED_ON`."""
     patience = 0.02
     why_not_graded = REWARDED_BY_PROGRAM
     grades_early = False
@@ -157,48 +138,20 @@ class AgentEnv(Environment):
         return self.agent_limits.concurrency
 
     async def rollout(self, model: Model, example: Example) -> Rollout:
-        """Run the program; note how it ended."""
-        calls = model.open(self.agent_limits)
-        rewarded, failure = Rewarded({}), None
-        program = asyncio.create_task(self._guarded(calls, example))
-        try:
-            done, _ = await asyncio.wait({program}, timeout=self.agent_limits.timeout)
-            if not done:
-                failure = Outcome.GRADER_TIMEOUT, f"the program took more than {self.agent_limits.timeout:g} s"
-            elif program.cancelled():
-                failure = Outcome.GRADER_ERROR, "the program cancelled itself"
-            elif (error := program.exception()) is None:
-                rewarded = program.result()
-            else:
-                text = redact("".join(traceback.format_exception(error)))
-                failure = Outcome.GRADER_ERROR, text[-TAIL:]
-                if isinstance(error, ProgramFailed):
-                    failure = error.outcome, str(error)
-                    rewarded = Rewarded({}, untrained=error.untrained)
-                # What a command says of an error need not name its cause.
-                if calls.limit and (self.command is not None or _tells(error, calls.limit)):
-                    rewarded, failure = replace(GAVE_UP, untrained=rewarded.untrained), None
-        finally:
-            program.cancel()  # one that does not heed it is left behind, and its key refused
-            answered = calls.close(rewarded.untrained)
-            if self.run is None:
-                await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
-        failure = writable(rewarded.miscounted(answered) or failure)
-        own = rewarded.calls if failure is None else None
-        if failure is None and not answered:
-            failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL
-        state = rewarded.state(calls.limit, answered)
-        return replace(model.rollout(own), state=state, failure=failure, branches=True)
+        from hone.environments.programs import roll_out
 
-    async def _guarded(self, calls: Any, example: Example) -> Rewarded:
-        try:
-            return await self.program(calls, example)
-        except (SystemExit, KeyboardInterrupt) as error:  # they would end the loop
-            raise ProgramFailed(f"the program raised {type(error).__name__}({error})") from None
+        return await roll_out(self, model, example)
+
+    def environ(self, url: str, key: str) -> dict[str, str]:
+        """Return the whole environment of the command of one rollout."""
+        env = {name: os.environ[name] for name in (*PASSED_ON, *self.agent_env) if name in os.environ}
+        return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
     async def program(self, calls: Any, example: Example) -> Rewarded:
         """Make a rollout with these calls of the model; return what it was worth. Raises ProgramFailed."""
-        raise NotImplementedError
+        from hone.environments.programs import run_program
+
+        return await run_program(self, calls, example)
 
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
@@ -250,61 +203,6 @@ class AgentTask(AgentEnv, FunctionTask):
         self.own_label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
         self.max_turns = limits.max_calls
         self.agent_env = () if agent_env is None else checked_names(agent_env)
-
-    async def program(self, calls: Any, example: Example) -> Rewarded:
-        if self.run is not None:
-            async with calls.client() as client:
-                given = await self.run(client, copy.deepcopy(example))
-        else:
-            given = await self._process(calls, example)
-        try:
-            return checked_rollout(given)
-        except ValueError as error:
-            raise ProgramFailed(str(error)) from None
-
-    async def _process(self, calls: Any, example: Example) -> Any:
-        """Run the command; return the JSON of the last line that it prints."""
-        assert self.command is not None
-        told = {name: getattr(example, name) for name in ("id", "prompt", "answer", "info")}
-        with contextlib.ExitStack() as stack:  # files, not pipes: what the command starts may hold those open
-            given, out, err = (stack.enter_context(tempfile.TemporaryFile("a+b")) for _ in range(3))
-            given.write(json.dumps(told, ensure_ascii=False, default=str).encode("utf-8", "replace") + b"\n")
-            given.seek(0)
-            process = Process(
-                shlex.split(self.command),
-                env=self.environ(await calls.url(), calls.api_key),
-                dies_with_parent=signal.SIGKILL,
-                stdin=given,
-                stdout=out,
-                stderr=err,
-            )
-            try:
-                while process.poll() is None and max(_size(out), _size(err)) <= MAX_OUTPUT:
-                    await asyncio.sleep(POLL_SECONDS)
-            finally:
-                process.kill()
-                until = time.monotonic() + CLEANUP_SECONDS
-                while process.poll() is None and time.monotonic() < until:
-                    await asyncio.sleep(POLL_SECONDS)
-            printed, said, size = _tail(out), redact(_tail(err))[-TAIL:], max(_size(out), _size(err))
-        code = process.code
-        if size > MAX_OUTPUT:
-            raise ProgramFailed(f"the program printed more than {MAX_OUTPUT // 2**20} MiB")
-        if code:
-            words = f"the program ended with code {code}: {last_line(said) or 'it said nothing'}"
-            raise ProgramFailed(words) from (RuntimeError(said) if said else None)
-        line = next((line for line in reversed(printed.splitlines()) if line.strip()), "")
-        if not line:
-            raise ProgramFailed("the program printed nothing; its last line is to be its rewards as JSON")
-        try:
-            return json.loads(line)
-        except (ValueError, RecursionError):
-            raise ProgramFailed(f"the last line that the program printed is not JSON: {line[:200]!r}") from None
-
-    def environ(self, url: str, key: str) -> dict[str, str]:
-        """Return the whole environment of the command of one rollout."""
-        env = {name: os.environ[name] for name in (*PASSED_ON, *self.agent_env) if name in os.environ}
-        return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
     def check_rollouts(self) -> None:
         if self.command is None:
@@ -383,27 +281,3 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
         raise UserError("an agent is a function or a command: leave out one of agent and agent_command")
     if rewards:
         raise UserError("an agent gives the rewards itself: leave out the reward functions")
-
-
-def writable(failure: tuple[Outcome, str] | None) -> tuple[Outcome, str] | None:
-    """Return a failure whose words a file takes: a program's may hold half a surrogate pair, or an API key."""
-    return failure and (failure[0], redact(failure[1]).encode("utf-8", "replace").decode())
-
-
-def _size(file: IO[bytes]) -> int:
-    return os.fstat(file.fileno()).st_size
-
-
-def _tail(file: IO[bytes]) -> str:
-    """Return the end of what a command wrote into a file."""
-    file.seek(max(0, _size(file) - 2**16))
-    return file.read(2**16).decode(errors="replace")
-
-
-def _tells(error: BaseException | None, words: str) -> bool:
-    """Return True if an error, one of its group, or one in whose place it was raised has these words."""
-    while error is not None:
-        if words in "".join(traceback.format_exception(error)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False

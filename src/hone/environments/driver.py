@@ -13,7 +13,6 @@ import asyncio
 import contextlib
 import queue
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,6 @@ CLEANUP_SECONDS = 5.0
 """Time that what rollouts left behind gets to end, once it is cancelled."""
 BLOCKED_AFTER_SECONDS = 600.0
 """Time after which an event loop that does not run counts as blocked."""
-THREAD_ENDED = "the thread that runs the rollouts has ended"
 Tools = list[dict[str, Any]] | None
 
 
@@ -149,17 +147,13 @@ class Driver:
 
     def _next(self) -> Callable[[], None]:
         """Wait for work."""
-        self._beat()
         while True:
-            try:
+            with contextlib.suppress(queue.Empty):
                 return self._work.get(timeout=1.0)
-            except queue.Empty:
-                if not self._thread.is_alive():
-                    raise Halt(THREAD_ENDED) from None
-                if time.monotonic() - self._beaten > BLOCKED_AFTER_SECONDS:
-                    words = "a rollout keeps its event loop from running: await what takes long, or use a command"
-                    raise Halt(words) from None
-                self._soon(self._beat)
+            runs = threading.Event()
+            self._soon(runs.set)
+            if not runs.wait(BLOCKED_AFTER_SECONDS) and self._work.empty():
+                raise Halt("a rollout keeps its event loop from running: await what takes long, or use a command")
 
     def _answer(self, waiting: list[Waiting], samples: bool) -> None:
         items = [one.item for one in waiting]
@@ -210,14 +204,16 @@ class Driver:
         return waiting[-1].future
 
     def _run_loop(self) -> None:
+        words = "the thread that runs the rollouts has ended"
         try:
             asyncio.set_event_loop(self._loop)
             self._main = self._loop.create_task(self._all())
             with contextlib.suppress(asyncio.CancelledError):
                 self._loop.run_until_complete(self._main)
         except BaseException as error:
-            self.fail(Halt(f"{THREAD_ENDED} ({last_line(str(error))})"))
+            words += f" ({last_line(str(error))})"
         finally:
+            self.fail(Halt(words))
             with contextlib.suppress(Exception):  # what rollouts began and forgot
                 self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
             self._loop.close()
@@ -280,9 +276,6 @@ class Driver:
             _settle(one, result)
         self._busy = False
         self._news()
-
-    def _beat(self) -> None:
-        self._beaten = time.monotonic()
 
 
 def _settle(one: Waiting, result: Any) -> None:

@@ -110,10 +110,10 @@ class Environment:
     """The most rollouts that run at the same time; None: all of a batch."""
     has_own_process = False
     """True if `inline` functions ask a process of the task's own, as a library's graders do."""
-    why_not_graded = ""
-    """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
     grades_early = True
     """True if a rollout may be graded while others are sampled."""
+    why_not_graded = ""
+    """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
     answer_is_exact = False
     """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})

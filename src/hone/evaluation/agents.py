@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.environments.driver import Tools
 from hone.errors import UserError
 from hone.evaluation.client import Failure
-from hone.evaluation.text import TextModel
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.orchestrator.agents import SAMPLING_FIELDS, ModelCalls, Reply, refuse_other_sampling
+
+if TYPE_CHECKING:
+    from hone.evaluation.text import TextModel
 
 
 class PassedOn(ModelCalls):

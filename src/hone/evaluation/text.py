@@ -17,8 +17,9 @@ from hone import rng
 from hone.environments import Environment
 from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn
 from hone.evaluation.client import ChatClient, Failure
+from hone.model.texts import same_messages
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
-from hone.orchestrator.conversations import behind_prompt, same_messages
+from hone.orchestrator.conversations import behind_prompt
 from hone.types import Example, Message, Rollout, Usage
 
 Place = tuple[int, int]

@@ -10,15 +10,18 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hone.environments.agents import AgentLimits
 from hone.environments.driver import Model, NoRoom, Tools
 from hone.errors import UserError
 from hone.inference.server.app import MAX_BODY, SHORT
 from hone.inference.server.protocol import ApiError, ChatRequest
-from hone.orchestrator.conversations import Call, IdsModel, same_messages
+from hone.model.texts import same_messages
 from hone.types import Message, Segment
+
+if TYPE_CHECKING:
+    from hone.orchestrator.conversations import Call, IdsModel
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16

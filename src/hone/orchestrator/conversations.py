@@ -24,7 +24,7 @@ from hone.errors import Halt, UserError
 from hone.inference.text import before_stop
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.model.texts import composed
+from hone.model.texts import same_messages
 from hone.orchestrator.types import Request, Sampler
 from hone.types import Columns, Example, Message, Rollout, Segment, joined, where
 
@@ -62,10 +62,6 @@ class RequestMaker:
     def places(self, draws: Sequence[int], step: int) -> list[tuple[int, int, int]]:
         """Return (step, draw, sample) of each rollout, group by group."""
         return [(step, draw, sample) for draw in draws for sample in range(self.rollouts)]
-
-    def key(self, step: int, draw: int, sample: int, *more: str | int) -> int:
-        """Return the key of a rollout's first turn; with `more`, of another of its random choices."""
-        return rng.key(self.seed, self.purpose, step, draw, sample, *more)
 
     def bridge_ids(self, ids: list[int], messages: list[Message], added: list[Message], tools: Tools) -> list[int]:
         """Return the ids that continue `ids`, which end with the last of `messages` as sampled, by `added`."""
@@ -184,7 +180,7 @@ class IdsModel(Model):
         self._prompt_ids, self._place = prompt_ids, place
 
     def key(self, *purpose: str | int) -> int:
-        return self.maker.key(*self._place, *purpose)
+        return rng.key(self.maker.seed, self.maker.purpose, *self._place, *purpose)
 
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         offered, note = tools or None, self.maker.renderer.note
@@ -269,20 +265,6 @@ class IdsModel(Model):
 def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Message]:
     """Return a conversation as a sample records it: it begins with its example's messages."""
     return messages if same_messages(messages[: len(prompt)], prompt) else [*prompt, *messages]
-
-
-def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
-    """Return True if the messages say the same; the ids of tool calls and the form of Unicode texts may differ."""
-    return len(one) == len(other) and all(map(_same, map(_plain, one), map(_plain, other)))
-
-
-def _same(one: Any, other: Any) -> bool:
-    return one == other or composed(one) == composed(other)
-
-
-def _plain(message: Message) -> tuple[Any, ...]:
-    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
-    return message["role"], message.get("content") or "", calls
 
 
 def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
