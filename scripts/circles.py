@@ -14,7 +14,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hone"
 CORE = (
-    "types rng errors digests redaction terminal web processes client",
+    "types rng errors digests redaction terminal web processes client serving",
     "config",
     "runs",
     "algorithms grading model trust",

@@ -32,14 +32,14 @@ LEVELS = [
     {"grading", "algorithms", "model", "pages", "transport"},
     {"runs"},
     {"config"},
-    {"digests", "trust", "client"},
+    {"digests", "trust", "client", "serving"},
     {"types", "errors", "rng", "redaction", "terminal", "web", "processes"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 # What these rooms may need when they are imported; anything else is imported inside the functions that use it.
 LIGHT = {"torch", "numpy", "safetensors", "tokenizers"}
-SERVER = {"fastapi", "starlette", "pydantic"}
+SERVER = {"starlette", "pydantic"}
 """And these in hone.inference.server, which only its command imports."""
 LIGHT_ROOMS = ("algorithms", "inference", "model", "trainer")
 

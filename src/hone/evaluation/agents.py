@@ -12,15 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from hone.client import Endpoint
 from hone.environments.agents import AgentEnv, Rewarded
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
 from hone.evaluation.dialogues import usage_of
+from hone.inference.server import http
 from hone.inference.server.protocol import ApiError, ChatRequest
-from hone.orchestrator.agent_host import Host, chat_response
+from hone.orchestrator.agent_host import Host
 from hone.orchestrator.agents import (
     NO_CALL,
     SAMPLING_FIELDS,
@@ -170,14 +171,12 @@ class UrlHost(Host):
             raise
         if isinstance(reply, Failure):
             rollout.lost = reply.reason
-            return JSONResponse(ApiError(502, reply.reason).body(), 502)
+            raise ApiError(502, reply.reason)
         rollout.calls.append((who, reply))
         rollout.sampled += (reply.completion_tokens or 0) - (more.get("max_tokens") or 0)
-        calls = reply.messages[-1].get("tool_calls")
-        usage = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
-        usage["total_tokens"] = sum(usage.values())
         head = {"id": f"chatcmpl-{rollout.sample_id}-{number}", "created": 0, "model": body.model or self.model}
-        return chat_response(body, head, reply.messages[-1], "tool_calls" if calls else reply.stop_reason, usage)
+        used = http.usage(reply.prompt_tokens or 0, reply.completion_tokens or 0)
+        return http.chat_answer(body, head, reply.messages[-1], reply.stop_reason, used)
 
 
 def _listed(stop: Any) -> list[str]:

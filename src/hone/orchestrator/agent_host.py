@@ -15,31 +15,27 @@ import os
 import queue
 import shlex
 import signal
-import socket
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
-import uvicorn
-from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
 
 from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.errors import Halt, UserError
 from hone.grading import last_line
-from hone.inference.server.app import MAX_BODY, on_leaving, while_connected
-from hone.inference.server.protocol import ApiError, ChatRequest, as_api_error, parse
-from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, Calls, ProgramRollout, apart
+from hone.inference.server import http
+from hone.inference.server.protocol import ApiError, ChatRequest, parse
+from hone.orchestrator.agents import GAVE_UP, AgentRequest, Call, ProgramRollout
 from hone.processes import Process
 from hone.redaction import redact
-from hone.types import Message, Outcome, Segment
+from hone.serving import serving_here
+from hone.types import Outcome, Segment
 
 BATCH_WAIT_SECONDS = 0.02
 """Time without a new call after which those that wait are sampled, though other programs still run."""
@@ -66,11 +62,8 @@ class Host:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="agents", daemon=True)
         self._url = ""
-        routes = [
-            Route("/v1/chat/completions", self._chat, methods=["POST"]),
-            Route("/v1/models", self._models, methods=["GET"]),
-        ]
-        self.app = Starlette(routes=routes, exception_handlers={ClientDisconnect: on_leaving})
+        handlers = {"POST /v1/chat/completions": self._chat, "GET /v1/models": self._models}
+        self.app = http.application(handlers, self._rollout)
 
     def __enter__(self) -> Host:
         self._thread.start()
@@ -151,7 +144,7 @@ class Host:
     async def _all(self) -> None:
         async with contextlib.AsyncExitStack() as stack:
             if self.task.run is None:
-                await stack.enter_async_context(self._listening())
+                self._url = await stack.enter_async_context(serving_here(self.app)) + "/v1"
             places = asyncio.Semaphore(self.task.agent_limits.concurrency)
             async with asyncio.TaskGroup() as group:
                 for rollout in self.rollouts:
@@ -206,11 +199,11 @@ class Host:
         import openai
 
         assert self.task.run is not None
-        http: Any  # later versions of openai have a fork of httpx, whose clients are called alike
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app)) as http:
+        inner: Any  # later versions of openai have a fork of httpx, whose clients are called alike
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app)) as inner:
             url = "http://127.0.0.1/v1"
             client = openai.AsyncOpenAI(
-                api_key=rollout.api_key, base_url=url, http_client=http, max_retries=0, timeout=None
+                api_key=rollout.api_key, base_url=url, http_client=inner, max_retries=0, timeout=None
             )
             return await self.task.run(client, copy.deepcopy(rollout.example))
 
@@ -253,55 +246,27 @@ class Host:
         except (ValueError, RecursionError):
             raise ProgramFailed(f"the last line that the program printed is not JSON: {line[:200]!r}") from None
 
-    @contextlib.asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
-        """Serve the endpoint on a free port of this machine."""
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            config = uvicorn.Config(
-                self.app, http="h11", ws="none", lifespan="off", log_level="warning", use_colors=False, access_log=False
-            )
-            config.timeout_graceful_shutdown = 1
-            # a client may send its next call just as the server closes the idle connection
-            config.timeout_keep_alive = 3600
-            server = uvicorn.Server(config)
-            serving = asyncio.create_task(server.serve(sockets=[listener]))
-            self._url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-            try:
-                yield
-            finally:
-                server.should_exit = True
-                await serving
-
-    async def _models(self, request: HttpRequest) -> Response:
-        try:
-            self._rollout(request)
-        except ApiError as error:
-            return JSONResponse(error.body(), error.status)
-        return JSONResponse(
-            {"object": "list", "data": [{"id": "policy", "object": "model", "created": 0, "owned_by": "hone"}]}
-        )
+    async def _models(self, _: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [http.model_card("policy")]})
 
     async def _chat(self, request: HttpRequest) -> Response:
+        rollout, again = self._rollout(request), request.headers.get("x-stainless-retry-count", "0") != "0"
         try:
-            rollout = self._rollout(request)
-        except ApiError as error:
-            return as_error(error)
-        try:
-            raw = await _read(request, rollout)
+            raw = await http.read_body(request, rollout.largest_body, rollout.too_large)
             async with rollout.entering:
-                if request.headers.get("x-stainless-retry-count", "0") == "0":
+                if not again:
                     rollout.check_open()
-                body = await apart(len(raw), lambda: parse(AgentRequest, raw))
-                answer = await self._begin(request, rollout, body)
-            return await while_connected(request, answer)
+                body = await http.apart(len(raw), lambda: parse(AgentRequest, raw))
+                if again and (known := rollout.repeated(body)):
+                    return _reply(known, body)
+                answered = await self._begin(request, rollout, body)
+            return await http.while_connected(request, answered)
         except (ApiError, UserError) as error:
-            rollout.refused += 1
-            return as_error(error)
+            rollout.refused += http.as_api_error(error).status < 500
+            raise
 
     async def _begin(self, request: HttpRequest, rollout: Any, body: ChatRequest) -> Coroutine[Any, Any, Response]:
         """Begin a call; return what waits for its answer."""
-        if request.headers.get("x-stainless-retry-count", "0") != "0" and (known := rollout.repeated(body)):
-            return _again(known, body)
         call = await rollout.begin(body, request.headers.get("x-session-id", ""))
         self._news.put(call)
         return self._answered(call, body)
@@ -315,29 +280,10 @@ class Host:
         return _reply(call, body)
 
     def _rollout(self, request: HttpRequest) -> ProgramRollout:
-        key = request.headers.get("authorization", "").removeprefix("Bearer ")
-        rollout = self._by_key.get(key)
+        rollout = self._by_key.get(http.api_key_of(request))
         if rollout is None:
             raise ApiError(401, "the API key names no rollout of this step", None, "invalid_api_key")
         return rollout
-
-
-async def _read(request: HttpRequest, rollout: Calls) -> bytes:
-    """Return the body of a call. One that is too large is read, so that its client hears why, but not stored."""
-    raw, size = bytearray(), 0
-    async for part in request.stream():
-        size += len(part)
-        if size > MAX_BODY:
-            break
-        if size <= rollout.largest_body:
-            raw += part
-    if size > rollout.largest_body:
-        raise rollout.too_large()
-    return bytes(raw)
-
-
-async def _again(call: Call, body: ChatRequest) -> Response:
-    return _reply(call, body)
 
 
 def _size(file: IO[bytes]) -> int:
@@ -359,39 +305,9 @@ def _tells(error: BaseException | None, words: str) -> bool:
     return False
 
 
-def as_error(error: ApiError | UserError) -> Response:
-    """Return the answer to a call that can't be answered."""
-    known = as_api_error(error)
-    return JSONResponse(known.body(), known.status)
-
-
 def _reply(call: Call, body: ChatRequest) -> Response:
     """Return the answer to a call."""
     assert call.turn is not None
-    calls = call.reply.get("tool_calls", [])
-    reason = "tool_calls" if calls else call.turn.stop_reason
     head = {"id": f"chatcmpl-{call.rollout.sample_id}-{call.number}", "created": 0, "model": body.model or "policy"}
-    prompt, sampled = len(call.request.prompt_ids), call.turn.num_sampled
-    usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-    return chat_response(body, head, call.reply, reason, usage)
-
-
-def chat_response(
-    body: ChatRequest, head: dict[str, Any], reply: Message, reason: str, usage: dict[str, int]
-) -> Response:
-    """Return an answer in OpenAI's form: at once, or as the two chunks and the end of a stream."""
-    calls = reply.get("tool_calls") or []
-    message = reply | ({"content": None} if calls and not reply["content"] else {})
-    if not body.stream:
-        choice = {"index": 0, "message": message, "finish_reason": reason, "logprobs": None}
-        return JSONResponse({**head, "object": "chat.completion", "choices": [choice], "usage": usage})
-    delta = message | ({"tool_calls": [{"index": i, **one} for i, one in enumerate(calls)]} if calls else {})
-    chunks = [
-        [{"index": 0, "delta": delta, "finish_reason": None}],
-        [{"index": 0, "delta": {}, "finish_reason": reason}],
-    ]
-    bodies = [{**head, "object": "chat.completion.chunk", "choices": choices} for choices in chunks]
-    if body.stream_options and body.stream_options.include_usage:
-        bodies.append({**head, "object": "chat.completion.chunk", "choices": [], "usage": usage})
-    events = [f"data: {json.dumps(one, ensure_ascii=False)}\n\n" for one in bodies] + ["data: [DONE]\n\n"]
-    return StreamingResponse(iter(events), media_type="text/event-stream")
+    used = http.usage(len(call.request.prompt_ids), call.turn.num_sampled)
+    return http.chat_answer(body, head, call.reply, call.turn.stop_reason, used)

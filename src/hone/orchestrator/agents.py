@@ -16,29 +16,30 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hone.environments.agents import AgentEnv, AgentLimits, Rewarded
 from hone.errors import Halt, UserError
-from hone.inference.server.app import MAX_BODY, SHORT
+from hone.inference.server.http import MAX_BODY, apart, too_large
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.inference.types import SamplingParams
 from hone.model.texts import composed
-from hone.orchestrator.conversations import RequestMaker
 from hone.orchestrator.types import Request, Sampler
 from hone.redaction import redact
 from hone.types import Columns, Example, Message, Outcome, Rollout, Segment, joined, where
+
+if TYPE_CHECKING:
+    from hone.orchestrator.conversations import RequestMaker
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 NO_CALL = "the program made no call that was answered"
 LONGEST_TOKEN = 16
 """Characters that a token has on average at most: a longer prompt does not fit, and is not tokenised."""
-T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -107,7 +108,7 @@ class Calls:
 
     def too_large(self) -> ApiError:
         """Return the error of a call with more bytes than `largest_body`."""
-        return ApiError(413, f"the request is larger than {self.largest_body // 2**20} MiB")
+        return too_large()
 
     def _limit_reached(self, words: str) -> ApiError:
         self.limit = words
@@ -246,11 +247,6 @@ class ProgramRollout(Calls):
             return self.maker.renderer.prompt_ids(messages, tools), False
         except UserError as error:
             raise ApiError(400, str(error), "messages") from error
-
-
-async def apart(size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on `size` characters: a long text does not keep other programs' calls waiting."""
-    return work() if size <= SHORT else await asyncio.to_thread(work)
 
 
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)

@@ -1,4 +1,4 @@
-"""The JSON that goes back, whole or in chunks, for both kinds of request; tool calls and prompts' logprobs in it."""
+"""The choices that go back, whole or in parts, for each kind of request; tool calls and prompts' logprobs in them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from itertools import accumulate
 from typing import Any
 
 from hone.inference.batch import NOT_FINITE
+from hone.inference.server.http import CHAT, CHAT_CHUNK, chat_choice, chat_opening
 from hone.inference.server.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -38,29 +39,17 @@ class Answer:
     part: str
 
     def __init__(self, body: GenerationRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
         self._tokenizer, self._jobs, self._token_ids = renderer.tokenizer, jobs, body.return_token_ids
         self._kept_ids = body.return_kept_ids
         self._begun: set[int] = set()
 
-    def complete(self, deltas: list[Delta], usage: dict[str, int]) -> dict[str, Any]:
-        """Return the answer of a request that does not stream."""
-        choices = [self._choice(delta, whole=True) for delta in deltas]
-        return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
-
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """Return a part of one sample."""
-        return {**self._head, "object": self.part, "choices": [self._choice(delta, whole=False)]}
-
     def opening(self) -> list[dict[str, Any]]:
-        """Return the chunks before all others."""
+        """Return the first choices of a stream."""
         return []
 
-    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Return the last chunk, for a client that asked for the usage."""
-        return {**self._head, "object": self.part, "choices": [], "usage": usage}
-
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+        """Return one sample, or what it has gained."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
@@ -109,7 +98,7 @@ class CompletionAnswer(Answer):
                 raise SampleFailed(NOT_FINITE)
             self._scores.append(scores)
 
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
         body, prompt = self._body, delta.index // self._body.n
         choice = {
             "index": delta.index,
@@ -154,7 +143,7 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
+    prefix, whole, part = "chatcmpl", CHAT, CHAT_CHUNK
 
     def __init__(self, body: ChatRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
         super().__init__(body, model, renderer, jobs)
@@ -163,28 +152,16 @@ class ChatAnswer(Answer):
         self._readers = [CallReader(renderer, tools) for _ in jobs] if tools else None
 
     def opening(self) -> list[dict[str, Any]]:
-        start = {"role": "assistant", "content": ""}
-        choices = [{"index": i, "delta": start, "finish_reason": None} for i in range(len(self._jobs))]
-        return [{**self._head, "object": self.part, "choices": [choice]} for choice in choices]
+        return [chat_opening(index) for index in range(len(self._jobs))]
 
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
         text, calls, reason = delta.text, [], delta.finish_reason
         if self._readers is not None:
             text, calls, reason = self._readers[delta.index].push(delta)
-        message: dict[str, Any]
-        if whole:
-            message = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
-        else:
-            message = {"content": text} if text else {}
-            calls = [{"index": i, **call} for i, call in enumerate(calls)]
-        return {
-            "index": delta.index,
-            "message" if whole else "delta": message | ({"tool_calls": calls} if calls else {}),
-            "logprobs": {"content": list(map(self._entry, delta.tokens)), "refusal": None} if self._logprobs else None,
-            "finish_reason": reason,
-            "stop_reason": delta.stop,
-            **self._ids(delta),
-        }
+        choice = chat_choice(delta.index, text, calls, reason, whole)
+        if self._logprobs:
+            choice["logprobs"] = {"content": list(map(self._entry, delta.tokens)), "refusal": None}
+        return {**choice, "stop_reason": delta.stop, **self._ids(delta)}
 
     def _entry(self, token: Token) -> dict[str, Any]:
         def one(ident: int, logprob: float) -> dict[str, Any]:
@@ -204,9 +181,9 @@ class TokensAnswer(Answer):
     def __init__(self, body: TokensRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
         super().__init__(GenerationRequest(return_kept_ids=body.sampling_params.return_kept_ids), model, renderer, jobs)
         self._logprobs = body.sampling_params.logprobs
-        self._head["request_id"] = body.request_id or self._head["id"]
+        self.head["request_id"] = body.request_id or self.head["id"]
 
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
         return {
             "index": delta.index,
             "token_ids": [token.id for token in delta.tokens],

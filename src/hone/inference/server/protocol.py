@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hone import rng
-from hone.errors import UserError
 from hone.inference.types import Job, SamplingParams
 from hone.model.strict_json import DECODER
 
@@ -366,12 +365,3 @@ def _json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
     return value
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """Return what a client gets to know of an error: all of it if it is the client's, else that it is the server's."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, UserError):
-        return ApiError(400, str(error))
-    return ApiError(500, "the server failed at this request; its log says why")
