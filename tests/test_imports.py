@@ -33,7 +33,7 @@ LEVELS = [
     {"runs"},
     {"config"},
     {"digests", "trust", "client", "serving"},
-    {"types", "errors", "rng", "redaction", "terminal", "web", "processes"},
+    {"types", "errors", "rng", "redaction", "terminal", "web", "processes", "hardware"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

@@ -14,7 +14,7 @@ from hone.cli import main
 from hone.commands.preflight import Audit
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agent_tasks import AgentLimits, AgentTask
 from hone.environments.data import given_rows
 from hone.environments.functions import given_task
 from hone.environments.loading import load_environment

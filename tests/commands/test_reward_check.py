@@ -17,7 +17,7 @@ from hone.cli import main
 from hone.commands import reward_check
 from hone.commands.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agent_tasks import AgentLimits, AgentTask
 from hone.environments.data import given_rows
 from hone.runs import Run
 from hone.viewer.card.facts import facts_of

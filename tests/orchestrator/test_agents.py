@@ -21,7 +21,8 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask, Rewarded, checked_rollout
+from hone.environments.agent_tasks import AgentTask
+from hone.environments.agents import AgentLimits, Rewarded, checked_rollout
 from hone.environments.data import given_rows
 from hone.environments.functions import FunctionTask, Source
 from hone.errors import Halt, UserError

@@ -24,9 +24,9 @@ from hone.config.shared import GradingConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
+from hone.environments.judgements import Service
 from hone.environments.loading import configured
 from hone.environments.rubric import component_name
-from hone.environments.services import Service
 from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
@@ -48,7 +48,6 @@ from hone.runs.display import say
 from hone.runs.view import REWARDS
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
-from hone.trainer.kl_reward import RewardKL
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
@@ -151,12 +150,16 @@ def make_trainer(
 
 def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
     """Return what a step does with its batch."""
-    reward_kl = RewardKL(trainer.loss.kl_coef, orch.rollouts_per_example, orch.advantage)
+    reward_kl = None
+    if trainer.loss.kl_in_reward:
+        from hone.trainer.kl_reward import RewardKL
+
+        reward_kl = RewardKL(trainer.loss.kl_coef, orch.rollouts_per_example, orch.advantage)
     return BatchUse(
         trainer.updates_per_batch,
         trainer.minibatches,
         trainer.keeps_old,
-        kl_in_reward=reward_kl if trainer.loss.kl_in_reward else None,
+        kl_in_reward=reward_kl,
         reference_interval=trainer.loss.reference_interval,
     )
 

@@ -33,6 +33,7 @@ from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
+from hone.environments.judgements import Service
 from hone.environments.kept_source import kept_name, kept_source
 from hone.environments.parsers import completion_text
 from hone.environments.references import Reference
@@ -47,7 +48,6 @@ from hone.environments.rubric import (
     of_group,
     unwrapped,
 )
-from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.grading import GraderFailure
@@ -115,7 +115,7 @@ def _agent_task(
     rewards: Sequence[Any],
     *where: Any,
 ) -> Environment:
-    from hone.environments.agents import AgentLimits, AgentTask, check_agent
+    from hone.environments.agent_tasks import AgentLimits, AgentTask, check_agent
 
     if command is not None:
         trust.check_named(f"the agent's command {command!r}")
@@ -347,7 +347,7 @@ def given_task(
     `agent` is a program in place of reward functions, see `hone.environments.agents`. A data set is a path, a hub
     id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
     """
-    from hone.environments.agents import AgentLimits, AgentTask, check_agent
+    from hone.environments.agent_tasks import AgentLimits, AgentTask, check_agent
 
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
