@@ -39,8 +39,7 @@ EXTENSIONS = {
     "services": "environments/services.py orchestrator/teacher.py",
     "sandbox": "grading/sandbox.py grading/sandbox_bubblewrap.py grading/sandbox_main.py grading/seccomp.py",
     "libraries": "environments/adapters/",
-    "agents": "environments/agents.py environments/agent_tasks.py orchestrator/agents.py orchestrator/agent_host.py "
-    "evaluation/agents.py",
+    "agents": "environments/agents.py orchestrator/agents.py orchestrator/agent_host.py evaluation/agents.py",
     "server": "inference/server/ commands/inference.py",
     "vllm": "inference/vllm/",
     "split": "composition/split.py commands/split.py commands/trainer.py orchestrator/launch.py "

@@ -21,10 +21,9 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agent_tasks import AgentTask
 from hone.environments.agents import AgentLimits, Rewarded, checked_rollout
 from hone.environments.data import given_rows
-from hone.environments.functions import FunctionTask, Source
+from hone.environments.functions import AgentTask, FunctionTask, Source
 from hone.errors import Halt, UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
@@ -47,7 +46,7 @@ def task_of(
 ) -> AgentTask:
     source, rows = None if agent is None else Source(agent, None, "digest"), given_rows(ROWS, "dataset")
     bounds = AgentLimits(**limits)
-    return AgentTask(agent, command, source, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
+    return AgentTask(source, command, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
 
 
 def played(

@@ -48,6 +48,7 @@ from hone.runs.display import say
 from hone.runs.view import REWARDS
 from hone.runs.writer import RunWriter
 from hone.trainer.fingerprint import fingerprint
+from hone.trainer.kl_reward import RewardKL
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.parallel import ALONE, Ranks, shard
@@ -150,16 +151,12 @@ def make_trainer(
 
 def batch_use(trainer: TrainerConfig, orch: OrchestratorConfig) -> BatchUse:
     """Return what a step does with its batch."""
-    reward_kl = None
-    if trainer.loss.kl_in_reward:
-        from hone.trainer.kl_reward import RewardKL
-
-        reward_kl = RewardKL(trainer.loss.kl_coef, orch.rollouts_per_example, orch.advantage)
+    reward_kl = RewardKL(trainer.loss.kl_coef, orch.rollouts_per_example, orch.advantage)
     return BatchUse(
         trainer.updates_per_batch,
         trainer.minibatches,
         trainer.keeps_old,
-        kl_in_reward=reward_kl,
+        kl_in_reward=reward_kl if trainer.loss.kl_in_reward else None,
         reference_interval=trainer.loss.reference_interval,
     )
 

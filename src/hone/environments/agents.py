@@ -6,7 +6,7 @@
     rl --agent-command "python my_agent.py" --data problems.jsonl
 
 The program runs in `hone.orchestrator.agents`; this module has what such a task is, and what a
-reward may be; `agent_tasks.py` makes one of a data set.
+reward may be; `functions.py` makes one of a data set.
 """
 
 from __future__ import annotations

@@ -144,13 +144,6 @@ class HTTPReward(Service):
         return {"reply": await _post(self, self.url, asked)}
 
 
-def _json(text: str, shown: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        raise ValueError(f"{shown} does not answer in JSON: {text[:200]!r}") from None
-
-
 async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
     """Return what the service answers in JSON, after as many tries as it takes, within `patience`."""
     shown = shown_url(url)
@@ -170,7 +163,11 @@ async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
             raise RuntimeError(f"{shown} does not answer ({type(error.cause).__name__})") from None
         how = "a redirect: give its last URL" if isinstance(error, Refused) and error.status < 400 else error.reason
         raise RuntimeError(f"{shown} answered with {error.status}: {how}") from None
-    return _json(redact(answer.text), shown)
+    text = redact(answer.text)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise ValueError(f"{shown} does not answer in JSON: {text[:200]!r}") from None
 
 
 def _within(service: Service, number: Any, low: float, high: float, reply: str) -> float:

@@ -153,7 +153,8 @@ class UrlHost(Host):
         wished = (body.max_completion_tokens or body.max_tokens, more.get("max_tokens"))
         number, most = rollout.begin(min((x for x in wished if x is not None), default=None))
         more = more | ({"max_tokens": most} if most is not None else {})
-        more = more | ({"stop": [*_listed(more.get("stop")), *body.stop]} if body.stop else {})
+        stop = more.get("stop") or []
+        more = more | ({"stop": [*([stop] if isinstance(stop, str) else stop), *body.stop]} if body.stop else {})
         more = more | ({"tools": body.tools} if body.tools and body.tool_choice != "none" else {})
         who = request.headers.get("x-session-id", "")
         return self._pass_on(rollout, body, number, more, who)
@@ -177,7 +178,3 @@ class UrlHost(Host):
         head = {"id": f"chatcmpl-{rollout.sample_id}-{number}", "created": 0, "model": body.model or self.model}
         used = http.usage(reply.prompt_tokens or 0, reply.completion_tokens or 0)
         return http.chat_answer(body, head, reply.messages[-1], reply.stop_reason, used)
-
-
-def _listed(stop: Any) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop or [])

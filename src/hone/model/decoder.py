@@ -30,11 +30,11 @@ from hone.model.ops import (
     to_bf16,
 )
 from hone.model.packed import MAX_PACKED_BYTES, PackedWeight, linear
+from hone.model.quantized import Quantized
 from hone.model.rope import RotaryTable
 
 if TYPE_CHECKING:
     from hone.config.shared import LoraConfig
-    from hone.model.quantized import Quantized
 
 PRECISIONS = ("fp32", "bf16_linear", "bf16")
 
@@ -142,8 +142,6 @@ class LoraLinear(Linear):
             self.weight = nn.Parameter(torch.empty(sum(parts), in_size, dtype=low))
         else:
             del self.weight
-            from hone.model.quantized import Quantized
-
             made = Quantized.empty(sum(parts), in_size, lora.base)
             self.codes = nn.Parameter(made.codes, requires_grad=False)
             self.scales = nn.Parameter(made.scales, requires_grad=False)
@@ -154,11 +152,7 @@ class LoraLinear(Linear):
     @property
     def frozen(self) -> Tensor | Quantized:
         """W."""
-        if hasattr(self, "weight"):
-            return self.weight
-        from hone.model.quantized import Quantized
-
-        return Quantized(self.codes, self.scales)
+        return self.weight if hasattr(self, "weight") else Quantized(self.codes, self.scales)
 
     def forward(self, x: Tensor) -> Tensor:
         y = self.bf16(to_bf16(x))[: x.shape[0]].float() if self.bf16_product else self._adapted(x)
@@ -169,10 +163,10 @@ class LoraLinear(Linear):
         return self._adapted(x_bf16)
 
     def _adapted(self, x: Tensor) -> Tensor:
-        if isinstance(weight := self.frozen, Tensor):
-            y = linear(x, weight) if torch.is_grad_enabled() else self.packed.product(x, weight)
-        else:
+        if isinstance(weight := self.frozen, Quantized):
             y = weight.product(x)
+        else:
+            y = linear(x, weight) if torch.is_grad_enabled() else self.packed.product(x, weight)
         if not self.enabled:
             return y
         halves = linear(x, self.lora_A.to(x.dtype)).split(self.rank, dim=1)
@@ -186,10 +180,10 @@ class LoraLinear(Linear):
         Copies of A and B on the host give the bits that those on W's device give.
         """
         weight = self.frozen
-        if isinstance(weight, Tensor):
-            base = whole(weight.detach()).float()
+        if isinstance(weight, Quantized):
+            base = Quantized(whole(weight.codes), whole(weight.scales)).dequantize(torch.float32)
         else:
-            base = type(weight)(whole(weight.codes), whole(weight.scales)).dequantize(torch.float32)
+            base = whole(weight.detach()).float()
         pairs = zip(lora_B.to(base.device).split(self.parts), lora_A.to(base.device).split(self.rank), strict=True)
         return torch.add(base, torch.cat([B @ A for B, A in pairs]), alpha=self.scale)
 

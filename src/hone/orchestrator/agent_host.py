@@ -247,7 +247,8 @@ class Host:
             raise ProgramFailed(f"the last line that the program printed is not JSON: {line[:200]!r}") from None
 
     async def _models(self, _: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [http.model_card("policy")]})
+        card = {"id": "policy", "object": "model", "created": 0, "owned_by": "hone"}
+        return JSONResponse({"object": "list", "data": [card]})
 
     async def _chat(self, request: HttpRequest) -> Response:
         rollout, again = self._rollout(request), request.headers.get("x-stainless-retry-count", "0") != "0"
@@ -256,7 +257,7 @@ class Host:
             async with rollout.entering:
                 if not again:
                     rollout.check_open()
-                body = await http.apart(len(raw), lambda: parse(AgentRequest, raw))
+                body = await http.apart(None, len(raw), lambda: parse(AgentRequest, raw))
                 if again and (known := rollout.repeated(body)):
                     return _reply(known, body)
                 answered = await self._begin(request, rollout, body)

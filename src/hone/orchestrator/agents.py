@@ -154,7 +154,7 @@ class ProgramRollout(Calls):
         self.maker.renderer.note(f"a call of rollout {self.sample_id}", messages, tools)
         goes_on = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
         parent = max(goes_on, key=lambda call: len(call.messages), default=None)
-        ids, continues = await apart(size, lambda: self._prompt(messages, tools, parent))
+        ids, continues = await apart(None, size, lambda: self._prompt(messages, tools, parent))
         self.check_open()  # the program may have ended meanwhile
         parent = parent if continues else None
         room = self.maker.limit(len(ids))

@@ -19,6 +19,7 @@ from hone.model.decoder import Decoder
 from hone.model.head import HEAD_CACHE_BYTES
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.heap import Heap
+from hone.trainer.kl_reward import RewardKL, with_kl_in_reward
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.optim import Optimizer
 from hone.trainer.packing import Batch, deal
@@ -30,7 +31,6 @@ from hone.types import PackedBatch
 
 if TYPE_CHECKING:
     from hone.config.shared import OptimConfig, SchedulerConfig
-    from hone.trainer.kl_reward import RewardKL
 
 
 @dataclass(frozen=True)
@@ -209,8 +209,6 @@ class Trainer:
             with self.reference.disable_adapter():
                 prepared = [replace(batch, ref_logprobs=self._logprobs_by(self.reference, batch)) for batch in prepared]
             if self.use.kl_in_reward is not None:
-                from hone.trainer.kl_reward import with_kl_in_reward
-
                 prepared = with_kl_in_reward(prepared, self.use.kl_in_reward, self.ranks)
         return prepared
 

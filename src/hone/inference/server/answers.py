@@ -11,12 +11,13 @@ from itertools import accumulate
 from typing import Any
 
 from hone.inference.batch import NOT_FINITE
-from hone.inference.server.http import CHAT, CHAT_CHUNK, chat_choice, chat_opening
+from hone.inference.server.http import chat_choice, chat_opening
 from hone.inference.server.protocol import (
+    FAILED,
+    ApiError,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    SampleFailed,
     TokensRequest,
 )
 from hone.inference.server.service import Delta, Service
@@ -40,6 +41,7 @@ class Answer:
 
     def __init__(self, body: GenerationRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
         self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.head["object"] = self.part if body.stream else self.whole
         self._tokenizer, self._jobs, self._token_ids = renderer.tokenizer, jobs, body.return_token_ids
         self._kept_ids = body.return_kept_ids
         self._begun: set[int] = set()
@@ -72,6 +74,18 @@ class Answer:
     def _text(self, token: int) -> str:
         return token_text(self._tokenizer, token)
 
+    def _logprobs_of(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the logprob of each token, and of the likeliest in its place."""
+        one = self._logprob
+        return [one(t.id, t.logprob) | {"top_logprobs": [one(*pair) for pair in t.top]} for t in delta.tokens]
+
+    def _logprob(self, ident: int, logprob: float) -> dict[str, Any]:
+        """Return a token with its logprob."""
+        text = self._tokenizer.decode([ident], skip_special_tokens=False)
+        whole = bool(text) and "\ufffd" not in text
+        written = {"token": text if whole else self._text(ident), "logprob": finite(logprob)}
+        return written | {"bytes": list(text.encode()) if whole else None}
+
 
 class CompletionAnswer(Answer):
     """With the prompts repeated (`echo`) and their tokens scored (vLLM's `prompt_logprobs`), if asked for."""
@@ -95,7 +109,7 @@ class CompletionAnswer(Answer):
             call = service.call(lambda ids=job.prompt: service.engine.score_tokens(ids, temperature, top))
             scores = await asyncio.wrap_future(call)
             if any(math.isnan(token.logprob) for token in scores):
-                raise SampleFailed(NOT_FINITE)
+                raise ApiError(500, f"{FAILED}: {NOT_FINITE}")
             self._scores.append(scores)
 
     def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
@@ -143,7 +157,7 @@ class CompletionAnswer(Answer):
 
 
 class ChatAnswer(Answer):
-    prefix, whole, part = "chatcmpl", CHAT, CHAT_CHUNK
+    prefix, whole, part = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, body: ChatRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
         super().__init__(body, model, renderer, jobs)
@@ -160,17 +174,8 @@ class ChatAnswer(Answer):
             text, calls, reason = self._readers[delta.index].push(delta)
         choice = chat_choice(delta.index, text, calls, reason, whole)
         if self._logprobs:
-            choice["logprobs"] = {"content": list(map(self._entry, delta.tokens)), "refusal": None}
+            choice["logprobs"] = {"content": self._logprobs_of(delta), "refusal": None}
         return {**choice, "stop_reason": delta.stop, **self._ids(delta)}
-
-    def _entry(self, token: Token) -> dict[str, Any]:
-        def one(ident: int, logprob: float) -> dict[str, Any]:
-            text = self._tokenizer.decode([ident], skip_special_tokens=False)
-            whole = bool(text) and "\ufffd" not in text
-            written = {"token": text if whole else self._text(ident), "logprob": finite(logprob)}
-            return written | {"bytes": list(text.encode()) if whole else None}
-
-        return {**one(token.id, token.logprob), "top_logprobs": [one(*pair) for pair in token.top]}
 
 
 class TokensAnswer(Answer):
@@ -179,7 +184,8 @@ class TokensAnswer(Answer):
     prefix, whole, part = "generate-tokens", "generate", "generate.chunk"
 
     def __init__(self, body: TokensRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
-        super().__init__(GenerationRequest(return_kept_ids=body.sampling_params.return_kept_ids), model, renderer, jobs)
+        form = GenerationRequest(stream=body.stream, return_kept_ids=body.sampling_params.return_kept_ids)
+        super().__init__(form, model, renderer, jobs)
         self._logprobs = body.sampling_params.logprobs
         self.head["request_id"] = body.request_id or self.head["id"]
 
@@ -188,16 +194,13 @@ class TokensAnswer(Answer):
             "index": delta.index,
             "token_ids": [token.id for token in delta.tokens],
             "policy_versions": [token.version for token in delta.tokens],
-            "logprobs": None if self._logprobs is None else {"content": list(map(self._entry, delta.tokens))},
+            "logprobs": None if self._logprobs is None else {"content": self._logprobs_of(delta)},
             "finish_reason": delta.finish_reason,
             **self._ids(delta),
         }
 
-    def _entry(self, token: Token) -> dict[str, Any]:
-        def one(ident: int, logprob: float) -> dict[str, Any]:
-            return {"token": f"token_id:{ident}", "logprob": finite(logprob), "bytes": None}
-
-        return {**one(token.id, token.logprob), "top_logprobs": [one(*pair) for pair in token.top]}
+    def _logprob(self, ident: int, logprob: float) -> dict[str, Any]:
+        return {"token": f"token_id:{ident}", "logprob": finite(logprob), "bytes": None}
 
 
 class CallReader:

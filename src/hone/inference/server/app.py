@@ -27,7 +27,6 @@ from hone.inference.server.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
-    GenerationRequest,
     Sampling,
     Strict,
     TokensRequest,
@@ -36,10 +35,8 @@ from hone.inference.server.protocol import (
 )
 from hone.inference.server.service import Delta, Generation, Service
 from hone.inference.server.weights import WeightsFolder
-from hone.inference.types import Job
 from hone.model.chat import ChatRenderer
 
-T = TypeVar("T")
 R = TypeVar("R", bound=Strict)
 
 
@@ -108,12 +105,9 @@ class Api:
 
     def card(self) -> dict[str, Any]:
         service, model = self.service, self.service.engine.model
-        card = http.model_card(self.name, self.created) | {
-            "max_model_len": self.context,
-            "policy_version": service.engine.version,
-        }
-        card |= {"policy_path": service.weights_path, "parameters": model.num_parameters}
-        return card | {"instance": self.instance}
+        card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "hone"}
+        card |= {"max_model_len": self.context, "policy_version": service.engine.version, "instance": self.instance}
+        return card | {"policy_path": service.weights_path, "parameters": model.num_parameters}
 
     async def models(self, _: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self.card()]})
@@ -124,15 +118,11 @@ class Api:
 
     async def health(self, _: Request) -> Response:
         service = self.service
-        status = "ok" if service.alive else "the engine's thread has ended"
-        body = {
-            "status": "failing" if service.alive and service.failing else status,
-            "model": self.name,
-            "policy_version": service.engine.version,
-            "failed_steps": service.failed_steps,
-        }
-        if service.failed_steps:
-            body["last_failure"] = service.last_failure
+        status = "failing" if service.failing else "ok"
+        status = status if service.alive else "the engine's thread has ended"
+        body = {"status": status, "model": self.name, "policy_version": service.engine.version}
+        body |= {"failed_steps": service.failed_steps}
+        body |= {"last_failure": service.last_failure} if service.failed_steps else {}
         return JSONResponse(body, 200 if body["status"] == "ok" else 503)
 
     async def metrics(self, _: Request) -> Response:
@@ -156,53 +146,48 @@ class Api:
 
     async def completions(self, request: Request) -> Response:
         body, size = await self._read(CompletionRequest, request)
-        self._check_model(body.model)
-        ids = await self._apart(size, lambda: [self._ids(prompt) for prompt in body.prompts()])
-        self._check_ids(body.stop_token_ids, "stop_token_ids")
+        prompts = await http.apart(self.worker, size, lambda: [self._ids(prompt) for prompt in body.prompts()])
         max_tokens = 16 if body.max_tokens is None else body.max_tokens
-        jobs = body.jobs(ids, max_tokens, self._fresh_seed(), body.logprobs or 0)
-        answer = CompletionAnswer(body, self.name, self.renderer, jobs)
-        return await self._answer(request, body, body, jobs, answer)
+        return await self._sample(request, body, body, CompletionAnswer, prompts, max_tokens, body.logprobs)
 
     async def chat(self, request: Request) -> Response:
         body, size = await self._read(ChatRequest, request)
-        self._check_model(body.model)
-        prompt = await self._apart(size, lambda: self._render(body))
-        room = self.context - len(prompt)
-        if room < 1:
-            words = f"the conversation has {len(prompt)} tokens, the model's context {self.context}: shorten it"
-            raise ApiError(400, words)
-        self._check_ids(body.stop_token_ids, "stop_token_ids")
+        prompt = await http.apart(self.worker, size, lambda: self._render(body))
+        room = self._room("the conversation", prompt)
         max_tokens = body.max_completion_tokens or body.max_tokens or room
-        stop_ids = () if body.ignore_eos else self.renderer.stop_ids
-        jobs = body.jobs([prompt], max_tokens, self._fresh_seed(), body.top_logprobs or 0, stop_ids)
-        return await self._answer(request, body, body, jobs, ChatAnswer(body, self.name, self.renderer, jobs))
+        stops = () if body.ignore_eos else self.renderer.stop_ids
+        return await self._sample(request, body, body, ChatAnswer, [prompt], max_tokens, body.top_logprobs, stops)
 
     async def generate(self, request: Request) -> Response:
         """Continue token ids, and return ids. Only the model's own ends and those of the request end a sample."""
         body, size = await self._read(TokensRequest, request)
-        self._check_model(body.model)
-        params, room = body.sampling_params, self.context - len(body.token_ids)
-        if room < 1:
-            words = f"the prompt has {len(body.token_ids)} tokens, the model's context {self.context}: shorten it"
-            raise ApiError(400, words, "token_ids")
-        await self._apart(size, lambda: self._check_ids(body.token_ids, "token_ids"))
-        self._check_ids(params.stop_token_ids, "sampling_params.stop_token_ids")
-        jobs = params.jobs([body.token_ids], params.max_tokens or room, self._fresh_seed(), params.logprobs or 0)
-        return await self._answer(request, body, params, jobs, TokensAnswer(body, self.name, self.renderer, jobs))
+        params, room = body.sampling_params, self._room("the prompt", body.token_ids, "token_ids")
+        await http.apart(self.worker, size, lambda: self._check_ids(body.token_ids, "token_ids"))
+        return await self._sample(
+            request, body, params, TokensAnswer, [body.token_ids], params.max_tokens or room, params.logprobs
+        )
 
-    async def _answer(
+    async def _sample(
         self,
         request: Request,
-        body: GenerationRequest | TokensRequest,
+        body: Any,
         params: Sampling,
-        jobs: list[Job],
-        answer: Answer,
+        kind: type[Answer],
+        prompts: list[list[int]],
+        max_tokens: int,
+        top: int | None,
+        stops: tuple[int, ...] = (),
     ) -> Response:
+        """Answer with what is sampled behind the prompts, and with the `top` likeliest tokens in its places."""
+        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._seeds += 1
+        seed = rng.key(self.seed, "request", self._seeds - 1)
+        jobs = params.jobs(prompts, max_tokens, seed, top or 0, stops)
+        answer = kind(body, self.name, self.renderer, jobs)
         generation = Generation(self.service, jobs, self.renderer.tokenizer, params.stop or [], body.stream)
-        prompt_tokens = sum(len(job.prompt) for job in jobs) // params.n
+        used = lambda: http.usage(sum(map(len, prompts)), generation.sampled_tokens)  # noqa: E731
         if not body.stream:
-            return await http.while_connected(request, self._whole(generation, answer, prompt_tokens))
+            return await http.while_connected(request, self._whole(generation, answer, used))
         try:
             await generation.start()
         except BaseException:
@@ -215,10 +200,9 @@ class Api:
             async for delta in generation.deltas():
                 yield answer.choice(delta, whole=False)
 
-        head, used = answer.head | {"object": answer.part}, lambda: http.usage(prompt_tokens, generation.sampled_tokens)
-        return http.EventStream(http.events(body, head, choices(), used), generation.close)
+        return http.EventStream(body, answer.head, choices(), used, generation.close)
 
-    async def _whole(self, generation: Generation, answer: Answer, prompt_tokens: int) -> Response:
+    async def _whole(self, generation: Generation, answer: Answer, used: Callable[[], dict[str, int]]) -> Response:
         if isinstance(answer, CompletionAnswer):
             await answer.score_prompts(self.service)
         deltas = [Delta(i, "", [], "length", None) for i in range(len(generation.jobs))]
@@ -230,19 +214,17 @@ class Api:
                     await asyncio.sleep(0)  # thousands of samples may end at once: others get their turn in between
             finally:
                 generation.close()
-        head, used = answer.head | {"object": answer.whole}, http.usage(prompt_tokens, generation.sampled_tokens)
         # The prompt's ids may come with each sample.
         size = generation.sampled_tokens + sum(len(job.prompt) for job in generation.jobs)
-        write = lambda: http.answer(head, [answer.choice(delta, whole=True) for delta in deltas], used)  # noqa: E731
-        return await self._apart(size, write)
+        write = lambda: http.answer(answer.head, [answer.choice(delta, whole=True) for delta in deltas], used())  # noqa: E731
+        return await http.apart(self.worker, size, write)
 
     async def _read(self, cls: type[R], request: Request) -> tuple[R, int]:
-        """Return the checked request and the bytes of its body."""
-        body = await http.read_body(request)
-        return await self._apart(len(body), lambda: parse(cls, body)), len(body)
-
-    async def _apart(self, size: int, work: Callable[[], T]) -> T:
-        return await http.apart(size, work, self.worker)
+        """Return the checked request, of this model, and the bytes of its body."""
+        raw = await http.read_body(request)
+        body = await http.apart(self.worker, len(raw), lambda: parse(cls, raw))
+        self._check_model(getattr(body, "model", None))
+        return body, len(raw)
 
     def _ids(self, prompt: str | list[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -278,6 +260,9 @@ class Api:
         if wrong is not None:
             raise ApiError(400, f"token id {wrong} is none of the model's: they go from 0 to {size - 1}", param)
 
-    def _fresh_seed(self) -> int:
-        self._seeds += 1
-        return rng.key(self.seed, "request", self._seeds - 1)
+    def _room(self, what: str, prompt: list[int], param: str | None = None) -> int:
+        """Return the tokens that the context has behind a prompt."""
+        if (room := self.context - len(prompt)) < 1:
+            words = f"{what} has {len(prompt)} tokens, the model's context {self.context}: shorten it"
+            raise ApiError(400, words, param)
+        return room

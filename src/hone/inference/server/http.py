@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
 
@@ -16,10 +16,10 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Lifespan, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from hone.errors import UserError
-from hone.inference.server.protocol import ApiError, ChatRequest, GenerationRequest, TokensRequest
+from hone.inference.server.protocol import FAILED, ApiError, ChatRequest, GenerationRequest, TokensRequest
 from hone.types import Message
 
 SHORT = 4096
@@ -30,40 +30,32 @@ BODY_SECONDS = 60.0
 """Seconds that a client has to send a body."""
 LEFT = 499
 """Status noted for a client that left."""
-CHAT, CHAT_CHUNK = "chat.completion", "chat.completion.chunk"
 
 T = TypeVar("T")
-Handler = Callable[[Request], Awaitable[Response]]
 
 
-def application(
-    handlers: Mapping[str, Handler], check: Callable[[Request], Any], lifespan: Lifespan[Starlette] | None = None
-) -> Starlette:
+def application(handlers: Mapping[str, Callable], check: Callable[[Request], Any], lifespan: Any = None) -> Starlette:
     """Return an application of these handlers, by method and path. `check` raises ApiError to refuse a request."""
 
-    def route(place: str, handler: Handler) -> Route:
+    def route(place: str) -> Route:
         async def answer(request: Request) -> Response:
             check(request)
-            return await handler(request)
+            return await handlers[place](request)
 
         method, path = place.split()
         return Route(path, answer, methods=[method])
 
     kinds = (ApiError, UserError, HTTPException, ClientDisconnect, Exception)  # the last is logged with its traceback
-    routes = [route(*pair) for pair in handlers.items()]
-    return Starlette(routes=routes, lifespan=lifespan, exception_handlers=dict.fromkeys(kinds, _on_error))
+    errors = dict.fromkeys(kinds, _on_error)
+    return Starlette(routes=[*map(route, handlers)], lifespan=lifespan, exception_handlers=errors)
 
 
 def api_key_of(request: Request) -> str:
     return request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
-def model_card(name: str, created: int = 0) -> dict[str, Any]:
-    return {"id": name, "object": "model", "created": created, "owned_by": "hone"}
-
-
-def too_large(limit: int = MAX_BODY) -> ApiError:
-    return ApiError(413, f"the request is larger than {limit // 2**20} MiB")
+def too_large() -> ApiError:
+    return ApiError(413, f"the request is larger than {MAX_BODY // 2**20} MiB")
 
 
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
@@ -87,7 +79,7 @@ async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[
     return bytes(body)
 
 
-async def apart(size: int, work: Callable[[], T], threads: Executor | None = None) -> T:
+async def apart(threads: Executor | None, size: int, work: Callable[[], T]) -> T:
     """Return the result of `work` on `size` characters: a long text does not keep other requests waiting."""
     return work() if size <= SHORT else await asyncio.get_running_loop().run_in_executor(threads, work)
 
@@ -114,38 +106,42 @@ def answer(head: dict[str, Any], choices: Sequence[dict[str, Any]], used: dict[s
     return Response(f'{_dump(head | {"usage": used})[:-1]},"choices":[{written}]}}', media_type="application/json")
 
 
-async def events(
-    body: GenerationRequest | TokensRequest,
-    head: dict[str, Any],
-    choices: AsyncIterator[dict[str, Any]],
-    used: Callable[[], dict[str, int]],
-) -> AsyncIterator[str]:
-    """Write a stream of choices; with their usage in the end, if it was asked for. An error ends it."""
-    try:
-        async for choice in choices:
-            yield _event(head | {"choices": [choice]})
-    except Exception as error:
-        yield _event(as_api_error(error).body())
-    else:
-        if body.stream_options and body.stream_options.include_usage:
-            yield _event(head | {"choices": [], "usage": used()})
-        yield "data: [DONE]\n\n"
-
-
 class EventStream(StreamingResponse):
-    """Server-sent events; calls `close` when all is sent, or the client has left, or sending failed."""
+    """Choices as server-sent events; with their usage in the end, if it was asked for. An error ends them.
+
+    Calls `close` when all is sent, or the client has left, or sending failed.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[str], close: Callable[[], None] = lambda: None) -> None:
-        super().__init__(events, headers={"Cache-Control": "no-cache"})
-        self._close = close
+    def __init__(
+        self,
+        body: GenerationRequest | TokensRequest,
+        head: dict[str, Any],
+        choices: AsyncIterator[dict[str, Any]],
+        used: Callable[[], dict[str, int]],
+        close: Callable[[], None] = lambda: None,
+    ) -> None:
+        super().__init__(self._events(), headers={"Cache-Control": "no-cache"})
+        self._with_usage = body.stream_options is not None and body.stream_options.include_usage
+        self._head, self._choices, self._used, self._close = head, choices, used, close
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
             self._close()
+
+    async def _events(self) -> AsyncIterator[str]:
+        try:
+            async for choice in self._choices:
+                yield _event(self._head | {"choices": [choice]})
+        except Exception as error:
+            yield _event(as_api_error(error).body())
+        else:
+            if self._with_usage:
+                yield _event(self._head | {"choices": [], "usage": self._used()})
+            yield "data: [DONE]\n\n"
 
 
 def chat_choice(
@@ -158,8 +154,7 @@ def chat_choice(
     else:
         message = {"content": text} if text else {}
         calls = [{"index": i, **call} for i, call in enumerate(calls)]
-    if calls:
-        message["tool_calls"] = calls
+    message |= {"tool_calls": calls} if calls else {}
     return {"index": index, "message" if whole else "delta": message, "logprobs": None, "finish_reason": reason}
 
 
@@ -175,13 +170,13 @@ def chat_answer(body: ChatRequest, head: dict[str, Any], reply: Message, reason:
     more = {name: value for name, value in reply.items() if name not in ("role", "content", "tool_calls")}
     choice["delta" if body.stream else "message"] |= more
     if not body.stream:
-        return answer(head | {"object": CHAT}, [choice], used)
+        return answer(head | {"object": "chat.completion"}, [choice], used)
 
     async def choices() -> AsyncIterator[dict[str, Any]]:
         yield chat_opening(0)
         yield choice
 
-    return EventStream(events(body, head | {"object": CHAT_CHUNK}, choices(), lambda: used))
+    return EventStream(body, head | {"object": "chat.completion.chunk"}, choices(), lambda: used)
 
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
@@ -196,7 +191,7 @@ def as_api_error(error: Exception) -> ApiError:
         return ApiError(400, str(error))
     if isinstance(error, HTTPException):
         return ApiError(error.status_code, str(error.detail))
-    return ApiError(500, "the server failed at this request; its log says why")
+    return ApiError(500, f"{FAILED}; its log says why")
 
 
 async def _on_error(_: Request, error: Exception) -> Response:

@@ -70,18 +70,14 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+FAILED = "the server failed at this request"
+
+
 class ServiceEnded(ApiError):
     """The engine's thread has ended, so nothing can be asked of it."""
 
     def __init__(self) -> None:
         super().__init__(503, "the server is stopping")
-
-
-class SampleFailed(ApiError):
-    """The engine dropped a sample."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(500, f"the server failed at this request: {reason}")
 
 
 class Strict(BaseModel):
