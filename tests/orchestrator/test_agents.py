@@ -21,9 +21,9 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask, Rewarded, checked_rollout
+from hone.environments.agents import AgentLimits, Rewarded, checked_rollout
 from hone.environments.data import given_rows
-from hone.environments.functions import FunctionTask, Source
+from hone.environments.functions import AgentTask, FunctionTask, Source
 from hone.errors import Halt, UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
@@ -45,7 +45,7 @@ def task_of(
 ) -> AgentTask:
     source, rows = None if agent is None else Source(agent, None, "digest"), given_rows(ROWS, "dataset")
     bounds = AgentLimits(**limits)
-    return AgentTask(agent, command, source, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
+    return AgentTask(source, command, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
 
 
 def played(
@@ -427,7 +427,7 @@ def test_a_long_prompt_is_tokenised_beside_the_calls_of_others(monkeypatch: pyte
 
 
 def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.orchestrator.agents.SHORT", 500)
+    monkeypatch.setattr("hone.inference.server.http.SHORT", 500)
 
     async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
         prompts = ["a" * 600, "short", "a" * 700, "short again"]

@@ -22,9 +22,8 @@ from hone.errors import first_line
 from hone.pages import visible
 from hone.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
 from hone.runs import Run
-from hone.runs.alarm_rules import Finding
 from hone.runs.alarms import REGRADED, in_words, took_step
-from hone.runs.observer import Observer
+from hone.runs.observer import Finding, Observer
 from hone.runs.writer import RunWriter
 from hone.types import Score
 

@@ -13,7 +13,7 @@ from hone.composition.parts import use_graders
 from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig, InitConfig, LoraConfig
-from hone.environments import Environment, services
+from hone.environments import Environment, judgements
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate, shortage
@@ -70,7 +70,7 @@ class Evaluation:
             "split_name": config.split_name,
             "progress": progress,
         }
-        services.record_in(self.folder)
+        judgements.record_in(self.folder)
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)

@@ -31,9 +31,8 @@ from hone.composition.training import Training
 from hone.config.base import changed
 from hone.config.parse import from_settings
 from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig, RoleConfig
-from hone.environments import Environment, services
+from hone.environments import Environment, judgements
 from hone.environments.data import Overlap
-from hone.environments.references import Reference
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError, called_from
 from hone.evaluation.result import EvalResult
@@ -46,7 +45,6 @@ from hone.orchestrator.groups import Advantages, GroupSampler, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
-from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
@@ -60,6 +58,9 @@ from hone.types import Group
 
 if TYPE_CHECKING:
     import torch
+
+    from hone.environments.references import Reference
+    from hone.orchestrator.teacher import Teacher
 
 
 @dataclass
@@ -399,6 +400,8 @@ class RL(Training):
         super()._check()
         if self.config.teacher is not None:
             vocab_size, seq_len = self.decoder.vocab_size, self.config.seq_len
+            from hone.orchestrator.teacher import Teacher
+
             self.teacher = Teacher.reach(self.config.teacher, self.renderer, vocab_size, seq_len)
 
     def _samplers(self, policy: Policy) -> dict[str, GroupSampler]:
@@ -426,7 +429,7 @@ class RL(Training):
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
             return run
-        services.record_in(config.output_dir)
+        judgements.record_in(config.output_dir)
         for name, overlap in self.overlaps.items():
             if run.start_step == 0 and overlap is not None and overlap.rows:
                 parts.report_overlap(config, self.envs[name], overlap, run)

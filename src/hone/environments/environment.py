@@ -17,10 +17,9 @@ import numpy as np
 
 from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
+from hone.environments.judgements import Service
 from hone.environments.parsers import Parser
-from hone.environments.references import Reference, reference_of
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
-from hone.environments.services import Service
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.grading import Work, together
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
     from hone.environments.driver import Model
     from hone.environments.multi_turn import Answer
+    from hone.environments.references import Reference
     from hone.environments.template import Template
     from hone.environments.workers import Workers
     from hone.grading.pool import Round
@@ -253,6 +253,8 @@ class Environment:
         By default the argument `reference` makes it, see `hone.environments.references`. Raises UserError without one.
         """
         if self.given_reference is not None:
+            from hone.environments.references import reference_of
+
             return reference_of(example, self.given_reference)
         raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
 

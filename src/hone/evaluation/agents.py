@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hone.environments.driver import Tools
 from hone.errors import UserError
 from hone.evaluation.client import Failure
+from hone.inference.server.http import usage
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.orchestrator.agents import SAMPLING_FIELDS, ModelCalls, Reply, refuse_other_sampling
 
@@ -29,7 +30,8 @@ class PassedOn(ModelCalls):
         most = self.most(body.max_completion_tokens or body.max_tokens, more.get("max_tokens"))
         self.sampled += most or 0
         more |= {"max_tokens": most} if most is not None else {}
-        more |= {"stop": [*_listed(more.get("stop")), *body.stop]} if body.stop else {}
+        stop = more.get("stop") or []
+        more |= {"stop": [*([stop] if isinstance(stop, str) else stop), *body.stop]} if body.stop else {}
         tools = body.tools if body.tool_choice != "none" else None
         return self._pass_on(body, self.model.asked - 1, more, tools, session)
 
@@ -47,16 +49,10 @@ class PassedOn(ModelCalls):
             raise ApiError(502, reply.reason)
         self.model.replies.append((session, reply))
         self.sampled += (reply.completion_tokens or 0) - (more.get("max_tokens") or 0)
-        message = reply.messages[-1]
-        usage = {"prompt_tokens": reply.prompt_tokens or 0, "completion_tokens": reply.completion_tokens or 0}
-        reason = "tool_calls" if message.get("tool_calls") else reply.stop_reason
-        return f"{self.model.sample_id}-{number}", message, reason, usage | {"total_tokens": sum(usage.values())}
+        used = usage(reply.prompt_tokens or 0, reply.completion_tokens or 0)
+        return f"{self.model.sample_id}-{number}", reply.messages[-1], reply.stop_reason, used
 
     def close(self, untrained: frozenset[str]) -> int:
         self.closed = True
         self.model.replies = [(who, reply) for who, reply in self.model.replies if who not in untrained]
         return len(self.model.replies)
-
-
-def _listed(stop: Any) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop or [])

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from hone.environments.agents import AgentLimits
 from hone.environments.driver import Model, NoRoom, Tools
 from hone.errors import UserError
-from hone.inference.server.app import MAX_BODY, SHORT
+from hone.inference.server.http import MAX_BODY, apart, too_large, usage
 from hone.inference.server.protocol import ApiError, ChatRequest
 from hone.model.texts import same_messages
 from hone.types import Message, Segment
@@ -28,7 +28,6 @@ LONGEST_TOKEN = 16
 """Characters that a token has on average at most: a longer prompt does not fit, and is not tokenised."""
 Reply = tuple[str, Message, str, dict[str, int]]
 """The id of an answer, its message, why it ended, and its usage."""
-T = TypeVar("T")
 
 
 class ModelCalls:
@@ -70,7 +69,7 @@ class ModelCalls:
 
     def too_large(self) -> ApiError:
         """Return the error of a call with more bytes than `largest_body`."""
-        return ApiError(413, f"the request is larger than {self.largest_body // 2**20} MiB")
+        return too_large()
 
     def most(self, *bounds: int | None) -> int | None:
         """Return the most tokens of a call: the least of the bounds and of what is left of `max_tokens`."""
@@ -113,7 +112,7 @@ class ProgramCalls(ModelCalls):
             raise self.too_large()
         maker.renderer.note(f"a call of rollout {model.sample_id}", messages, tools)
         parent = model.parent_of(messages, tools, session)
-        ids, parent = await apart(size, lambda: self._prompt(messages, tools, parent))
+        ids, parent = await apart(None, size, lambda: self._prompt(messages, tools, parent))
         self.check_open()  # the program may have ended meanwhile
         most = self.most(body.max_completion_tokens or body.max_tokens)
         try:
@@ -181,15 +180,8 @@ class ProgramCalls(ModelCalls):
 
 async def _answered(call: Call) -> Reply:
     assert call.turn is not None
-    prompt, sampled = len(call.request.prompt_ids), call.turn.num_sampled
-    reason = "tool_calls" if call.reply.get("tool_calls") else call.turn.stop_reason
-    usage = {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
-    return f"{call.request.sample_id}-{call.request.turn}", call.reply, reason, usage
-
-
-async def apart(size: int, work: Callable[[], T]) -> T:
-    """Return the result of `work` on `size` characters: a long text does not keep other programs' calls waiting."""
-    return work() if size <= SHORT else await asyncio.to_thread(work)
+    used = usage(len(call.request.prompt_ids), call.turn.num_sampled)
+    return f"{call.request.sample_id}-{call.request.turn}", call.reply, call.turn.stop_reason, used
 
 
 SAMPLING_FIELDS = ("temperature", "top_p", "top_k", "min_p")
