@@ -63,6 +63,7 @@ class HoneStep:
         from hone.algorithms.losses import policy_objective
         from hone.config.rl import LossConfig
         from hone.config.shared import OptimConfig, SchedulerConfig
+        from hone.environments import Environment, Rubric
         from hone.inference.engine import Engine
         from hone.model.chat import load_renderer
         from hone.model.hf import load_model
@@ -76,6 +77,7 @@ class HoneStep:
         objective = policy_objective(LossConfig())
         self.trainer = Trainer(model, OptimConfig(lr=1e-5), SchedulerConfig(), 10**6, objective)
         self.policy = EnginePolicy(Engine(model), renderer, lambda: self.trainer.version)
+        self.env = Environment(rubric=Rubric([lambda completion: 0.0]))
         self.maker = RequestMaker(renderer, sizes.rollouts, 2048, sizes.new_tokens, 0, "rollout")
 
     def __call__(self, step: int) -> dict[str, float]:
@@ -85,7 +87,7 @@ class HoneStep:
         from hone.config.rl import RLConfig
         from hone.inference.types import SamplingParams
         from hone.model.fusion import set_compiled
-        from hone.orchestrator.conversations import of_one_turn
+        from hone.orchestrator.conversations import roll_out
         from hone.orchestrator.groups import trainable
         from hone.types import Example, Group, Outcome, Score
 
@@ -93,20 +95,20 @@ class HoneStep:
         set_compiled(self.compiled)
         start = time.perf_counter()
         examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step, prompts)]
-        requests = self.maker.requests(examples, range(prompts), step)
-        turns = self.policy.sample(requests, SamplingParams(ignore_eos=True))
+        made = roll_out(
+            self.env, self.policy, self.maker, examples, range(prompts), step, SamplingParams(ignore_eos=True)
+        )
         sampled = time.perf_counter()
         groups = []
         for i, example in enumerate(examples):
-            own = slice(i * rollouts, (i + 1) * rollouts)
-            members = [of_one_turn(*one) for one in zip(requests[own], turns[own], strict=True)]
+            members = made[i * rollouts : (i + 1) * rollouts]
             scores = [Score(reward(rollout.completion_text), {}, {}, Outcome.WRONG) for rollout in members]
             rewards = np.array([score.reward for score in scores])
             advantages = step_advantages(rewards[None], np.ones((1, rollouts), dtype=bool))[0]
             groups.append(Group(example, i, members, scores, advantages))
         self.trainer.step(self.trainer.deal(trainable(groups, RLConfig()), None, share_prompts=True))
         end = time.perf_counter()
-        assert all(turn.num_sampled == self.sizes.new_tokens for turn in turns)
+        assert all(rollout.first.num_sampled == self.sizes.new_tokens for rollout in made)
         return {"step": end - start, "sample": sampled - start, "train": end - sampled}
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hone"
 CORE = (
-    "types rng errors digests redaction terminal web processes client",
+    "types rng errors digests redaction terminal web processes client serving hardware",
     "config",
     "runs",
     "algorithms grading model trust",
@@ -33,18 +33,19 @@ EXTENSIONS = {
     "planning": "planning/ config/plan.py commands/plan.py commands/doctor.py",
     "reproduce": "reproduce/ config/reproduce.py commands/diff.py commands/regrade.py commands/replay.py "
     "commands/verify.py",
-    "audit": "audit/ config/audit.py commands/audit.py",
+    "audit": "audit/ config/audit.py commands/audit.py commands/preflight.py",
     "trackers": "runs/trackers.py",
-    "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py",
+    "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py commands/reward_check.py",
     "services": "environments/services.py orchestrator/teacher.py",
     "sandbox": "grading/sandbox.py grading/sandbox_bubblewrap.py grading/sandbox_main.py grading/seccomp.py",
     "libraries": "environments/adapters/",
-    "agents": "environments/agents.py orchestrator/agents.py orchestrator/agent_host.py evaluation/agents.py",
-    "server": "inference/server/",
+    "agents": "environments/agents.py environments/programs.py orchestrator/agents.py orchestrator/agent_host.py "
+    "evaluation/agents.py",
+    "server": "inference/server/ commands/inference.py",
     "vllm": "inference/vllm/",
-    "split": "composition/split.py commands/split.py orchestrator/launch.py orchestrator/placement.py "
-    "orchestrator/reach.py orchestrator/remote_trainer.py orchestrator/shared_memory.py trainer/life_line.py "
-    "trainer/ranked.py trainer/serve.py trainer/wire.py transport.py",
+    "split": "composition/split.py commands/split.py commands/trainer.py orchestrator/launch.py "
+    "orchestrator/placement.py orchestrator/remote_trainer.py orchestrator/shared_memory.py trainer/agreement.py "
+    "trainer/serve.py trainer/wire.py transport.py",
     "cluster": "orchestrator/cluster/",
     "chat": "config/chat.py commands/chat.py",
 }

@@ -54,8 +54,8 @@ def test_the_page_names_every_path_and_every_field_of_our_own() -> None:
     from hone.inference.server.protocol import OFF, ChatRequest, CompletionRequest
 
     app = (ROOT / "src/hone/inference/server/app.py").read_text()
-    for path in re.findall(r'app\.(?:get|post)\("([^"{]+)"', app):
-        assert f"`GET {path}`" in PAGE or f"`POST {path}`" in PAGE, path
+    for place in re.findall(r'"((?:GET|POST) [^"{]+)": ', app):
+        assert f"`{place}`" in PAGE, place
     without_effect = {*OFF, "user", "metadata", "store", "service_tier"}
     for name in {*CompletionRequest.model_fields, *ChatRequest.model_fields} - without_effect:
         assert f"`{name}`" in PAGE or name in ("model", "max_completion_tokens", "parallel_tool_calls"), name

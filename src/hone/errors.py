@@ -66,6 +66,14 @@ class Halt(UserError):
         self.metrics = dict(metrics or {})
 
 
+class AlarmStop(Halt):
+    """The alarm `name` ends the run after a step, as the config wants it: stopped, not failed."""
+
+    def __init__(self, step: int, name: str) -> None:
+        super().__init__(f"stopped at step {step} by the alarm {name} (--alarms.{name.replace('_', '-')} warn goes on)")
+        self.name = name
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's text that is not blank; its type's name if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

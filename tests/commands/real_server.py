@@ -16,7 +16,6 @@ import uvicorn
 
 from hone import rng
 from hone.client import Endpoint
-from hone.commands.serving import listen, settings
 from hone.inference.engine import Engine
 from hone.inference.server.app import create_app
 from hone.inference.server.service import Service
@@ -24,6 +23,7 @@ from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
 from hone.orchestrator.types import Request
+from hone.serving import listen, local_only, settings
 
 
 def random_model(seed: int = 0) -> Decoder:
@@ -77,7 +77,7 @@ def serving(model: Decoder | None = None, port: int = 0, folder: str = "hone/tin
     service = Service(Engine(model or random_model(), tokenizer=renderer.tokenizer))
     app = create_app(service, renderer, folder, **options)
     listener = listen("127.0.0.1", port)
-    server = uvicorn.Server(settings(app, listener, 1))
+    server = uvicorn.Server(settings(local_only(app, listener), 1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
 

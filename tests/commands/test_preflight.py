@@ -14,9 +14,9 @@ from hone.cli import main
 from hone.commands.preflight import Audit
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agents import AgentLimits
 from hone.environments.data import given_rows
-from hone.environments.functions import given_task
+from hone.environments.functions import AgentTask, given_task
 from hone.environments.loading import load_environment
 from hone.errors import UserError
 
@@ -134,7 +134,7 @@ def test_a_program_too_is_refused_a_reward_beyond_the_largest(tmp_path, monkeypa
 def test_in_a_mix_only_the_agent_is_not_audited(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = given_rows([{"prompt": "a"}], "dataset")
     envs = {
-        "one": AgentTask(None, "true", None, AgentLimits(), rows, rows),
+        "one": AgentTask(None, "true", AgentLimits(), rows, rows),
         "two": load_environment("reverse-text"),
     }
     mix = [{"id": "functions", "name": "one", "args": {"agent_command": "true"}}, {"id": "reverse-text", "name": "two"}]

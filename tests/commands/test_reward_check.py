@@ -17,8 +17,9 @@ from hone.cli import main
 from hone.commands import reward_check
 from hone.commands.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
-from hone.environments.agents import AgentLimits, AgentTask
+from hone.environments.agents import AgentLimits
 from hone.environments.data import given_rows
+from hone.environments.functions import AgentTask
 from hone.runs import Run
 from hone.viewer.card.facts import facts_of
 
@@ -175,7 +176,7 @@ def test_a_task_that_cannot_be_graded_again_says_why(settings):
     reasons = [
         not_checked(env)
         for env in (
-            AgentTask(None, "true", None, AgentLimits(), rows, rows),
+            AgentTask(None, "true", AgentLimits(), rows, rows),
             MultiTurnEnv(rubric=Rubric([of_state]), dataset=[{"question": "?"}]),
             SingleTurnEnv(rubric=Rubric([right]), dataset=dated),
             MultiTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}]),

@@ -23,7 +23,7 @@ from hone.runs import Run
 
 KILLS = {
     "sampling a second turn": Call("hone.inference.batch.sample_tokens", 20),
-    "answering": Call("hone.orchestrator.conversations.Conversation.hear", 30),
+    "answering": Call("hone.environments.multi_turn.settled", 30),
     "checkpoint torn": At("save", "checkpoints/*step_6/optimizer.safetensors", 1, "half"),
 }
 

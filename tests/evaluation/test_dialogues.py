@@ -138,26 +138,9 @@ def test_an_environment_that_fails_costs_its_own_sample():
     assert "ValueError: no guess of 3 is wanted" in result.samples[1].score.detail
 
 
-def test_answers_are_asked_for_one_call_at_a_time_in_a_thread_and_stay_with_their_conversations():
-    asked: list[list[str]] = []
-    threads: set[int] = set()
-    busy = threading.Lock()
-
-    class Watched(guessing.Guessing):
-        def respond_many(self, turns):
-            asked.append([messages[-1]["content"] for messages, _ in turns])
-            threads.add(threading.get_ident())
-            assert busy.acquire(blocking=False), "another call is under way"
-            try:
-                return super().respond_many(turns)
-            finally:
-                busy.release()
-
-    env = guessing.load_environment(slow=0.002)
-    env.__class__ = Watched
+def test_conversations_side_by_side_keep_their_answers():
     with FakeOpenAI(lambda body: Say(str(rng.key(body["seed"]) % 10))) as server:
-        result = evaluated(server, env, examples=4, rollouts=4)
-    assert threading.get_ident() not in threads and sum(map(len, asked)) > len(asked) > 1
+        result = evaluated(server, guessing.load_environment(slow=0.002), examples=4, rollouts=4)
     for sample in result.samples:
         seeds = [rng.key(5, "eval", 0, sample.index, sample.rollout, *more) >> 33 for more in ((), (1,), (2,))]
         text = [m["content"] for m in sample.trajectory.messages if m["role"] == "assistant"]

@@ -21,15 +21,14 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, AgentTask, Rewarded, checked_rollout
+from hone.environments.agents import AgentLimits, Rewarded, checked_rollout
 from hone.environments.data import given_rows
-from hone.environments.functions import FunctionTask, Source
+from hone.environments.functions import AgentTask, FunctionTask, Source
 from hone.errors import Halt, UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
-from hone.orchestrator import agent_host
-from hone.orchestrator.agents import ProgramRollout, run_agents
+from hone.orchestrator.agents import ProgramCalls
 from hone.orchestrator.colocated import EnginePolicy, segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
@@ -46,7 +45,7 @@ def task_of(
 ) -> AgentTask:
     source, rows = None if agent is None else Source(agent, None, "digest"), given_rows(ROWS, "dataset")
     bounds = AgentLimits(**limits)
-    return AgentTask(agent, command, source, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
+    return AgentTask(source, command, bounds, rows, given_rows(ROWS[:1], "eval"), agent_env=agent_env)
 
 
 def played(
@@ -55,7 +54,7 @@ def played(
     policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
     maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
     split = task.split("train")
-    return run_agents(task, policy, maker, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
+    return roll_out(task, policy, maker, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
 
 
 async def ask(client: openai.AsyncOpenAI, messages: list[Any], **more: Any) -> Any:
@@ -330,6 +329,18 @@ def test_the_key_of_a_rollout_that_has_ended_is_refused() -> None:
     assert errors == [410] and len(first.segments) == len(second.segments) == 1 and first.turns == second.turns == 1
 
 
+def test_programs_that_wait_for_each_other_go_on() -> None:
+    called = {"a": asyncio.Event(), "b": asyncio.Event()}
+
+    async def meets(client: openai.AsyncOpenAI, example: Any) -> float:
+        await once(client, example)
+        called[example.answer].set()
+        await called["b" if example.answer == "a" else "a"].wait()
+        return await once(client, example)
+
+    assert [(one.failure, len(one.segments)) for one in played(task_of(meets), rollouts=1)] == [(None, 2)] * 2
+
+
 def test_limits_of_calls_tokens_and_context_are_outcomes_of_the_model() -> None:
     async def endless(client: openai.AsyncOpenAI, example: Any) -> float:
         messages: list[Any] = [*example.prompt]
@@ -416,7 +427,7 @@ def test_a_long_prompt_is_tokenised_beside_the_calls_of_others(monkeypatch: pyte
 
 
 def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.orchestrator.agents.SHORT", 500)
+    monkeypatch.setattr("hone.inference.server.http.SHORT", 500)
 
     async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
         prompts = ["a" * 600, "short", "a" * 700, "short again"]
@@ -518,7 +529,7 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
 
     task = task_of(uses_tools)
     maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = run_agents(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    (sample,) = roll_out(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
     assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
     assert results[1].content == "It is 2."
@@ -538,7 +549,7 @@ def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
 
     task = task_of(composes)
     maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = run_agents(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    (sample,) = roll_out(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
@@ -704,7 +715,7 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
 ) -> None:
     closed, sample, asked = threading.Event(), EnginePolicy.sample, []
 
-    def close(self: ProgramRollout, *args: Any) -> None:
+    def close(self: ProgramCalls, *args: Any) -> None:
         close_rollout(self, *args)
         closed.set()
 
@@ -713,8 +724,8 @@ def test_a_call_that_waits_at_the_deadline_of_its_command_is_a_410(
         assert closed.wait(60)
         return sample(self, requests, *args)
 
-    close_rollout = ProgramRollout.close
-    monkeypatch.setattr(ProgramRollout, "close", close)
+    close_rollout = ProgramCalls.close
+    monkeypatch.setattr(ProgramCalls, "close", close)
     monkeypatch.setattr(EnginePolicy, "sample", samples_late)
     script = tmp_path / "agent.py"
     script.write_text(COMMAND % "")
@@ -837,15 +848,6 @@ def test_rewards_of_calls_come_in_any_sequence_beside_a_reward(calls: Any) -> No
         checked_rollout({"calls": calls})
 
 
-def test_a_thread_that_dies_ends_the_step_with_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def dies(self: Any, rollout: Any, places: Any) -> None:
-        raise RuntimeError("no more memory")
-
-    monkeypatch.setattr(agent_host.Host, "_one", dies)
-    with pytest.raises(Halt, match="the thread that runs the agent's programs has ended"):
-        played(task_of(once))
-
-
 def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     sample = EnginePolicy.sample
 
@@ -857,13 +859,6 @@ def test_a_policy_that_changes_prompts_ends_the_run(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(EnginePolicy, "sample", changes)
     with pytest.raises(Halt, match="sampled from other tokens"):
         played(task_of(once))
-
-
-def test_a_policy_that_fails_ends_the_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EnginePolicy, "sample", lambda *_: (_ for _ in ()).throw(RuntimeError("the engine failed")))
-    with pytest.raises(RuntimeError, match="the engine failed"):
-        played(task_of(once))
-    assert not [thread for thread in threading.enumerate() if thread.name == "agents"]
 
 
 HEADERS: list[dict[str, str]] = [

@@ -20,7 +20,7 @@ from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
 from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RequestMaker, check_turns, of_one_turn, roll_out
+from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, trainable
 from hone.reproduce.recorded import RecordedPolicy
 from hone.trainer.packing import split_micro_batches
@@ -266,14 +266,14 @@ def test_a_template_that_rewrites_what_was_thought_is_refused_before_anything_is
     single = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"question": "Guess", "answer": "5"}])
     env = guessing.load_environment()
     for fine in (single, guessing.load_environment(max_turns=1)):
-        check_turns(fine, template, fine.split("train")[0])
+        fine.check_template(template, fine.split("train")[0])
     for fine in (env, adding.load_environment()):
-        check_turns(fine, RENDERER, fine.split("train")[0])
+        fine.check_template(RENDERER, fine.split("train")[0])
     for of_family in (QWEN3, QWEN3_THINKING, LLAMA3):
         ended = of_family.replace("<|eot_id|>", END_TEXT)
-        check_turns(fine, load_renderer("hone/tiny", ended), fine.split("train")[0])
+        fine.check_template(load_renderer("hone/tiny", ended), fine.split("train")[0])
     with pytest.raises(UserError, match="guessing is a task of several turns, but the chat template rewrites earlier"):
-        check_turns(env, template, env.split("train")[0])
+        env.check_template(template, env.split("train")[0])
     words = ["guessing", "-m", str(tiny_model_dir), "--chat-template", FORGETS, "--no-save"]
     assert call("eval", words, "hone eval") == 2 and "rewrites earlier turns" in capsys.readouterr().err
 
@@ -297,9 +297,10 @@ def test_recorded_rollouts_are_handed_over_as_they_end():
     script, handed = Script(["5"], ["3"]), {}
     _, recorded = rolled(script, game(max_turns=1), 2)
     policy = RecordedPolicy({t.sample_id: t for t in recorded}, RENDERER, 7)
-    turns = policy.sample(script.rounds[0], SAMPLING, handed.__setitem__)
-    again = [of_one_turn(request, turn) for request, turn in zip(script.rounds[0], turns, strict=True)]
-    assert equal(again, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(turns))
+    single = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"prompt": "Guess", "answer": "5"}])
+    maker = RequestMaker(RENDERER, 2, 400, 50, 1, "rollout")
+    again = roll_out(single, policy, maker, [single.split("train")[0]], [4], 9, SAMPLING, handed.__setitem__)
+    assert equal(again, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(again))
 
 
 def test_recorded_conversations_are_told_again_with_the_environment_asked_anew():

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -8,8 +9,11 @@ from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
-from hone.orchestrator.conversations import RequestMaker
+from hone.inference.types import Completion, SamplingParams
+from hone.orchestrator.colocated import segment_of
+from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
+from hone.orchestrator.types import Request
 from hone.trainer.packing import split_micro_batches
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score
 
@@ -22,6 +26,22 @@ class Renderer:
 
     def prompt_ids(self, messages, tools=None):
         return [ord(c) for c in messages[-1]["content"]]
+
+
+class Noting:
+    """A policy that notes its requests, and says one token."""
+
+    renderer = SimpleNamespace(decode=lambda ids: "", opened_by_template="")
+
+    def sample(self, requests, sampling, finished=None):
+        self.requests = list(requests)
+        return [segment_of(request, Completion([1], [-1.0], "stop"), [0], self.renderer) for request in requests]
+
+
+def asked(maker, examples, draws, step) -> list[Request]:
+    policy = Noting()
+    roll_out(ENV, policy, maker, examples, draws, step, SamplingParams())
+    return policy.requests
 
 
 def number(completion) -> float:
@@ -54,21 +74,21 @@ def groups_of(*texts_by_group: list[str], **kwargs):
 def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
     examples = [Example([{"role": "user", "content": "abc"}])] * 2
     maker = RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="rollout")
-    requests = maker.requests(examples, [4, 5], step=7)
+    requests = asked(maker, examples, [4, 5], step=7)
     assert [r.sample_id for r in requests] == ["7-4-0", "7-4-1", "7-4-2", "7-5-0", "7-5-1", "7-5-2"]
     assert len({r.key for r in requests}) == 6
-    other = RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="eval").requests(examples, [4, 5], step=7)
+    other = asked(RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="eval"), examples, [4, 5], step=7)
     assert not {r.key for r in requests} & {r.key for r in other}
-    assert [r.key for r in maker.requests(examples, [4, 5], step=7)] == [r.key for r in requests]
+    assert [r.key for r in asked(maker, examples, [4, 5], step=7)] == [r.key for r in requests]
 
 
 def test_a_completion_gets_what_the_prompt_leaves_of_seq_len():
     example = Example([{"role": "user", "content": "abcde"}])
-    assert RequestMaker(Renderer(), 1, 20, 8, 0, "r").requests([example], [0], 0)[0].max_tokens == 8
-    assert RequestMaker(Renderer(), 1, 9, 8, 0, "r").requests([example], [0], 0)[0].max_tokens == 4
-    assert RequestMaker(Renderer(), 1, 9, None, 0, "r").requests([example], [0], 0)[0].max_tokens == 4
+    for limits, most in (((20, 8), 8), ((9, 8), 4), ((9, None), 4)):
+        (request,) = asked(RequestMaker(Renderer(), 1, *limits, 0, "r"), [example], [0], 0)
+        assert request.max_tokens == most
     with pytest.raises(UserError, match=r"has 5 tokens and leaves no room.*seq_len = 5"):
-        RequestMaker(Renderer(), 1, 5, 8, 0, "r").requests([example], [0], 0)
+        asked(RequestMaker(Renderer(), 1, 5, 8, 0, "r"), [example], [0], 0)
 
 
 def test_states_advantages_and_what_is_packed():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hone import hardware
 from hone.errors import UserError
-from hone.orchestrator import placement
-from hone.orchestrator.placement import ram
+from hone.hardware import ram
 from hone.planning.devices import DEVICES, device_named, this_device
 
 NAMES = {"h100": "h100", "RTX 4090": "rtx4090", "rtx-4090": "rtx4090", "24gb": "rtx4090", "48GB": "l40s"}
@@ -33,8 +33,8 @@ def test_this_machine_has_memory_and_speed() -> None:
 
 
 def test_a_limit_of_the_control_group_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placement, "CGROUP", tmp_path)
-    monkeypatch.setattr(placement, "resident_bytes", lambda: 0)
+    monkeypatch.setattr(hardware, "CGROUP", tmp_path)
+    monkeypatch.setattr(hardware, "resident_bytes", lambda: 0)
     (tmp_path / "memory.current").write_text(f"{100 * 2**20}\n")
     (tmp_path / "memory.max").write_text("max\n")
     assert ram()[0] > 300 * 2**20

@@ -9,8 +9,8 @@ from hone.config.rl import RLConfig
 from hone.config.shared import ResumeConfig
 from hone.errors import Halt
 from hone.runs import Run
-from hone.runs.alarm_rules import Finding
 from hone.runs.alarms import Alarms
+from hone.runs.observer import Finding
 from hone.runs.writer import RunWriter
 
 

@@ -8,7 +8,7 @@ import torch
 from hone.config.rl import RLConfig
 from hone.config.shared import BudgetConfig, CkptConfig
 from hone.runs import Run
-from hone.runs.alarm_rules import Finding
+from hone.runs.observer import Finding
 from hone.runs.saving import Saver, Snapshot
 from hone.runs.signals import StopRequest
 from hone.runs.writer import RunWriter

@@ -9,7 +9,8 @@ import pytest
 
 PROGRAM = """
 import torch
-from hone.trainer.heap import GROWTH, Heap, resident_bytes, tune
+from hone.hardware import resident_bytes
+from hone.trainer.heap import GROWTH, Heap, tune
 
 def used(mib):
     return [torch.ones(2**18) for _ in range(mib)]  # 1 MiB each

@@ -10,7 +10,7 @@ from typing import Any
 
 from hone.audit.answers import answer_span, statement_of, wrong_answer
 from hone.audit.probes import Script, Subject, Text
-from hone.environments import Environment, MultiTurnEnv
+from hone.environments import Environment
 from hone.environments.parsers import message_text
 from hone.model.tool_calls import Call, openai_call
 from hone.types import Message, content_hash
@@ -50,7 +50,7 @@ LONGER = {
 def inversion_texts(env: Environment, subjects: Sequence[Subject]) -> list[Text]:
     """Return the completions for each subject. Calls of tools are made up from their schemas."""
     texts = [Text(subject, name, script) for subject in subjects for name, script in _answers(env, subject, subjects)]
-    if isinstance(env, MultiTurnEnv):
+    if env.max_turns > 1:
         for subject in subjects[:ANSWERED]:
             texts += [Text(subject, name, script) for name, script in _conversations(env, subject, subjects)]
     return texts
@@ -107,7 +107,7 @@ def _answers(env: Environment, subject: Subject, subjects: Sequence[Subject]) ->
             yield name + style, subject.render(text) if whole else text
 
 
-def _conversations(env: MultiTurnEnv, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
+def _conversations(env: Environment, subject: Subject, subjects: Sequence[Subject]) -> Iterator[tuple[str, Script]]:
     """Yield conversations that do the same at each turn, some with another end. They call tools, if any."""
     turns = min(env.max_turns, MOST_TURNS)
     answers = {"a right answer": subject.text, "a wrong answer": wrong_text(subject, subjects)}

@@ -14,7 +14,7 @@ from typing import Any
 from hone.audit.conversations import inversion_texts
 from hone.audit.probes import Probe, Prober, messages_of
 from hone.audit.report import Check, Finding, Verdict
-from hone.environments import MultiTurnEnv, Rubric, calls_of
+from hone.environments import Rubric, calls_of
 from hone.errors import UserError
 from hone.types import Outcome
 
@@ -73,7 +73,7 @@ def check_inversion(prober: Prober) -> Check:
     features.
     """
     env, rubric = prober.env, prober.env.rubric
-    turns = env.max_turns if isinstance(env, MultiTurnEnv) else 1
+    turns = env.max_turns
     findings: list[Finding] = []
     try:
         env.check_rollouts()

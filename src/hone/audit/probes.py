@@ -15,8 +15,8 @@ from typing import Any
 
 from hone import rng
 from hone.audit.report import Evidence, Finding, Verdict, listed
-from hone.environments import Environment, MultiTurnEnv
-from hone.environments.multi_turn import settled
+from hone.environments import Environment
+from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn
 from hone.environments.parsers import completion_text
 from hone.environments.references import forms, reference_of
 from hone.errors import UserError
@@ -155,9 +155,8 @@ class Prober:
 
     def _grade(self, texts: Sequence[Text]) -> list[Probe]:
         pairs: list[tuple[Example, Any]] = [(text.subject.example, text.completion) for text in texts]
-        if isinstance(self.env, MultiTurnEnv):
-            replies = play_many(self.env, pairs)
-            pairs = [(example, reply) for (example, _), reply in zip(pairs, replies, strict=True)]
+        replies = play_many(self.env, pairs)
+        pairs = [(example, reply) for (example, _), reply in zip(pairs, replies, strict=True)]
         keys = [example.id for example, _ in pairs]
         scores = self.env.grade_many(pairs, self.seed, keys)
         if self.env.rubric.group_funcs:
@@ -178,7 +177,7 @@ def with_derived(prober: Prober) -> Prober:
     """
     env, subjects = prober.env, [subject for subject in prober.distinct if subject.example.answer]
     declared = any(subject.reference is not None for subject in prober.subjects)
-    if declared or not subjects or not env.reads_answer or isinstance(env, MultiTurnEnv):
+    if declared or not subjects or not env.reads_answer or env.max_turns > 1:
         return prober
     few, tried = subjects[:DERIVED_FROM], forms(subjects[0].example)
     texts = [Text(subject, form, reference_of(subject.example, form)) for form in tried for subject in few]
@@ -263,34 +262,41 @@ def failures(probes: Sequence[Probe]) -> list[Finding]:
     return findings
 
 
-def play_many(env: MultiTurnEnv, scripts: Sequence[tuple[Example, Script]]) -> list[Rollout]:
-    """Let `env` answer the scripts, all in lock-step. A conversation ends where the environment or the script ends."""
-    turns = [[dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"] for _, script in scripts]
-    messages: list[list[Message]] = [[dict(message) for message in example.prompt] for example, _ in scripts]
-    states = [env.initial_state(example, seed=0) for example, _ in scripts]
-    failed: list[tuple[Outcome, str] | None] = [None] * len(scripts)
-    taken = [0] * len(scripts)
-    live = list(range(len(scripts)))
-    while live:
-        for i in live:
-            messages[i].append(turns[i][taken[i]])
-            taken[i] += 1
-        live = [i for i in live if env.hears_last or env.has_turn(taken[i], "stop")]
-        # Conversations that are the same so far are asked about once: a tool may be slow.
-        keys = {i: json.dumps((messages[i], states[i]), sort_keys=True, default=str) for i in live}
-        asked = {key: (messages[i], states[i]) for i, key in keys.items()}
-        answers = dict(zip(asked, env.respond_many(list(asked.values())), strict=True)) if asked else {}
-        for i in list(live):
-            answered, states[i], failed[i] = settled(copy.deepcopy(answers[keys[i]]), env, messages[i], states[i])
-            if answered and failed[i] is None and taken[i] < min(len(turns[i]), env.max_turns):
-                messages[i] += answered
-            else:
-                live.remove(i)
-    columns = zip(messages, taken, states, failed, strict=True)
-    return [
-        Rollout("audit", message, "stop", state=state, failure=why, usage=Usage(turns=count))
-        for message, count, state, why in columns
-    ]
+def play_many(env: Environment, scripts: Sequence[tuple[Example, Script]]) -> list[Rollout]:
+    """Let the scripts be the model's turns. A conversation ends where the environment or the script ends."""
+    driver = ScriptDriver(env)
+    return driver.run([ScriptedModel(driver, i, *script) for i, script in enumerate(scripts)])
+
+
+class ScriptDriver(Driver):
+    """Asks about conversations that are the same so far once: a tool may be slow."""
+
+    def respond(self, conversations: list[Any]) -> list[Any]:
+        keys = [json.dumps(one, sort_keys=True, default=str) for one in conversations]
+        asked = dict(zip(keys, conversations, strict=True))
+        answers = dict(zip(asked, super().respond(list(asked.values())), strict=True))
+        return [copy.deepcopy(answers[key]) for key in keys]
+
+
+class ScriptedModel(Model):
+    """A model that says what is written."""
+
+    def __init__(self, driver: Driver, index: int, example: Example, script: Script) -> None:
+        super().__init__(driver, index, example, "audit")
+        self._turns = [dict(turn) for turn in messages_of(script) if turn.get("role") == "assistant"]
+        self._messages = example.prompt
+
+    def key(self, *purpose: str | int) -> int:
+        return 0
+
+    async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
+        if self.asked == len(self._turns):
+            raise NoRoom("the script ends here")
+        self._messages, self.asked = [*messages, self._turns[self.asked]], self.asked + 1
+        return Turn(self._messages[-1], "stop")
+
+    def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
+        return Rollout(self.sample_id, self._messages, "stop", usage=Usage(turns=self.asked))
 
 
 def messages_of(script: Script) -> Sequence[Message]:

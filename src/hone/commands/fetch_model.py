@@ -9,7 +9,8 @@ import shlex
 
 from hone.config.init import FetchModelConfig
 from hone.errors import UserError
-from hone.model.fetch import KNOWN, appearing, fetch, write_gguf
+from hone.model.fetch import appearing, fetch, write_gguf
+from hone.model.files import KNOWN
 
 
 def run(config: FetchModelConfig) -> int:

@@ -13,7 +13,6 @@ import sys
 from pathlib import Path
 
 from hone.client import api_key
-from hone.commands.serving import is_local, listen, serve
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
 from hone.config.inference import ServeConfig
@@ -28,6 +27,7 @@ from hone.model.hf import load_model, save_model
 from hone.model.rendering import read_override
 from hone.model.tokenizer import save_tokenizer
 from hone.orchestrator.shared_memory import given_folder, scratch_folder
+from hone.serving import is_local, listen, serve
 
 GRACE = 5
 """Seconds that requests in flight have to end when the server is stopped."""

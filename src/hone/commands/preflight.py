@@ -105,10 +105,8 @@ class Audit(Observer):
 
 def _not_audited(env: Environment) -> tuple[str, str] | None:
     """Return what is not audited, the agent or the task, and why; None for a task that is."""
-    from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
-
-    if isinstance(env, AgentEnv):
-        return "agent", REWARDED_BY_PROGRAM
+    if env.why_not_graded:
+        return "agent", env.why_not_graded
     if (name := env.rubric.needs_ids) is not None:
         return "task", f"{name} takes completion_ids, and the texts of an audit have none"
     return None

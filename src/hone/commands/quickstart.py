@@ -28,7 +28,7 @@ import hone
 from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
-from hone.model.fetch import KNOWN
+from hone.model.files import KNOWN
 from hone.processes import Process
 from hone.runs.display import say
 from hone.runs.view import run_info
@@ -47,7 +47,7 @@ RECIPES = {
     "tiny": Recipe("reverse_text/tiny_sft.toml", "reverse_text/tiny.toml", 512),
     "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", 128),
 }
-"""By `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.fetch.KNOWN`."""
+"""By `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.files.KNOWN`."""
 MAX_TOKENS = 32
 """Of an answer that is evaluated."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))

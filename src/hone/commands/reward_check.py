@@ -17,15 +17,13 @@ from threading import Event, Thread
 from typing import Any
 
 from hone import rng
-from hone.environments import Environment, MultiTurnEnv
-from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
+from hone.environments import Environment
 from hone.errors import first_line
 from hone.pages import visible
 from hone.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
 from hone.runs import Run
-from hone.runs.alarm_rules import Finding
 from hone.runs.alarms import REGRADED, in_words, took_step
-from hone.runs.observer import Observer
+from hone.runs.observer import Finding, Observer
 from hone.runs.writer import RunWriter
 from hone.types import Score
 
@@ -222,11 +220,11 @@ def _words(score: Score) -> str:
 
 def not_checked(env: Environment) -> str | None:
     """Return why completions of this task can't be graded again as they were; None if they can."""
-    if isinstance(env, AgentEnv):
-        return REWARDED_BY_PROGRAM
+    if env.why_not_graded:
+        return env.why_not_graded
     if env.has_own_process:
         return "a library's process grades them"
-    if isinstance(env, MultiTurnEnv) and (Grader(env).reads_state or env.rubric.group_funcs):
+    if Grader(env).reads_state or (env.max_turns > 1 and env.rubric.group_funcs):
         return "reward functions read the state of a conversation, which no record has"
     rows = env.split("train")
     infos = [rows[i].info for i in range(min(ROWS, len(rows)))]

@@ -8,7 +8,7 @@ from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
-from hone.orchestrator.placement import visible_gpus
+from hone.hardware import visible_gpus
 from hone.runs.display import say
 from hone.runs.outputs import with_own_folder
 from hone.runs.view import SPOOL

@@ -23,7 +23,6 @@ from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
 from hone.errors import UserError
 from hone.runs import predictions, summary, view
-from hone.runs.alarms import OVER
 from hone.runs.budget import in_words
 from hone.runs.files import dumps
 from hone.runs.follow import follow
@@ -31,6 +30,7 @@ from hone.runs.listing import count_text, find_run, find_runs, is_previous
 from hone.runs.outputs import ELSEWHERE, delete_run, holder, size_of_run
 from hone.runs.progress import duration
 from hone.runs.reader import Run
+from hone.runs.view import OVER
 
 HINTS = 5
 """At most so many runs that could go on are named below the list."""

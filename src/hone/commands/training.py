@@ -23,7 +23,7 @@ from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
-from hone.environments import Environment, services
+from hone.environments import Environment, judgements
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
 from hone.planning.data import Facts, facts_of_tasks
@@ -163,7 +163,6 @@ class Card(Observer):
 
     def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
         """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
-        from hone.environments.agents import REWARDED_BY_PROGRAM, AgentEnv
         from hone.environments.rubric import is_async
         from hone.viewer.card.lenient import read
         from hone.viewer.card.measures import Leniency
@@ -171,8 +170,8 @@ class Card(Observer):
         if len(self._envs) != 1:
             return Leniency("the run has several tasks")
         (env,) = self._envs
-        if isinstance(env, AgentEnv):
-            return Leniency(REWARDED_BY_PROGRAM)
+        if env.why_not_graded:
+            return Leniency(env.why_not_graded)
         if has_time and not any(map(is_async, env.rubric.funcs.values())) and (env.rubric.inline or env.has_workers):
             return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
         why = "reward functions might ask a service, or hang" if has_time else "the run was to end at once"
@@ -284,7 +283,7 @@ def report(training: Any) -> str:
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
     why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
     weights, summary = run.weights_path(version), summarize(run.folder)
-    if not sft and (asked := services.usage(run.folder)):
+    if not sft and (asked := judgements.usage(run.folder)):
         text += f"Services gave {asked} (judgements.jsonl).\n"
     if missed := missed_target(summary):
         text += f"The target was not reached: {missed}.\n"

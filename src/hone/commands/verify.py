@@ -11,7 +11,7 @@ import shlex
 from hone import trust
 from hone.commands.status import Status, print_labelled
 from hone.config.reproduce import VerifyConfig
-from hone.environments import services
+from hone.environments import judgements
 from hone.errors import UserError
 from hone.reproduce import integrity, machine
 from hone.reproduce.execution import Rebuilt, why_not_resampled
@@ -61,7 +61,7 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
         verification.verdict, verification.reasons = "not comparable", [other_numerics]
     elif config.steps:
         rebuilt = rebuild(recorded, config.model, files_checked=True)
-        services.record_in(recorded.path, "only")
+        judgements.record_in(recorded.path, "only")
         execute(recorded, rebuilt, config, verification)
         here = lambda: rebuilt.machine  # noqa: E731
     elif open_steps := unhashed_steps(checked):

@@ -9,8 +9,8 @@ from __future__ import annotations
 import threading
 from shlex import quote
 
-from hone.commands.serving import listen, serve
 from hone.config.runs import ViewConfig
+from hone.serving import listen, serve
 from hone.viewer.app import create_app
 from hone.viewer.catalog import Catalog, counted
 from hone.viewer.site import Site

@@ -13,7 +13,7 @@ from hone.composition.parts import use_graders
 from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig, InitConfig, LoraConfig
-from hone.environments import Environment, services
+from hone.environments import Environment, judgements
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate, shortage
@@ -28,7 +28,6 @@ from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.model.texts import SpecialTexts
 from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
-from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.groups import check_prompts
 from hone.runs.outputs import Lock, check_target
 from hone.runs.view import LOCK
@@ -71,7 +70,7 @@ class Evaluation:
             "split_name": config.split_name,
             "progress": progress,
         }
-        services.record_in(self.folder)
+        judgements.record_in(self.folder)
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)
@@ -228,7 +227,7 @@ def evaluate_weights(
     """
     context = policy.engine.model.config.max_position_embeddings
     split = env.split(split_name)
-    check_turns(env, policy.renderer, split[0])
+    env.check_template(policy.renderer, split[0])
     remedy = "shorten the row, or evaluate a model of longer context"
     used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
     check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)

@@ -18,10 +18,10 @@ from hone.config.base import changed, dotted, lookup, value_of, walk
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.hardware import CORES, SHARES_GPU, ram, share_of_cores
 from hone.inference.memory import GIB, KV_GIB
 from hone.model import fusion
 from hone.model.config import DecoderConfig
-from hone.orchestrator.placement import CORES, SHARES_GPU, ram, share_of_cores
 from hone.runs.display import say
 from hone.runs.files import RESTORE
 from hone.runs.settings import flat

@@ -15,8 +15,6 @@ from typing import Any
 from hone import trust
 from hone.config.base import changed, value_of
 from hone.config.rl import RLConfig
-from hone.environments.functions import checked_function, place_of
-from hone.environments.kept_source import kept_source
 from hone.environments.task_files import find_function, source_digest, text_digest
 
 FILE = "algorithm.py"
@@ -56,6 +54,11 @@ class OwnFunctions:
 
         Raises UserError for what is no such function.
         """
+        if not any(functions.values()):
+            return cls.of(config), {}
+        from hone.environments.functions import checked_function, place_of
+        from hone.environments.kept_source import kept_source
+
         objects = {
             name: checked_function(f, name) for name, f in functions.items() if f is not None and not isinstance(f, str)
         }

@@ -24,9 +24,9 @@ from hone.config.shared import GradingConfig, RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
+from hone.environments.judgements import Service
 from hone.environments.loading import configured
 from hone.environments.rubric import component_name
-from hone.environments.services import Service
 from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate

@@ -31,10 +31,8 @@ from hone.composition.training import Training
 from hone.config.base import changed
 from hone.config.parse import from_settings
 from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig, RoleConfig
-from hone.environments import Environment, services
-from hone.environments.agents import AgentEnv
+from hone.environments import Environment, judgements
 from hone.environments.data import Overlap
-from hone.environments.references import Reference
 from hone.environments.rubric import RewardFunc
 from hone.errors import Halt, UserError, called_from
 from hone.evaluation.result import EvalResult
@@ -42,13 +40,11 @@ from hone.model.chat import load_renderer
 from hone.model.hf import model_config
 from hone.orchestrator.canary import Canary, GapWatch, band_from_config
 from hone.orchestrator.colocated import LocalTrainer, own_policy
-from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import Advantages, GroupSampler, trainable
 from hone.orchestrator.ledger import Ledger
 from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
 from hone.orchestrator.recorder import FailureWatch, RunRecorder
-from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
@@ -62,6 +58,9 @@ from hone.types import Group
 
 if TYPE_CHECKING:
     import torch
+
+    from hone.environments.references import Reference
+    from hone.orchestrator.teacher import Teacher
 
 
 @dataclass
@@ -257,7 +256,7 @@ class RL(Training):
             self.left_out[name] = list(overlap.rows) if overlap and evals and evals.overlap == "drop" else []
             train = env.split("train")
             self.curricula[name] = Curriculum.from_config(one, len(train), self.left_out[name])
-            check_turns(env, self.renderer, train[0])
+            env.check_template(self.renderer, train[0])
             parts.check_lengths(one, env, self.renderer, self.decoder, self.curricula[name])
         for name, one in self.config.eval_tasks().items():
             if self.eval_envs[name] not in self.envs.values():
@@ -320,7 +319,7 @@ class RL(Training):
 
     def _check_agents(self) -> None:
         """Raise UserError for what a run can't have whose rollouts a program makes."""
-        if not any(isinstance(env, AgentEnv) for env in self.all_envs):
+        if not any(env.why_not_graded for env in self.all_envs):
             return
         orch = self.config.orchestrator
         problems = {
@@ -401,6 +400,8 @@ class RL(Training):
         super()._check()
         if self.config.teacher is not None:
             vocab_size, seq_len = self.decoder.vocab_size, self.config.seq_len
+            from hone.orchestrator.teacher import Teacher
+
             self.teacher = Teacher.reach(self.config.teacher, self.renderer, vocab_size, seq_len)
 
     def _samplers(self, policy: Policy) -> dict[str, GroupSampler]:
@@ -428,7 +429,7 @@ class RL(Training):
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
             return run
-        services.record_in(config.output_dir)
+        judgements.record_in(config.output_dir)
         for name, overlap in self.overlaps.items():
             if run.start_step == 0 and overlap is not None and overlap.rows:
                 parts.report_overlap(config, self.envs[name], overlap, run)
@@ -449,7 +450,7 @@ class RL(Training):
         run.note(reward_ranges=self.env.rubric.ranges_as_lists(), **facts)
         if given is not None:
             parts.note_given(given, run)
-        if any(isinstance(env, AgentEnv) for env in self.all_envs):
+        if any(env.patience is not None for env in self.all_envs):
             run.mark_inexact(run.start_step, f"{PROGRAM_ROLLOUTS}, and nothing shows that it repeats itself")
         parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
         return run

@@ -14,9 +14,8 @@ import torch
 
 from hone.composition.machine import kept_settings
 from hone.config.shared import CkptConfig
-from hone.errors import Halt, UserError, called_from
+from hone.errors import AlarmStop, Halt, UserError, called_from
 from hone.runs import predictions
-from hone.runs.alarms import AlarmStop
 from hone.runs.observer import Observer
 from hone.runs.provenance import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot

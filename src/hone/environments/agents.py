@@ -5,38 +5,34 @@
     rl --agent my_agent:agent --data problems.jsonl
     rl --agent-command "python my_agent.py" --data problems.jsonl
 
-The program runs in `hone.orchestrator.agents`; this module has what the task is, and what a reward may be.
+The program runs in `hone.environments.programs`; this module has what such a task is, and what a reward may be;
+`functions.py` makes one of a data set.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import re
-import shlex
-import shutil
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.config.hoist import FUNCTIONS, task_label
 from hone.environments.environment import Completion, SingleTurnEnv
-from hone.environments.functions import FunctionTask, Source
-from hone.environments.rubric import component_name, inline, is_async
+from hone.environments.rubric import inline
 from hone.errors import UserError
-from hone.redaction import add_key_variable
 from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Outcome, Rollout, Score
 from hone.web import without_local_proxy
+
+if TYPE_CHECKING:
+    from hone.environments.driver import Model
 
 MOST_REWARDS = 64
 """Rewards that a program may give a rollout."""
 REWARDED_BY_PROGRAM = "a program rewards its own rollouts"
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 """Variables of hone's environment that a command gets."""
-SET_BY_HONE = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY")
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 
 
@@ -118,8 +114,7 @@ class ProgramFailed(Exception):
 class AgentEnv(SingleTurnEnv):
     """An environment whose rollouts something else drives: it calls the model, and rewards what came of it.
 
-    One of three drives: `run` (an async function of a client and an example), `command` (a command line), or `episode`,
-    a method that has a process of its own make the rollout of an example, with the model at a URL and under a key.
+    It is `run` (an async function of a client and an example), `command` (a command line), or what `program` does else.
     """
 
     run: Callable[..., Any] | None = None
@@ -127,16 +122,29 @@ class AgentEnv(SingleTurnEnv):
     agent_limits: AgentLimits
     agent_env: tuple[str, ...] = ()
     """Variables that `command` gets beside `PASSED_ON`."""
+    patience = 0.02
+    why_not_graded = REWARDED_BY_PROGRAM
     grades_early = False
+
+    @property
+    def concurrency(self) -> int:  # type: ignore[override]
+        return self.agent_limits.concurrency
+
+    async def rollout(self, model: Model, example: Example) -> Rollout:
+        from hone.environments.programs import roll_out
+
+        return await roll_out(self, model, example)
 
     def environ(self, url: str, key: str) -> dict[str, str]:
         """Return the whole environment of the command of one rollout."""
         env = {name: os.environ[name] for name in (*PASSED_ON, *self.agent_env) if name in os.environ}
         return env | without_local_proxy(env) | {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key}
 
-    async def episode(self, url: str, key: str, example: Example) -> Rewarded:
-        """Make a rollout. Raises ProgramFailed."""
-        raise NotImplementedError
+    async def program(self, calls: Any, example: Example) -> Rewarded:
+        """Make a rollout with these calls of the model; return what it was worth. Raises ProgramFailed."""
+        from hone.environments.programs import run_program
+
+        return await run_program(self, calls, example)
 
     def grade_many(
         self, pairs: Iterable[tuple[Example, Completion]], seed: int = 0, groups: Iterable[Hashable] | None = None
@@ -167,59 +175,10 @@ class AgentEnv(SingleTurnEnv):
         return Score(total, rewards, weights, Outcome.CORRECT if right else Outcome.WRONG, detail)
 
 
-class AgentTask(AgentEnv, FunctionTask):
-    """Examples for the program `run` or `command`."""
-
-    def __init__(
-        self,
-        run: Callable[..., Any] | None,
-        command: str | None,
-        source: Source | None,
-        limits: AgentLimits,
-        *args: Any,
-        agent_env: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        if run is not None and not is_async(run):
-            raise UserError(f"{component_name(run)} is no agent: define it with `async def`")
-        found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
-        super().__init__(found, *args, **kwargs)
-        self.run, self.command, self.agent_limits = run, command, limits
-        self.own_label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
-        self.max_turns = limits.max_calls
-        self.agent_env = () if agent_env is None else checked_names(agent_env)
-
-    def check_rollouts(self) -> None:
-        if self.command is None:
-            if self.agent_env:
-                raise UserError("agent_env is for agent_command: a function runs in hone's own process")
-            return
-        if missing := [name for name in self.agent_env if name not in os.environ]:
-            raise UserError(f"agent_env names {missing[0]}, which is not set: set it, or leave it out")
-        try:
-            program = shlex.split(self.command)[:1]
-        except ValueError as error:
-            raise UserError(f"agent_command {self.command!r} is no command line: {error}") from None
-        if not program or shutil.which(program[0]) is None:
-            raise UserError(f"agent_command {self.command!r}: there is no program {' '.join(program)!r} here")
-
-
 @inline
 def reward(completion: Any) -> float:
     """Stand in for the program's rewards, which no function can compute."""
     raise UserError(NOT_REGRADED)
-
-
-def checked_names(agent_env: Any) -> tuple[str, ...]:
-    """Return the variables that `agent_env` names. Raises UserError if it holds anything else."""
-    names = tuple(agent_env) if isinstance(agent_env, list | tuple) else ()
-    if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):  # not shown: maybe keys
-        raise UserError('agent_env is a list of names of environment variables, such as ["SEARCH_API_KEY"]')
-    if ours := [name for name in names if name in SET_BY_HONE]:
-        raise UserError(f"agent_env names {ours[0]}, which hone sets for each rollout: pass yours on by another name")
-    for name in filter(_SECRET.search, names):
-        add_key_variable(name)
-    return names
 
 
 def checked_rollout(given: Any) -> Rewarded:
@@ -258,11 +217,3 @@ def finite(name: str, value: Any) -> float:
     if not abs(number) <= LARGEST_REWARD:
         raise ValueError(f"the program gave {value!r:.120} as {name}; a reward is a number within {BOUND}")
     return number
-
-
-def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
-    """Raise UserError unless exactly one program is given, and nothing else that rewards."""
-    if agent is not None and command is not None:
-        raise UserError("an agent is a function or a command: leave out one of agent and agent_command")
-    if rewards:
-        raise UserError("an agent gives the rewards itself: leave out the reward functions")

@@ -17,10 +17,9 @@ import numpy as np
 
 from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
+from hone.environments.judgements import Service
 from hone.environments.parsers import Parser
-from hone.environments.references import Reference, reference_of
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
-from hone.environments.services import Service
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.grading import Work, together
@@ -29,9 +28,13 @@ from hone.types import Example, Message, Rollout, Score, content_hash
 
 if TYPE_CHECKING:
     from hone.config.shared import GradingConfig
+    from hone.environments.driver import Model
+    from hone.environments.multi_turn import Answer
+    from hone.environments.references import Reference
     from hone.environments.template import Template
     from hone.environments.workers import Workers
     from hone.grading.pool import Round
+    from hone.model.chat import ChatRenderer
 
 Completion = str | list[Message] | Rollout
 RowSource = Sequence[Row] | Callable[[], Sequence[Row]]
@@ -101,10 +104,16 @@ class Environment:
     """The tools that the model may call, in OpenAI's form."""
     max_turns = 1
     """The most completions of one rollout."""
+    patience: float | None = None
+    """Seconds that the sampler waits for all rollouts of a batch to ask for a turn; None: as long as it takes."""
+    concurrency: int | None = None
+    """The most rollouts that run at the same time; None: all of a batch."""
     has_own_process = False
     """True if `inline` functions ask a process of the task's own, as a library's graders do."""
     grades_early = True
     """True if a rollout may be graded while others are sampled."""
+    why_not_graded = ""
+    """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
     answer_is_exact = False
     """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
@@ -244,6 +253,8 @@ class Environment:
         By default the argument `reference` makes it, see `hone.environments.references`. Raises UserError without one.
         """
         if self.given_reference is not None:
+            from hone.environments.references import reference_of
+
             return reference_of(example, self.given_reference)
         raise UserError(f"environment {self.id!r} declares no reference completion: define `reference(example) -> str`")
 
@@ -260,6 +271,22 @@ class Environment:
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str | list[Message]:
         """Return a completion for SFT to imitate, which may use the generator; by default the reference."""
         return self.reference(example)
+
+    async def rollout(self, model: Model, example: Example) -> Rollout:
+        """Make a rollout of the example; by default it is one completion of its prompt."""
+        await model.sample(example.prompt, self.tool_schemas or None)
+        return model.rollout()
+
+    def initial_state(self, example: Example, seed: int) -> dict[str, Any] | None:
+        """Return the state of a conversation at its beginning; None for a task of one turn."""
+        return None
+
+    def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
+        """Return the environment's answer to each conversation (messages, state) for which `rollout` asks one."""
+        raise NotImplementedError
+
+    def check_template(self, renderer: ChatRenderer, example: Example) -> None:
+        """Raise UserError if the model's chat template cannot write rollouts of this task, such as of `example`."""
 
     def check_rollouts(self) -> None:
         """Raise UserError if completions of this task can be graded but not sampled on this machine."""

@@ -20,6 +20,9 @@ import functools
 import inspect
 import json
 import os
+import re
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -29,10 +32,12 @@ from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from hone import trust
-from hone.config.hoist import FUNCTIONS
+from hone.config.hoist import FUNCTIONS, task_label
 from hone.digests import text_sha256
+from hone.environments.agents import AgentEnv, AgentLimits, reward
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
+from hone.environments.judgements import Service
 from hone.environments.kept_source import kept_name, kept_source
 from hone.environments.parsers import completion_text
 from hone.environments.references import Reference
@@ -47,10 +52,10 @@ from hone.environments.rubric import (
     of_group,
     unwrapped,
 )
-from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.grading import GraderFailure
+from hone.redaction import add_key_variable
 from hone.runs.view import REWARDS
 from hone.types import Outcome, content_hash
 
@@ -60,6 +65,8 @@ _LISTS = ("completions", "prompts", "completion_ids")
 """Parameters of TRL's form: each is a list with an item for each completion of the group."""
 _TRAINERS = {"trainer_state", "log_extra", "log_metric"}
 """Arguments of TRL's trainer, which have no counterpart."""
+SET_BY_HONE = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY")
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 
 
 def load_environment(
@@ -86,13 +93,18 @@ def load_environment(
     "<answer>{answer}</answer>", or a function's place.
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
-    if agent is not None or agent_command is not None:
+    source, has_agent = None, agent is not None or agent_command is not None
+    if has_agent:
         source = None if agent is None else _source(agent)
-        return _agent_task(source, agent_command, agent_limits, agent_env, places, *where)
-    if not places or not all(isinstance(place, str) for place in places):
+        if agent_command is not None:
+            trust.check_named(f"the agent's command {agent_command!r}")
+        check_agent(source, agent_command, places)
+    elif not places or not all(isinstance(place, str) for place in places):
         raise UserError("nothing is rewarded: add --reward MODULE:FUNCTION")
     if data is None and eval_data is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
+    if has_agent:
+        return AgentTask(source, agent_command, AgentLimits.of(agent_limits), *where, agent_env=agent_env)
     found = [_source(place) for place in places]
     return FunctionTask(found, *where, reference=None if reference is None else _reference(reference))
 
@@ -105,25 +117,6 @@ def _reference(reference: Any) -> Reference:
         example = "a template such as '<answer>{answer}</answer>', a function, or MODULE:FUNCTION"
         raise UserError(f"reference is {reference!r}: give {example}")
     return reference if "{" in reference else find_function(reference)[0]
-
-
-def _agent_task(
-    source: Source | None,
-    command: str | None,
-    limits: Mapping[str, Any] | None,
-    agent_env: Any,
-    rewards: Sequence[Any],
-    *where: Any,
-) -> Environment:
-    from hone.environments.agents import AgentLimits, AgentTask, check_agent
-
-    if command is not None:
-        trust.check_named(f"the agent's command {command!r}")
-    check_agent(source, command, rewards)
-    if where[0] is None and where[1] is None:
-        raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
-    func = source.func if source else None
-    return AgentTask(func, command, source, AgentLimits.of(limits), *where, agent_env=agent_env)
 
 
 class Source(NamedTuple):
@@ -310,6 +303,63 @@ class _Grader:
         return GraderFailure(Outcome.GRADER_ERROR, detail)
 
 
+class AgentTask(AgentEnv, FunctionTask):
+    """Examples for the program `run` or `command`."""
+
+    def __init__(
+        self,
+        source: Source | None,
+        command: str | None,
+        limits: AgentLimits,
+        *args: Any,
+        agent_env: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        run = source.func if source else None
+        if run is not None and not is_async(run):
+            raise UserError(f"{component_name(run)} is no agent: define it with `async def`")
+        found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
+        super().__init__(found, *args, **kwargs)
+        self.run, self.command, self.agent_limits = run, command, limits
+        self.own_label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
+        self.max_turns = limits.max_calls
+        self.agent_env = () if agent_env is None else checked_names(agent_env)
+
+    def check_rollouts(self) -> None:
+        if self.command is None:
+            if self.agent_env:
+                raise UserError("agent_env is for agent_command: a function runs in hone's own process")
+            return
+        if missing := [name for name in self.agent_env if name not in os.environ]:
+            raise UserError(f"agent_env names {missing[0]}, which is not set: set it, or leave it out")
+        try:
+            program = shlex.split(self.command)[:1]
+        except ValueError as error:
+            raise UserError(f"agent_command {self.command!r} is no command line: {error}") from None
+        if not program or shutil.which(program[0]) is None:
+            raise UserError(f"agent_command {self.command!r}: there is no program {' '.join(program)!r} here")
+
+
+def checked_names(agent_env: Any) -> tuple[str, ...]:
+    """Return the variables that `agent_env` names. Raises UserError if it holds anything else."""
+    names = tuple(agent_env) if isinstance(agent_env, list | tuple) else ()
+    if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):  # not shown: maybe keys
+        raise UserError('agent_env is a list of names of environment variables, such as ["SEARCH_API_KEY"]')
+    if ours := [name for name in names if name in SET_BY_HONE]:
+        raise UserError(f"agent_env names {ours[0]}, which hone sets for each rollout: pass yours on by another name")
+    for name in filter(_SECRET.search, names):
+        add_key_variable(name)
+    return names
+
+
+def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
+    """Raise UserError unless exactly one program is given, and nothing else that rewards."""
+    if agent is not None and command is not None:
+        raise UserError("an agent is a function or a command: leave out one of agent and agent_command")
+    if rewards:
+        raise UserError("an agent gives the rewards itself: leave out the reward functions")
+
+
 @dataclass(frozen=True)
 class Given:
     """A task that a program gives.
@@ -347,8 +397,6 @@ def given_task(
     `agent` is a program in place of reward functions, see `hone.environments.agents`. A data set is a path, a hub
     id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
     """
-    from hone.environments.agents import AgentLimits, AgentTask, check_agent
-
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
     agent, command = agent or args.get("agent"), args.get("agent_command")
@@ -391,8 +439,7 @@ def given_task(
         if has_agent:
             bounds = AgentLimits.of(named.get("agent_limits"))
             source = found[0][1] if found else None
-            func, more["agent_env"] = source.func if source else None, named.get("agent_env")
-            return AgentTask(func, command, source, bounds, data[0], data[1], **more)
+            return AgentTask(source, command, bounds, *data, agent_env=named.get("agent_env"), **more)
         more["reference"] = None if reference is None else _reference(reference)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:

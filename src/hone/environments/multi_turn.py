@@ -5,13 +5,20 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from typing import Any
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+from hone.environments.driver import NoRoom
 from hone.environments.environment import Environment
 from hone.environments.rubric import is_async, is_inline
 from hone.errors import UserError
 from hone.grading import GraderFailure, Work, attempt, together
-from hone.types import Example, Message, Outcome
+from hone.types import Example, Message, Outcome, Rollout
+
+if TYPE_CHECKING:
+    from hone.environments.driver import Model
+    from hone.model.chat import ChatRenderer
 
 
 class MultiTurnEnv(Environment):
@@ -26,6 +33,42 @@ class MultiTurnEnv(Environment):
                 f"environment {self.id!r}: max_turns is {max_turns!r}; it must be a whole number, at least 1"
             )
         self.max_turns = max_turns
+
+    async def rollout(self, model: Model, example: Example) -> Rollout:
+        """Hold a conversation, until the environment ends it or the model has no turn left."""
+        messages, state = example.prompt, self.initial_state(example, model.key("environment"))
+        turns, failure, late, killed = 0, None, False, False
+        with suppress(NoRoom):
+            while True:
+                turn = await model.sample(messages, self.tool_schemas or [])
+                messages, turns = [*messages, turn.message], turns + 1
+                if not (self.hears_last or self.has_turn(turns, turn.stop_reason)):
+                    break
+                answer = await model.respond(messages, state)
+                added, state, failure = settled(answer, self, messages, state)
+                if isinstance(answer, GraderFailure):
+                    late |= failure is None and answer.outcome is Outcome.GRADER_TIMEOUT
+                    killed |= answer.killed
+                if not added or not self.has_turn(turns, turn.stop_reason):
+                    break
+                messages = [*messages, *added]
+        return replace(model.rollout(), state=state, failure=failure, late=late, killed=killed)
+
+    def check_template(self, renderer: ChatRenderer, example: Example) -> None:
+        """Raise UserError if the template cannot go on with a conversation of this task as it was sampled.
+
+        Tried with turns in which the model thought: some templates leave thoughts out of earlier turns.
+        """
+        turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
+        answer = {"role": "user", "content": "c"}
+        if self.tool_schemas:  # Mistral's templates want ids of nine characters
+            answer = {"role": "tool", "content": "c", "name": "d", "tool_call_id": "123456789"}
+        begun = [*example.prompt, turn]
+        for conversation in (begun, [*begun, answer, turn])[: self.max_turns - 1]:
+            try:
+                renderer.bridge_ids(conversation, [answer], self.tool_schemas)
+            except UserError as error:
+                raise UserError(f"{self.id} is a task of several turns, but {error}") from None
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
         """Return the `state` of the first turn: prompt, answer, info and example_id of the example, and `seed`, a
@@ -74,9 +117,7 @@ class MultiTurnEnv(Environment):
         """Return the messages in place of an `env_response` that failed; None: the sample fails."""
         return None
 
-    def respond_many(
-        self, turns: Sequence[tuple[list[Message], dict[str, Any]]]
-    ) -> list[tuple[list[Message], dict[str, Any]] | GraderFailure]:
+    def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
         """Return the environment's messages to each conversation (messages, state), and its state then; in order.
 
         `env_response` runs in worker processes, as reward functions do, unless it is marked `inline` or no worker can
@@ -88,9 +129,7 @@ class MultiTurnEnv(Environment):
             return together([self.responding(*turn) for turn in turns], self.limits.timeout)
         return workers.respond(turns, self.responds_async)
 
-    def responding(
-        self, messages: list[Message], state: dict[str, Any]
-    ) -> Work[tuple[list[Message], dict[str, Any]] | GraderFailure]:
+    def responding(self, messages: list[Message], state: dict[str, Any]) -> Work[Answer]:
         """Answer one conversation of `respond_many`, in this process."""
         copied = yield from attempt(copy.deepcopy, (messages, state))
         if isinstance(copied, GraderFailure):

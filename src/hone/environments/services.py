@@ -12,31 +12,24 @@ or not with a number within its bounds, makes the sample a `grader_error`, never
 
 from __future__ import annotations
 
-import asyncio
-import fcntl
 import json
 import math
 import os
 import re
-import threading
 from collections.abc import Callable
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import IO, Any, ClassVar, Literal
-from weakref import WeakKeyDictionary, WeakValueDictionary
+from dataclasses import dataclass
+from typing import Any
 
 from hone.client import Client, Endpoint, Gone, Late, Refused
 from hone.config.shared import server_url
+from hone.environments.judgements import Service, recorded
 from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
 from hone.errors import UserError
-from hone.redaction import add_key_variable, redact
-from hone.runs.view import JUDGEMENTS
+from hone.redaction import redact
 from hone.types import LARGEST_REWARD, content_hash
 from hone.web import MIB, TooLarge, shown_url
 
-VARIABLE = "HONE_JUDGEMENTS"
-"""Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
 OPENAI = "https://api.openai.com/v1"
 LARGEST_ANSWER = MIB
 """Bytes of an answer."""
@@ -51,70 +44,6 @@ def last_number(text: str) -> float | None:
         return None
     number = read_number(found)
     return None if number is None else float(number)
-
-
-class Service:
-    """A reward function that asks a service: async, and inline, for it only waits."""
-
-    name: str
-    api_key_env: str | None
-    timeout: float
-    retries: int
-    concurrency: int
-    inline = True
-
-    def __post_init__(self) -> None:
-        if not self.name.isidentifier():
-            raise UserError(f"{self.name!r} is no name for a reward: take letters, digits and _")
-        if self.api_key_env is not None and not self.api_key_env.isidentifier():  # not shown: it may be the key
-            raise UserError(f"api_key_env of {self.name!r} takes the name of a variable, not the key itself")
-        add_key_variable(self.api_key_env)
-        self.__name__, self._gate = self.name, _Gate(self.concurrency)
-
-    @property
-    def patience(self) -> float:
-        """Seconds that grading has to wait for it: a try that hangs, and one that is answered late."""
-        return 2 * self.timeout
-
-    @property
-    def source(self) -> str:
-        """The Python that makes it again, where `hone` is imported; a URL without the values of its query."""
-        given = {one.name: getattr(self, one.name) for one in fields(self) if getattr(self, one.name) != one.default}  # type: ignore[arg-type]
-        given |= {name: shown_url(given[name]) for name in ("url", "base_url") if given.get(name)}
-        return f"hone.{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in given.items())})"
-
-    async def _post(self, url: str, body: dict[str, Any]) -> Any:
-        """Return what the service answers in JSON, after as many tries as it takes, within `patience`."""
-        shown = shown_url(url)
-        if url.endswith("?…"):
-            raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")
-        key = os.environ.get(self.api_key_env or "", "none" if self.api_key_env else "").strip()
-        endpoint = Endpoint(url, key, 1, self.timeout, self.retries, self.patience)
-        try:
-            async with Client(endpoint, LARGEST_ANSWER) as client:
-                answer = await client.request("POST", url, body, content_hash(body))
-        except TooLarge as error:
-            raise ValueError(f"{shown} gives no answer that could be read: {error}") from None
-        except Late:
-            raise RuntimeError(f"{shown} did not answer within {self.timeout:g} s") from None
-        except (Refused, Gone) as error:
-            if isinstance(error, Gone) and error.status is None:
-                raise RuntimeError(f"{shown} does not answer ({type(error.cause).__name__})") from None
-            how = "a redirect: give its last URL" if isinstance(error, Refused) and error.status < 400 else error.reason
-            raise RuntimeError(f"{shown} answered with {error.status}: {how}") from None
-        return _json(redact(answer.text), shown)
-
-    def _within(self, number: Any, low: float, high: float, reply: str) -> float:
-        """Return a service's number. Raises ValueError if it is none, or not within its bounds."""
-        try:
-            number = float(number) if isinstance(number, bool | int | float) else math.nan
-        except OverflowError:
-            number = math.nan
-        if not math.isfinite(number):
-            raise ValueError(f"{self.name} gave no number: {reply}")
-        if not low <= number <= high:
-            raise ValueError(f"{self.name} gave {number:g}, which is not within {low:g} and {high:g}: {reply}")
-        return number
 
 
 @dataclass(eq=False)
@@ -157,17 +86,17 @@ class Judge(Service):
         text = _FIELDS.sub(lambda match: str(values[match[1]]), self.prompt)
         asked = {"model": self.model, "messages": [{"role": "user", "content": text}], "max_tokens": self.max_tokens}
         place = {"url": self.base_url or os.environ.get("OPENAI_BASE_URL"), **asked}
-        reply = await _recorded(self.name, place, lambda: self._ask(asked), self._gate)
+        reply = await recorded(self.name, place, lambda: self._ask(asked), self.gate)
         said = repr(reply["text"][-200:])
         if (reason := reply.get("finish_reason", "stop")) != "stop":
             raise ValueError(f"the reply of {self.name} did not end by itself (finish_reason is {reason!r}): {said}")
         scale = rf"\s*(?:/|\b(?:out\s+)?of\b)\s*{re.escape(f'{self.out_of:g}')}(?![\d.]*\d|\s*/)"
         number = self.read(re.sub(scale, " ", reply["text"], flags=re.IGNORECASE))
-        return self._within(number, 0.0, self.out_of, said) / self.out_of
+        return _within(self, number, 0.0, self.out_of, said) / self.out_of
 
     async def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
         url = server_url(self.base_url or os.environ.get("OPENAI_BASE_URL") or OPENAI, "api_key_env")
-        answer = await self._post(f"{url}/chat/completions", asked | {"temperature": 0.0})
+        answer = await _post(self, f"{url}/chat/completions", asked | {"temperature": 0.0})
         try:
             (choice, *_), used = answer["choices"], answer.get("usage") or {}
             text, reason = choice["message"].get("content") or "", choice.get("finish_reason")
@@ -207,127 +136,48 @@ class HTTPReward(Service):
     async def __call__(self, state: dict[str, Any]) -> float:
         asked = {name: state[name] for name in ("prompt", "completion", "answer", "info")}
         place = {"url": shown_url(self.url), **asked}
-        reply = (await _recorded(self.name, place, lambda: self._ask(asked), self._gate))["reply"]
+        reply = (await recorded(self.name, place, lambda: self._ask(asked), self.gate))["reply"]
         number = reply.get("reward") if isinstance(reply, dict) else reply
-        return self._within(number, *self.bounds, json.dumps(reply)[:200])
+        return _within(self, number, *self.bounds, json.dumps(reply)[:200])
 
     async def _ask(self, asked: dict[str, Any]) -> dict[str, Any]:
-        return {"reply": await self._post(self.url, asked)}
+        return {"reply": await _post(self, self.url, asked)}
 
 
-def _json(text: str, shown: str) -> Any:
+async def _post(service: Service, url: str, body: dict[str, Any]) -> Any:
+    """Return what the service answers in JSON, after as many tries as it takes, within `patience`."""
+    shown = shown_url(url)
+    if url.endswith("?…"):
+        raise ValueError(f"the query of {shown} was not written into the run: give the reward function again")
+    key = os.environ.get(service.api_key_env or "", "none" if service.api_key_env else "").strip()
+    endpoint = Endpoint(url, key, 1, service.timeout, service.retries, service.patience)
+    try:
+        async with Client(endpoint, LARGEST_ANSWER) as client:
+            answer = await client.request("POST", url, body, content_hash(body))
+    except TooLarge as error:
+        raise ValueError(f"{shown} gives no answer that could be read: {error}") from None
+    except Late:
+        raise RuntimeError(f"{shown} did not answer within {service.timeout:g} s") from None
+    except (Refused, Gone) as error:
+        if isinstance(error, Gone) and error.status is None:
+            raise RuntimeError(f"{shown} does not answer ({type(error.cause).__name__})") from None
+        how = "a redirect: give its last URL" if isinstance(error, Refused) and error.status < 400 else error.reason
+        raise RuntimeError(f"{shown} answered with {error.status}: {how}") from None
+    text = redact(answer.text)
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         raise ValueError(f"{shown} does not answer in JSON: {text[:200]!r}") from None
 
 
-async def _recorded(name: str, asked: Any, ask: Callable[[], Any], gate: _Gate) -> dict[str, Any]:
-    """Return the reply to a question: that in the run's file, else that of the service, which is written there."""
-    key, replies = content_hash([name, asked]), Replies.here()
-    if (known := replies.find(key)) is not None:
-        return known
-    if replies.only:
-        raise LookupError(f"the run has no reply of {name} to this, and no service is asked while a run is checked")
-    async with gate.same(key), gate():
-        if (known := replies.find(key)) is None:  # another sample may have asked the same meanwhile
-            known = replies.add(key, name, await ask())
-    return known
-
-
-class _Gate:
-    """At most so many at a time, in whichever event loop: graders run in one of a thread of their own."""
-
-    def __init__(self, most: int) -> None:
-        self.most = most
-        self._of_loop: WeakKeyDictionary[Any, asyncio.Semaphore] = WeakKeyDictionary()
-        self._same: WeakValueDictionary[Any, asyncio.Lock] = WeakValueDictionary()
-
-    def __call__(self) -> asyncio.Semaphore:
-        return self._of_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(self.most))
-
-    def same(self, key: str) -> asyncio.Lock:
-        """Return the lock of a question: who asks the same waits for the reply."""
-        return self._same.setdefault((id(asyncio.get_running_loop()), key), asyncio.Lock())
-
-
-class Replies:
-    """The replies in a file that several processes write to; in memory alone without a file."""
-
-    _known: ClassVar[dict[str, Replies]] = {}
-
-    def __init__(self, path: Path | None, mode: str = "") -> None:
-        self.path, self.writes, self.only = path, mode == "record", mode == "only"
-        self._replies: dict[str, dict[str, Any]] = {}
-        self._read, self._lock = 0, threading.Lock()
-
-    @classmethod
-    def here(cls) -> Replies:
-        """Return those of the run that this process grades for."""
-        named = os.environ.get(VARIABLE, ":")
-        if named not in cls._known:
-            mode, _, path = named.partition(":")
-            cls._known[named] = cls(Path(path) if path else None, mode)
-        return cls._known[named]
-
-    def find(self, key: str) -> dict[str, Any] | None:
-        """Return the reply to what has this key."""
-        if key not in self._replies and self.path is not None and self.path.is_file():
-            with self._lock, open(self.path, "rb") as file:
-                self._read_on(file)
-        return self._replies.get(key)
-
-    def add(self, key: str, name: str, reply: dict[str, Any]) -> dict[str, Any]:
-        """Write a reply down, unless another process has one to this; return the one that counts."""
-        line = json.dumps({"key": key, "name": name, **reply}, ensure_ascii=False).encode("utf-8", "replace") + b"\n"
-        with self._lock:
-            if self.path is not None and self.writes:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open(self.path, "ab+") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX)
-                    self._read_on(file)
-                    if key not in self._replies:
-                        is_cut = self._read < file.seek(0, os.SEEK_END)  # by a kill
-                        file.write(b"\n" * is_cut + line)
-            return self._replies.setdefault(key, reply)
-
-    def _read_on(self, file: IO[bytes]) -> None:
-        """Read what was written since; what a kill has cut off is passed over."""
-        file.seek(self._read)
-        for line in file:
-            if not line.endswith(b"\n"):
-                break
-            self._read += len(line)
-            if (found := _parsed(line)) is not None:
-                self._replies.setdefault(found.pop("key"), found)
-
-
-def _parsed(line: bytes) -> dict[str, Any] | None:
-    """Return what a line of the file holds; None for one that was cut off."""
+def _within(service: Service, number: Any, low: float, high: float, reply: str) -> float:
+    """Return a service's number. Raises ValueError if it is none, or not within its bounds."""
     try:
-        found = json.loads(line)
-    except ValueError:
-        return None
-    return found if isinstance(found, dict) and {"key", "name"} <= found.keys() else None
-
-
-def record_in(folder: Path | None, mode: Literal["record", "read", "only"] = "record") -> None:
-    """Have services' replies recorded in a run's folder, by this process and those that it starts; None: nowhere.
-
-    Mode "read": what is there is used, and what is asked is not written down; "only": nothing else is asked.
-    """
-    Replies._known.clear()
-    os.environ[VARIABLE] = ":" if folder is None else f"{mode}:{folder.absolute() / JUDGEMENTS}"
-
-
-def usage(folder: Path) -> str | None:
-    """Return what the services of a run were asked, in words: replies, tokens, cost; None if nothing."""
-    path = folder / JUDGEMENTS
-    if not path.is_file():
-        return None
-    lines = [found for line in path.read_bytes().splitlines() if (found := _parsed(line)) is not None]
-    words = f"{len(lines):,} repl{'y' if len(lines) == 1 else 'ies'} of {', '.join(sorted({x['name'] for x in lines}))}"
-    tokens = [sum(line.get(name, 0) for line in lines) for name in ("tokens_in", "tokens_out")]
-    cost = sum(line.get("cost", 0.0) for line in lines)
-    words += f", {tokens[0]:,} tokens in and {tokens[1]:,} out" if any(tokens) else ""
-    return words + (f", at a cost of {cost:.3g} by the given prices" if cost else "")
+        number = float(number) if isinstance(number, bool | int | float) else math.nan
+    except OverflowError:
+        number = math.nan
+    if not math.isfinite(number):
+        raise ValueError(f"{service.name} gave no number: {reply}")
+    if not low <= number <= high:
+        raise ValueError(f"{service.name} gave {number:g}, which is not within {low:g} and {high:g}: {reply}")
+    return number

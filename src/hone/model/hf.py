@@ -24,12 +24,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from hone.errors import UserError
-from hone.model import foreign
 from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder, LoraLinear
 from hone.model.device import has_bf16
 from hone.model.files import TINY, is_hub_id, read_json, resolve_model, write_json
-from hone.model.foreign import TransformersConfig
 from hone.model.names import check_finite, check_tensors, hf_slices
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.files import save_tensors
@@ -75,11 +73,13 @@ def read_config(folder: Path, implementation: str = "auto") -> DecoderConfig:
             raise UserError(f"{error}. By transformers' code: {other}") from None
 
 
-def _read_foreign(folder: Path, config: dict[str, Any]) -> TransformersConfig:
+def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
     """Read a config that transformers makes a model of, unless it has more layers than there are tensors."""
     layers = config.get("num_hidden_layers")
     if type(layers) is int and layers > 1000 and layers > len(file_shapes(weight_files(folder))):
         raise UserError(f"{folder / 'config.json'} has {layers:,} layers, more than the weights beside it: restore it")
+    from hone.model.foreign import TransformersConfig
+
     return TransformersConfig.read(folder, config)
 
 
@@ -132,8 +132,10 @@ def load_model(
     folder = resolve_model(path_or_preset)
     config = read_config(folder, implementation)
     files = weight_files(folder)
-    if isinstance(config, TransformersConfig):
-        model = foreign.load(folder, config, place, precision, lora)
+    if config.implementation == "transformers":
+        from hone.model import foreign
+
+        model = foreign.load(folder, cast(foreign.TransformersConfig, config), place, precision, lora)
     else:
         check_tensors(config, file_shapes(files), f"the weights in {folder}", "its config.json")
         with torch.device(device):

@@ -20,7 +20,6 @@ from hone.errors import UserError
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.files import read_json, write_json
-from hone.model.foreign import NET, TransformersConfig
 from hone.model.hf import METADATA, unsharded
 from hone.model.names import hf_slices
 from hone.runs.files import save_tensors
@@ -48,7 +47,10 @@ _CHANGE_BASE = ("pissa", "corda", "olora", "lora_ga", "loftq")
 
 def peft_slices(config: DecoderConfig, rank: int) -> dict[str, tuple[str, int, int | None]]:
     """Map PEFT's name → (parameter of the decoder, first row, end row or None for all of it), in its order."""
-    if isinstance(config, TransformersConfig):
+    if config.implementation == "transformers":
+        from hone.model.foreign import NET, TransformersConfig
+
+        assert isinstance(config, TransformersConfig)
         halves = [f"{name}.lora_{half}" for name in config.linear for half in "AB"]
         return {f"base_model.model.{name}.weight": (f"{NET}.{name}", 0, None) for name in halves}
     slices, rows_used = dict[str, tuple[str, int, int | None]](), Counter[str]()

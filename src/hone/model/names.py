@@ -11,10 +11,8 @@ import torch
 from torch import Tensor
 
 from hone.errors import UserError
-from hone.model import foreign
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
-from hone.model.foreign import TransformersConfig
 from hone.terminal import printable
 
 # Files of other tools carry these beside the weights; both follow from what is loaded.
@@ -23,8 +21,11 @@ _DERIVED = re.compile(r"rotary_emb\.inv_freq$")
 
 def hf_slices(config: DecoderConfig) -> dict[str, tuple[str, int, int | None]]:
     """Map Hugging Face name → (parameter of the decoder, first row, end row or None for all of it), in file order."""
-    if isinstance(config, TransformersConfig):
-        return {name: (f"{foreign.NET}.{name}", 0, None) for name in config.shapes}
+    if config.implementation == "transformers":
+        from hone.model.foreign import NET, TransformersConfig
+
+        assert isinstance(config, TransformersConfig)
+        return {name: (f"{NET}.{name}", 0, None) for name in config.shapes}
     c = config
     slices: dict[str, tuple[str, int, int | None]] = {"model.embed_tokens.weight": ("embed", 0, None)}
     for i in range(c.num_layers):

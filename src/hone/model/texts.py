@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from tokenizers import Tokenizer
 
 from hone.redaction import map_texts
+from hone.types import Message
 
 T = TypeVar("T")
 MARK = "\x7f"
@@ -154,3 +155,17 @@ class SpecialTexts:
 def composed(value: T) -> T:
     """Return the value with its texts in Unicode's composed form (NFC), so that canonically equal texts are equal."""
     return map_texts(lambda text: unicodedata.normalize("NFC", text), value)
+
+
+def same_messages(one: Sequence[Message], other: Sequence[Message]) -> bool:
+    """Return True if the messages say the same; the ids of tool calls and the form of Unicode texts may differ."""
+    return len(one) == len(other) and all(map(_same, map(_plain, one), map(_plain, other)))
+
+
+def _same(one: Any, other: Any) -> bool:
+    return one == other or composed(one) == composed(other)
+
+
+def _plain(message: Message) -> tuple[Any, ...]:
+    calls = [(call["function"]["name"], call["function"]["arguments"]) for call in message.get("tool_calls") or []]
+    return message["role"], message.get("content") or "", calls

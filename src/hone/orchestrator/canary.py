@@ -23,7 +23,7 @@ from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.types import Policy, Request
-from hone.runs.alarm_rules import Finding
+from hone.runs.observer import Finding
 from hone.runs.writer import RunWriter
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence as Packed

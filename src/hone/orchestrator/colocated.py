@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.config.rl import RLConfig
-from hone.environments import Environment, MultiTurnEnv
-from hone.environments.agents import AgentEnv
+from hone.environments import Environment
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
 from hone.inference.text import before_stop
@@ -78,7 +77,7 @@ def own_policy(config: RLConfig, envs: Sequence[Environment], trainer: Trainer, 
 
 def prefix_bytes(env: Environment, kv_bytes: int) -> int:
     """Return the bytes for keys and values of prompts that come again: those of conversations, grown by a turn."""
-    return int(PREFIX_SHARE * kv_bytes) if isinstance(env, MultiTurnEnv | AgentEnv) else 0
+    return int(PREFIX_SHARE * kv_bytes) if env.max_turns > 1 else 0
 
 
 def segment_of(

@@ -1,38 +1,37 @@
-"""Rollouts: one completion each or, in a task of several turns, conversations in lock-step rounds.
+"""Rollouts with a policy that samples token ids: the engine, or a server.
 
     rollouts = roll_out(env, policy, maker, examples, draws, step, sampling)
 
-Each round samples the next turn of every conversation that goes on, in one call of the policy and in the order of the
-rollouts; then the environment answers all of them at once. So the time an answer takes, and the end of a conversation,
-do not change what is sampled. The tokens of a turn are kept as sampled, and what the chat template writes for the
-environment's answer is appended to them: nothing is tokenised twice. The environment hears a last message too; its
-answer to that is left out.
+The tokens of a turn are kept as sampled. A call whose messages begin with those of an earlier one and its reply goes on
+with the ids of that one: only what was added is rendered, and nothing is tokenised twice. Any other call begins a new
+segment. All segments share the reward of the rollout, or each call has its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 
 from hone import rng
-from hone.environments import Environment, MultiTurnEnv
-from hone.environments.agents import AgentEnv
-from hone.environments.multi_turn import Answer, settled
+from hone.environments import Environment
+from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn
 from hone.errors import Halt, UserError
-from hone.grading import GraderFailure
 from hone.inference.text import before_stop
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
+from hone.model.texts import same_messages
 from hone.orchestrator.types import Request, Sampler
-from hone.types import Columns, Example, Message, Outcome, Rollout, Segment, joined, where
+from hone.types import Columns, Example, Message, Rollout, Segment, joined, where
 
 
 @dataclass(frozen=True)
 class RequestMaker:
-    """Turns examples into sampling requests, `rollouts` per example.
+    """Turns conversations into sampling requests, `rollouts` per example.
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
     (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; the number of a later
@@ -45,42 +44,30 @@ class RequestMaker:
     max_tokens: int | None
     seed: int
     purpose: str
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools = None
 
-    def requests(self, examples: Sequence[Example], draws: Sequence[int], step: int) -> list[Request]:
-        """Make the requests of all examples, group by group. Raises UserError if a prompt leaves no room."""
-        requests = []
-        for example, draw in zip(examples, draws, strict=True):
+    def prompts(self, examples: Sequence[Example]) -> list[tuple[int, ...]]:
+        """Return the ids of the examples' prompts. Raises UserError if one leaves no room."""
+        prompts = []
+        for example in examples:
             self.renderer.note(f"example {example.id}", example.prompt, self.tools, key=example.id)
-            prompt_ids = tuple(self.renderer.prompt_ids(example.prompt, self.tools))
-            limit = self.limit(len(prompt_ids))
-            if limit < 1:
+            prompts.append(tuple(self.renderer.prompt_ids(example.prompt, self.tools)))
+            if self.limit(len(prompts[-1])) < 1:
                 raise UserError(
-                    f"the prompt of example {example.id} has {len(prompt_ids)} tokens and leaves no room for a "
+                    f"the prompt of example {example.id} has {len(prompts[-1])} tokens and leaves no room for a "
                     f"completion in seq_len = {self.seq_len}; raise seq_len, or take the example out of the data"
                 )
-            for sample in range(self.rollouts):
-                key = self.key(step, draw, sample)
-                requests.append(Request(prompt_ids, example.prompt, key, f"{step}-{draw}-{sample}", limit))
-        return requests
+        return prompts
 
-    def key(self, step: int, draw: int, sample: int, *more: str | int) -> int:
-        """Return the key of a rollout's first turn; with `more`, of another of its random choices."""
-        return rng.key(self.seed, self.purpose, step, draw, sample, *more)
+    def places(self, draws: Sequence[int], step: int) -> list[tuple[int, int, int]]:
+        """Return (step, draw, sample) of each rollout, group by group."""
+        return [(step, draw, sample) for draw in draws for sample in range(self.rollouts)]
 
-    def bridge_ids(
-        self, ids: list[int], messages: list[Message], added: list[Message], tools: list[dict[str, Any]] | None
-    ) -> list[int]:
+    def bridge_ids(self, ids: list[int], messages: list[Message], added: list[Message], tools: Tools) -> list[int]:
         """Return the ids that continue `ids`, which end with the last of `messages` as sampled, by `added`."""
         # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
         closing = [] if ids[-1] == self.renderer.end_of_turn_id else [self.renderer.end_of_turn_id]
         return closing + self.renderer.bridge_ids(messages, added, tools)
-
-    def message(self, ids: list[int], sampling: SamplingParams) -> Message:
-        """Return the message of sampled ids, without the stop string that ended it."""
-        message, opened = self.renderer.message(ids, self.tools), self.renderer.opened_by_template
-        sampled = message["content"].removeprefix(opened)
-        return message | {"content": opened + before_stop(sampled, sampling.stop_strings)}
 
     def limit(self, tokens: int) -> int:
         """Return the most tokens of a completion after so many; less than 1 if there is no room."""
@@ -100,131 +87,213 @@ def roll_out(
 ) -> list[Rollout]:
     """Sample `maker.rollouts` rollouts of each example, group by group. Raises UserError if one has no room.
 
-    `finished` gets a rollout of one turn, without tools, as soon as it has ended.
+    `finished` gets each rollout as soon as it has ended.
     """
-    if isinstance(env, AgentEnv):
-        from hone.orchestrator.agents import run_agents
+    prompts = maker.prompts(examples)
 
-        return run_agents(env, policy, maker, examples, draws, step, sampling)
-    requests = maker.requests(examples, draws, step)
-    if not isinstance(env, MultiTurnEnv):
-        if not maker.tools:
-            tell = finished and (lambda i, turn: finished(i, of_one_turn(requests[i], turn)))
-            turns = policy.sample(requests, sampling, tell)
-            return [of_one_turn(request, turn) for request, turn in zip(requests, turns, strict=True)]
-        turns = policy.sample(requests, sampling)
-        written = [maker.message(turn.token_ids[turn.sampled_mask].tolist(), sampling) for turn in turns]
-        both = zip(turns, written, strict=True)
-        turns = [replace(turn, messages=[*turn.messages[:-1], message]) for turn, message in both]
-        return [of_one_turn(request, turn) for request, turn in zip(requests, turns, strict=True)]
-    keys = [(step, draw, sample) for draw in draws for sample in range(maker.rollouts)]
-    states = [
-        env.initial_state(examples[i // maker.rollouts], maker.key(*key, "environment")) for i, key in enumerate(keys)
+    def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
+        turns: list[Segment] = []
+        for stops, alike in groupby(calls, key=lambda call: call.stops):
+            first, requests = len(turns), [call.request for call in alike]
+            early = finished and (lambda index, turn, first=first: give(first + index, turn))
+            turns += policy.sample(requests, with_stops(sampling, stops), early)
+        for call, turn in zip(calls, turns, strict=True):
+            prompt = turn.token_ids[: len(turn.token_ids) - turn.num_sampled]
+            if call.checked and tuple(prompt.tolist()) != call.request.prompt_ids:
+                raise Halt(
+                    f"turn {call.request.turn + 1} of rollout {call.request.sample_id} was sampled from other tokens "
+                    "than it was asked for: the server changes the prompts that it is given"
+                )
+        return turns
+
+    driver = Driver(env, sample)
+    models = [
+        IdsModel(driver, i, examples[i // maker.rollouts], place, maker, sampling, prompts[i // maker.rollouts])
+        for i, place in enumerate(maker.places(draws, step))
     ]
-    conversations = [Conversation(maker, *parts) for parts in zip(requests, keys, states, strict=True)]
-    live = conversations
-    while live:
-        for conversation, turn in zip(live, policy.sample([c.request for c in live], sampling), strict=True):
-            conversation.add_turn(turn, sampling)
-        heard = [c for c in live if env.hears_last or env.has_turn(c.turns, c.stop_reason)]
-        answers = env.respond_many([(c.messages, c.state) for c in heard]) if heard else []
-        live = [c for c, answer in zip(heard, answers, strict=True) if c.hear(answer, env)]
-    return [c.rollout() for c in conversations]
+    return driver.run(models, finished)
 
 
-def of_one_turn(request: Request, turn: Segment) -> Rollout:
-    """Return the rollout of a single turn."""
-    return Rollout(request.sample_id, turn.messages, turn.stop_reason, (turn,))
+def with_stops(sampling: SamplingParams, stops: tuple[str, ...]) -> SamplingParams:
+    """Return how a call is sampled: as the run says, until one of its own stops, too."""
+    return replace(sampling, stop=(*sampling.stop, *stops)) if stops else sampling
 
 
-def check_turns(env: Environment, renderer: ChatRenderer, example: Example) -> None:
-    """Raise UserError if the model's chat template cannot go on with a conversation of this task as it was sampled.
+@dataclass(eq=False)
+class Call:
+    """A call of the model: what was asked, and once it is answered `turn`, as sampled, and `reply`, as it was given.
 
-    Tried with turns in which the model thought: some templates leave thoughts out of earlier turns.
+    `parent` is the call that it goes on from. Its `future` has the turn, or why there is none.
     """
-    if not isinstance(env, MultiTurnEnv) or env.max_turns == 1:
-        return
-    turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
-    answer = {"role": "user", "content": "c"}
-    if env.tool_schemas:  # Mistral's templates want ids of nine characters
-        answer = {"role": "tool", "content": "c", "name": "d", "tool_call_id": "123456789"}
-    begun = [*example.prompt, turn]
-    for conversation in (begun, [*begun, answer, turn])[: env.max_turns - 1]:
-        try:
-            renderer.bridge_ids(conversation, [answer], env.tool_schemas)
-        except UserError as error:
-            raise UserError(f"{env.id} is a task of several turns, but {error}") from None
 
+    request: Request
+    tools: Tools
+    parent: Call | None
+    future: asyncio.Future[Segment] = field(init=False)
+    session: str = ""
+    """Who asks, of several in one rollout: the header X-Session-ID."""
+    stops: tuple[str, ...] = ()
+    """Texts that end this call, beside those of the run."""
+    checked: bool = True
+    """The prompt that was sampled from must be the one that was asked for."""
+    reply: Message = field(default_factory=dict)
+    turn: Segment | None = None
+    full: Message = field(default_factory=dict)
+    """The reply with its thoughts, and its calls as text."""
+    continued: bool = False
+    """Another call goes on from this one, or is about to."""
 
-class Conversation:
-    """One rollout of several turns, as far as it has come. `request` asks for its next turn."""
-
-    def __init__(self, maker: RequestMaker, request: Request, key: tuple[int, int, int], state: dict[str, Any]) -> None:
-        self.maker, self.request, self.state = maker, request, state
-        self.messages: list[Message] = list(request.messages)
-        self.turns, self.stop_reason = 0, "stop"
-        self._key = key
-        self._failure: tuple[Outcome, str] | None = None
-        self._late = self._killed = False
-        self._ids: list[int] = []
-        self._tokens: list[tuple[bool, float, int]] = []
-        """Of each id: was it sampled, its logprob, the version that sampled it."""
-        self._parts: list[tuple[int, Columns]] = []
-        """Their columns, as parts of `joined`."""
-
-    def add_turn(self, turn: Segment, sampling: SamplingParams) -> None:
-        """Add what was sampled for `request`."""
-        prompt = len(turn.token_ids) - turn.num_sampled
-        sampled = turn.token_ids[prompt:].tolist()
-        if self.turns and tuple(turn.token_ids[:prompt]) != self.request.prompt_ids:
-            raise Halt(
-                f"turn {self.turns + 1} of rollout {self.request.sample_id} was sampled from other tokens than it was "
-                "asked for: the server changes the prompts that it is given"
-            )
-        self._add_unsampled(turn.token_ids[len(self._ids) : prompt].tolist())
-        self._ids += sampled
-        columns = turn.logprobs[prompt:].tolist(), turn.versions[prompt:].tolist()
-        self._tokens += [(True, logprob, version) for logprob, version in zip(*columns, strict=True)]
-        self._parts.append((len(sampled), where(turn.columns, turn.sampled_mask)))
-        self.messages.append(self.maker.message(sampled, sampling))
-        self.turns, self.stop_reason = self.turns + 1, turn.stop_reason
-
-    def hear(self, answer: Answer, env: MultiTurnEnv) -> bool:
-        """Add the environment's answer; return True if the policy has another turn, for which `request` asks."""
-        messages, self.state, self._failure = settled(answer, env, self.messages, self.state)
-        if isinstance(answer, GraderFailure):
-            self._late |= self._failure is None and answer.outcome is Outcome.GRADER_TIMEOUT
-            self._killed |= answer.killed
-        if not messages or not env.has_turn(self.turns, self.stop_reason):
-            return False
-        self.maker.renderer.note(f"what the task answers in rollout {self.request.sample_id}", messages)
-        bridge = self.maker.bridge_ids(self._ids, self.messages, messages, self.maker.tools)
-        limit = self.maker.limit(len(self._ids) + len(bridge))
-        if limit < 1:
-            self.stop_reason = "length"
-            return False
-        self._add_unsampled(bridge)
-        self.messages += messages
-        ids, key = tuple(self._ids), self.maker.key(*self._key, self.turns)
-        self.request = Request(ids, list(self.messages), key, self.request.sample_id, limit, self.turns)
-        return True
-
-    def rollout(self) -> Rollout:
-        """Return the conversation so far."""
-        sampled, logprobs, versions = zip(*self._tokens, strict=True)
-        segment = Segment(
-            token_ids=np.array(self._ids, dtype=np.int64),
-            sampled_mask=np.array(sampled, dtype=np.bool_),
-            logprobs=np.array(logprobs, dtype=np.float32),
-            versions=np.array(versions, dtype=np.int32),
-            messages=self.messages,
-            stop_reason=self.stop_reason,
-            columns=joined(self._parts),
+    def goes_on_with(self, messages: Sequence[Message], tools: Tools, session: str) -> bool:
+        """Return True if a call of this session with these messages can continue this one."""
+        own = self.request.messages
+        return (
+            self.turn is not None
+            and not self.continued
+            and self.session == session
+            and self.tools == tools
+            and len(messages) > len(own) + 1
+            and same_messages(messages[: len(own)], own)
+            and same_messages([messages[len(own)]], [self.reply])
         )
-        facts = self.state, self._failure, self._late, self._killed
-        return Rollout(self.request.sample_id, self.messages, self.stop_reason, (segment,), *facts)
 
-    def _add_unsampled(self, ids: list[int]) -> None:
-        self._ids += ids
-        self._tokens += [(False, 0.0, -1)] * len(ids)
-        self._parts.append((len(ids), {}))
+    def added(self, messages: list[Message]) -> list[Message]:
+        """Return what follows this call and its reply in the messages of one that goes on from it."""
+        return messages[len(self.request.messages) + 1 :]
+
+
+class IdsModel(Model):
+    """The model of one rollout, which keeps its calls and their ids. Used on the driver's loop."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        index: int,
+        example: Example,
+        place: tuple[int, int, int],
+        maker: RequestMaker,
+        sampling: SamplingParams,
+        prompt_ids: tuple[int, ...],
+    ) -> None:
+        super().__init__(driver, index, example, "{}-{}-{}".format(*place))
+        self.maker, self.sampling = maker, sampling
+        self.calls: list[Call] = []
+        self._prompt_ids, self._place = prompt_ids, place
+
+    def key(self, *purpose: str | int) -> int:
+        return rng.key(self.maker.seed, self.maker.purpose, *self._place, *purpose)
+
+    async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
+        offered, note = tools or None, self.maker.renderer.note
+        parent = self.parent_of(messages, offered)
+        if parent is not None:
+            note(f"what the task answers in rollout {self.sample_id}", parent.added(messages))
+        elif messages != self.example.prompt:
+            note(f"a call of rollout {self.sample_id}", messages, offered)
+        ids, parent = self.prompt(messages, offered, parent)
+        try:
+            call = self.begin(messages, offered, ids, parent, checked=parent is not None)
+        except NoRoom:
+            if parent is not None and parent.turn is not None:
+                parent.turn = replace(parent.turn, stop_reason="length")
+            raise
+        turn = await call.future
+        full = turn.messages[-1] if tools is None else self.message(call, turn)
+        call.turn, call.full, call.reply = turn, full, full
+        return Turn(full, turn.stop_reason)
+
+    def parent_of(self, messages: Sequence[Message], tools: Tools, session: str = "") -> Call | None:
+        """Return the call that one with these messages can go on from."""
+        goes_on = [call for call in self.calls if call.goes_on_with(messages, tools, session)]
+        return max(goes_on, key=lambda call: len(call.request.messages), default=None)
+
+    def prompt(self, messages: list[Message], tools: Tools, parent: Call | None) -> tuple[Sequence[int], Call | None]:
+        """Return the ids to sample from, and `parent` if they go on from those of that call."""
+        if parent is not None and parent.turn is not None:
+            ids, earlier = parent.turn.token_ids.tolist(), [*parent.request.messages, parent.full]
+            # with nothing between them, two turns would be one
+            if between := self.maker.bridge_ids(ids, earlier, parent.added(messages), tools):
+                return ids + between, parent
+        if tools == (self.maker.tools or None) and messages == self.example.prompt:
+            return self._prompt_ids, None
+        return self.maker.renderer.prompt_ids(messages, tools), None
+
+    def begin(
+        self,
+        messages: list[Message],
+        tools: Tools,
+        ids: Sequence[int],
+        parent: Call | None,
+        most: int | None = None,
+        **more: Any,
+    ) -> Call:
+        """Have a call sampled, whose randomness its number in the rollout decides. Raises NoRoom."""
+        if (limit := self.maker.limit(len(ids))) < 1:
+            raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
+        number, self.asked = self.asked, self.asked + 1
+        key, limit = self.key(*([number] if number else [])), limit if most is None else min(limit, most)
+        request = Request(tuple(ids), messages, key, self.sample_id, limit, number)
+        if parent is not None:
+            parent.continued = True
+        self.calls.append(call := Call(request, tools, parent, **more))
+        call.future = self.driver.ask_turn(self.index, call, call.stops)
+        return call
+
+    def message(self, call: Call, turn: Segment) -> Message:
+        """Return the message of a call's turn, with the calls of tools in it, without the stop string that ended it."""
+        renderer, stops = self.maker.renderer, with_stops(self.sampling, call.stops).stop_strings
+        message = renderer.message(turn.token_ids[turn.sampled_mask].tolist(), call.tools)
+        sampled = message["content"].removeprefix(renderer.opened_by_template)
+        return message | {"content": renderer.opened_by_template + before_stop(sampled, stops)}
+
+    def open(self, limits: Any) -> Any:
+        from hone.orchestrator.agents import ProgramCalls
+
+        return ProgramCalls(self, limits)
+
+    def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
+        calls = [call for call in self.calls if call.turn is not None]
+        rewards = None if turn_rewards is None else dict(zip(calls, turn_rewards, strict=True))
+        parents = {call.parent for call in calls}
+        prompt = self.example.prompt
+        segments = [segment_of(call, rewards) for call in calls if call not in parents]
+        if not segments:
+            segments = [nothing_sampled(self._prompt_ids, prompt)]
+        messages, stop_reason = behind_prompt(segments[0].messages, prompt), segments[0].stop_reason
+        return Rollout(self.sample_id, messages, stop_reason, tuple(segments), branches=len(segments) > 1)
+
+
+def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Message]:
+    """Return a conversation as a sample records it: it begins with its example's messages."""
+    return messages if same_messages(messages[: len(prompt)], prompt) else [*prompt, *messages]
+
+
+def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
+    """Return the segment of a call and of those that it goes on from, with their own rewards if they have some."""
+    turn = last.turn
+    assert turn is not None
+    messages = [*last.request.messages, last.full]
+    if last.parent is None and rewards is None:
+        return turn if turn.messages == messages else replace(turn, messages=messages)
+    columns = {name: getattr(turn, name).copy() for name in ("sampled_mask", "logprobs", "versions")}
+    parts, calls = list[tuple[int, Columns]](), [last]
+    while (parent := calls[-1].parent) is not None:
+        calls.append(parent)
+    done = 0
+    for call in reversed(calls):
+        own = call.turn
+        assert own is not None
+        mask = own.sampled_mask
+        for name, values in columns.items():
+            values[: len(mask)][mask] = getattr(own, name)[mask]
+        start = len(mask) - own.num_sampled
+        parts += [(start - done, {}), (own.num_sampled, where(own.columns, mask))]
+        done = len(mask)
+    own = rewards and np.array([rewards[call] for call in reversed(calls)])
+    return replace(turn, **columns, messages=messages, columns=joined(parts), turn_rewards=own)
+
+
+def nothing_sampled(ids: Sequence[int], prompt: list[Message]) -> Segment:
+    """Return the segment of a rollout without an answered call: its prompt. It has failed, so nothing is trained."""
+    count = len(ids)
+    masks = np.zeros(count, np.bool_), np.zeros(count, np.float32), np.full(count, -1, np.int32)
+    return Segment(np.array(ids, np.int64), *masks, list(prompt), "stop")

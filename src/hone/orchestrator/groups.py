@@ -35,6 +35,7 @@ from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, State
 from hone.orchestrator.types import Policy
+from hone.runs.metrics import component_means, outcome_shares
 from hone.trainer.packing import TRAINED, Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment, dense, ragged
@@ -527,14 +528,3 @@ def _identical_shares(groups: Sequence[Group]) -> dict[str, float]:
         "completion/repeated": sum(len(group) - len(set(group)) for group in texts) / total,
         "completion/identical": sum(prompts_with[text] > 1 for group in texts for text in group) / total,
     }
-
-
-def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
-    """Compute `reward/<component>/mean` over the samples in which the component did not abstain."""
-    names = dict.fromkeys(name for sample in components for name in sample)
-    return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
-
-
-def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
-    """Compute `outcome/<name>`: the share of the samples, for each of the six outcomes; they add up to 1."""
-    return {f"outcome/{outcome}": sum(o == outcome for o in outcomes) / len(outcomes) for outcome in Outcome}

@@ -1,24 +1,12 @@
-"""What of this machine is for whom: GPUs and cores of each role, memory of a process. Standard library only."""
+"""Places the roles of a run on the GPUs of a machine. Standard library only."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import shutil
-import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from hone.errors import UserError
 from hone.orchestrator.child import INFERENCE
-from hone.trainer.heap import resident_bytes
-
-CORES = "HONE_CORES"
-"""Variable that tells a process how many of the machine's cores are for it."""
-
-SHARES_GPU = "HONE_SHARES_GPU"
-"""Variable, 1 or not there, that tells a trainer that the run's server is on its first GPU too."""
 
 
 @dataclass(frozen=True)
@@ -54,55 +42,3 @@ def placed(gpus: Sequence[str], ranks: int, servers: int = 1, each: int = 1) -> 
     return Placement(
         tuple(tuple(gpus[each * number : each * (number + 1)]) for number in range(servers)), tuple(gpus[-ranks:])
     )
-
-
-def visible_gpus(env: Mapping[str, str] = os.environ) -> list[str]:
-    """Return the GPUs that this process may use: those of CUDA_VISIBLE_DEVICES, else all that the driver lists."""
-    named = env.get("CUDA_VISIBLE_DEVICES")
-    if named is not None:
-        listed = [name.strip() for name in named.split(",")]
-        # As CUDA reads it: what follows an entry that is none does not count.
-        end = next((index for index, name in enumerate(listed) if name in ("", "-1")), len(listed))
-        return listed[:end]
-    command = shutil.which("nvidia-smi")
-    if command is None:
-        return []
-    try:
-        listing = subprocess.run([command, "-L"], capture_output=True, text=True, timeout=30)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    lines = listing.stdout.splitlines() if listing.returncode == 0 else []
-    return [str(index) for index, _ in enumerate(line for line in lines if line.startswith("GPU "))]
-
-
-def share_of_cores(processes: int) -> int:
-    """Return the cores for each of so many processes, of those that this one may use (on macOS: that there are)."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, cores // max(1, processes))
-
-
-CGROUP = Path("/sys/fs/cgroup")
-
-
-def ram() -> tuple[int, int]:
-    """Return (bytes of memory that this process may take, bytes free now, its own included).
-
-    They are the machine's, or its cgroup's limit; files that the cgroup's memory holds are given up when it is wanted.
-    """
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    free = memory_fields(Path("/proc/meminfo")).get("MemAvailable:", total // 1024) * 1024
-    with contextlib.suppress(OSError, ValueError):  # no such cgroup, or "max"
-        most, now = (int((CGROUP / f"memory.{name}").read_text()) for name in ("max", "current"))
-        if most < total:
-            cached = memory_fields(CGROUP / "memory.stat").get("inactive_file", 0)
-            total, free = most, min(free, most - max(0, now - cached))
-    return total, max(0, free) + resident_bytes()
-
-
-def memory_fields(path: Path) -> dict[str, int]:
-    """Read the numbers of a file with a name and a number a line; empty where there is no such file."""
-    try:
-        lines = [line.split() for line in path.read_text().splitlines()]
-    except OSError:
-        return {}
-    return {words[0]: int(words[1]) for words in lines if len(words) > 1 and words[1].isdigit()}

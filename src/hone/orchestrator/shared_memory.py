@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from hone.orchestrator.placement import ram
+from hone.hardware import ram
 
 ROOT = Path("/dev/shm")
 VARIABLE = "HONE_SHARED_MEMORY"

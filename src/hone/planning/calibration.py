@@ -19,7 +19,7 @@ from hone.config.alarms import AlarmsConfig
 from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.errors import UserError, first_line
-from hone.orchestrator.placement import memory_fields
+from hone.hardware import memory_fields
 from hone.planning.arithmetic import Lengths
 from hone.planning.report import Plan
 from hone.planning.time import Times, times

@@ -14,7 +14,7 @@ from functools import cache
 from typing import Literal
 
 from hone.errors import UserError
-from hone.orchestrator.placement import ram, share_of_cores
+from hone.hardware import ram, share_of_cores
 
 PRICES_OF = "mid 2025"
 

@@ -240,7 +240,7 @@ def check_threads(subject: Subject) -> Iterator[Row]:
 
 
 def check_memory(subject: Subject) -> Iterator[Row]:
-    from hone.orchestrator.placement import ram
+    from hone.hardware import ram
 
     total, free = ram()
     little = "the quickstart takes 0.8 GiB, a model of 0.6B parameters about 12" if free < 2 * GIB else ""

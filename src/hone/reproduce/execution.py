@@ -28,7 +28,6 @@ from hone.composition.sft import Progress, SFTSteps, load_data
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
-from hone.environments.agents import AgentEnv
 from hone.errors import UserError, first_line
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
@@ -216,8 +215,8 @@ class RebuiltRL(Rebuilt):
             with needed_here("task"):
                 envs = {name: task_of(one) for name, one in config.tasks().items()}
                 evals = eval_envs(config, envs)
-            self.regrades = not any(isinstance(env, AgentEnv) for env in envs.values())
-            self.evaluates = not any(isinstance(env, AgentEnv) for env in evals.values())
+            self.regrades = not any(env.why_not_graded for env in envs.values())
+            self.evaluates = not any(env.why_not_graded for env in evals.values())
         self.curricula = {}
         for name, one in config.tasks().items():
             left_out = info["left_outs"][name] if name else info.get("left_out", [])

@@ -28,8 +28,8 @@ def resample_recorded(
     If versions may change meanwhile, each token gets its recorded one. Raises ValueError if `recorded` has another
     number of them.
     """
-    requests = sampler.maker.requests(examples, draws, step)
-    rollouts = {request.sample_id: one for request, one in zip(requests, recorded, strict=True)}
+    places = sampler.maker.places(draws, step)
+    rollouts = {"{}-{}-{}".format(*place): one for place, one in zip(places, recorded, strict=True)}
     lag = sampler.config.orchestrator.max_async_level
     policy = RecordedPolicy(rollouts, sampler.maker.renderer, step, lag)
     return roll_out(sampler.env, policy, sampler.maker, examples, draws, step, sampler.sampling)

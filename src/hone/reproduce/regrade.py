@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hone.environments import Environment, MultiTurnEnv
+from hone.environments import Environment
 from hone.environments.template import Template
 from hone.errors import UserError
 from hone.grading import last_line
@@ -82,7 +82,7 @@ class Grader:
     @property
     def reads_state(self) -> bool:
         """True if reward functions may miss what the environment kept of a conversation."""
-        return isinstance(self.env, MultiTurnEnv) and self.env.rubric.needs("state")
+        return self.env.max_turns > 1 and self.env.rubric.needs("state")
 
     def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:
         """Grade the completions, in order; `seed` is the run's."""
@@ -93,9 +93,8 @@ class Grader:
                 row = {"prompt": example.prompt, "answer": example.answer, "info": example.info}
                 row |= self.template.row(row, f"sample {reply.sample_id}")
                 example = Example(example.prompt, str(row["answer"]), row["info"])
-            if self.reads_state and isinstance(self.env, MultiTurnEnv):
-                state = self.env.initial_state(example, seed=0)
-                reply = replace(reply, state=state)
+            if self.reads_state:
+                reply = replace(reply, state=self.env.initial_state(example, seed=0))
             asked.append((example, reply))
         scores = self.env.grade_many(asked, seed, [one.draw for one in recorded])
         return [Pair(*pair) for pair in zip(recorded, scores, strict=True)]

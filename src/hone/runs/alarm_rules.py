@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from hone.runs.history import History, Window, differ
+from hone.runs.observer import Finding
 from hone.runs.progress import percent
 
 SOLVED = 0.9
@@ -33,16 +34,6 @@ PARKED = 0.95
 
 Measured = tuple[float, str] | tuple[float, str, float] | None
 """The value that passed the threshold, the evidence in words, and the threshold if it is the rule's own."""
-
-
-@dataclass(frozen=True)
-class Finding:
-    """What is wrong: the measured `value`, the `threshold` that it passed, the evidence in words, and what to do."""
-
-    value: float
-    threshold: float
-    evidence: str
-    advice: str
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,10 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from hone.config.alarms import Action, AlarmConfig, AlarmsConfig
-from hone.errors import Halt
-from hone.runs.alarm_rules import RULES, Finding
+from hone.runs.alarm_rules import RULES
 from hone.runs.history import History
-from hone.runs.observer import Observer
-from hone.runs.view import RunView
+from hone.runs.observer import Finding, Observer
+from hone.runs.view import OVER, RunView
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
@@ -31,8 +30,6 @@ GAP, REGRADED = WITHOUT_RULE = ("gap", "regraded")
 over."""
 SHIFTED = ("falling_reward", "wrong")
 """Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""
-OVER = "alarm_over"
-"""Kind of the event that an alarm is over."""
 ORDER: tuple[Action, ...] = ("off", "warn", "checkpoint", "pause", "stop")
 """Actions, from none to the strongest."""
 _DONE = {"checkpoint": " A checkpoint is saved.", "pause": " The run is saved and paused."}
@@ -47,14 +44,6 @@ def in_words(event: Event) -> str:
     done = _DONE.get(event["action"], "")
     evidence, advice = event["evidence"], event["advice"]
     return f"ALARM {event['name']} at step {event['step']}: {evidence}.\n      What helps: {advice}.{done}"
-
-
-class AlarmStop(Halt):
-    """The alarm `name` ends the run after a step, as the config wants it: stopped, not failed."""
-
-    def __init__(self, step: int, name: str) -> None:
-        super().__init__(f"stopped at step {step} by the alarm {name} (--alarms.{name.replace('_', '-')} warn goes on)")
-        self.name = name
 
 
 class Alarms:

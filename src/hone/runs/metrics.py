@@ -7,16 +7,19 @@ Predictions read from it which metrics a run writes, and when; the viewer labels
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+import numpy as np
+
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import RunConfig
 from hone.errors import UserError
+from hone.types import Outcome
 
 Better = Literal["higher", "lower", ""]
 
@@ -205,3 +208,14 @@ def known(config: RunConfig, env_id: str | None = None) -> list[str]:
 def _evaluated(config: RLConfig, env_id: str | None) -> list[str | None]:
     """Return the names of the tasks that a run is evaluated on; None: a single one whose own id is not known."""
     return [name or env_id for name in config.eval_tasks()]
+
+
+def component_means(components: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Compute `reward/<component>/mean` over the samples in which the component did not abstain."""
+    names = dict.fromkeys(name for sample in components for name in sample)
+    return {f"reward/{n}/mean": float(np.mean([sample[n] for sample in components if n in sample])) for n in names}
+
+
+def outcome_shares(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Compute `outcome/<name>`: the share of the samples, for each of the six outcomes; they add up to 1."""
+    return {f"outcome/{outcome}": sum(o == outcome for o in outcomes) / len(outcomes) for outcome in Outcome}

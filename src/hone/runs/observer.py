@@ -10,12 +10,23 @@ with RL("examples/reverse_text/tiny.toml", observers=[Rewards()]) as rl: ...
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is wrong: the measured `value`, the `threshold` that it passed, the evidence in words, and what to do."""
+
+    value: float
+    threshold: float
+    evidence: str
+    advice: str
 
 
 class Observer:

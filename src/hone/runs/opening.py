@@ -19,7 +19,6 @@ from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import RESTORE, verify, whole_lines, write_json
 from hone.runs.outputs import check_output, clear
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
-from hone.runs.rollback import copy_history, finish_roll_back, interrupted, roll_back
 from hone.runs.settings import Change
 
 if TYPE_CHECKING:
@@ -128,6 +127,8 @@ class Opening:
 
     def _resume(self) -> None:
         """Choose the checkpoint, roll back what came after it, and note the resume in run.json."""
+        from hone.runs.rollback import finish_roll_back, roll_back
+
         folder, config = self.folder, self.config
         info = self.info = self._resumable_info()
         finish_roll_back(folder)
@@ -160,6 +161,8 @@ class Opening:
         """Begin a run that goes on from another run's checkpoint, with a copy of its history; the same command resumes
         it.
         """
+        from hone.runs.rollback import copy_history, interrupted
+
         folder, source = self.folder, self.source
         if view.run_info(source) is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")

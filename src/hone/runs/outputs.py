@@ -68,9 +68,8 @@ def with_own_folder(config: Config, name: str) -> Config:
         return config
     stem = re.sub(r"[^\w.-]+", "-", name)[:60].strip("-.")
     if config.resume is not None and config.resume.dir is None:
-        numbered = {
-            path: int(path.name.rpartition("-")[2]) for path in OUTPUTS.glob(f"{stem}-*") if _is_own(path, stem)
-        }
+        form = re.compile(rf"{re.escape(stem)}-([1-9]\d*)")
+        numbered = {path: int(own[1]) for path in OUTPUTS.glob(f"{stem}-*") if (own := form.fullmatch(path.name))}
         if begun := [path for path in numbered if view.run_info(path) is not None]:
             return changed(config, {"output_dir": max(begun, key=lambda path: numbered[path])})
     _made.extend([] if OUTPUTS.exists() else [OUTPUTS.absolute()])
@@ -83,10 +82,6 @@ def with_own_folder(config: Config, name: str) -> Config:
                 break
     _made.append(folder.absolute())
     return changed(config, {"output_dir": folder})
-
-
-def _is_own(path: Path, stem: str) -> bool:
-    return re.fullmatch(rf"{re.escape(stem)}-[1-9]\d*", path.name) is not None
 
 
 _made: list[Path] = []

@@ -21,7 +21,6 @@ from hone.config.hoist import task_label
 from hone.config.shared import StopConfig
 from hone.errors import UserError
 from hone.runs import provenance
-from hone.runs.alarms import OVER
 from hone.runs.budget import Spent, spent
 from hone.runs.files import MARKER, RESTORE, parse_time, read_json, sha256
 from hone.runs.listing import find_run
@@ -32,7 +31,7 @@ from hone.runs.progress import Progress
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.rollback import interrupted
 from hone.runs.settings import about, config_class, flat, read_config
-from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, WEIGHTS, RunView
+from hone.runs.view import AUDIT, CERTIFICATE, CHECKPOINTS, CONFIG, HASHES, INFO, METRICS, OVER, WEIGHTS, RunView
 
 KILLED = "killed"
 """Status of a run whose run.json says that a process is at it while none is: it ended without a word."""

@@ -43,6 +43,8 @@ RESULTS, METADATA = "results.jsonl", "metadata.json"
 """Samples and numbers of `hone eval`."""
 AUDIT, JUDGEMENTS, PAUSED = "audit.json", "judgements.jsonl", "paused.json"
 """What the audit before step 0 found; replies of services that reward; there while an alarm pauses the run."""
+OVER = "alarm_over"
+"""Kind of the event that an alarm is over."""
 CARD = ("report.html", "report.json", "card.md")
 """The run card: as a page, and as facts; and a file of hone 0.1."""
 PROCESS_LOGS, SPOOL, SUPERSEDED = "logs", "spool", "superseded"

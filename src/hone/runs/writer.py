@@ -24,16 +24,15 @@ from typing import Any
 
 from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
-from hone.errors import UserError
+from hone.errors import AlarmStop, UserError
 from hone.redaction import redact
 from hone.runs import predictions, provenance, settings
-from hone.runs.alarms import Alarms, AlarmStop, AlarmWatch, took_step
+from hone.runs.alarms import Alarms, AlarmWatch, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
 from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_json
 from hone.runs.metrics import best_step
-from hone.runs.monitors import Monitors
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
 from hone.runs.outputs import Lock, check_kept, writable
@@ -389,7 +388,12 @@ class RunWriter:
 
 def watching(config: RunConfig, kind: str) -> list[Observer]:
     """Return the observers that a config asks for: a display, alarms and monitors."""
-    return [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch(), Monitors(config)]
+    observers: list[Observer] = [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch()]
+    if config.wandb is not None or config.trackio is not None:
+        from hone.runs.monitors import Monitors
+
+        observers.append(Monitors(config))
+    return observers
 
 
 def find_display(observers: Sequence[Observer]) -> Display:

@@ -120,7 +120,7 @@ def tables_of(results: Results) -> Iterator[Table]:
                 one.cost,
                 f"{one.value:.3f}",
                 _num(one.sft_alone),
-                _num(_less(one.value, one.sft_alone), "+.3f"),
+                _num(None if one.sft_alone is None else one.value - one.sft_alone, "+.3f"),
             ]
             for one in results.equal
         ]
@@ -287,7 +287,3 @@ def _span(interval: Interval, form: str = ".3f") -> str:
 
 def _num(value: float | None, form: str = ".3f") -> str:
     return "–" if value is None else f"{value:{form}}"
-
-
-def _less(value: float, other: float | None) -> float | None:
-    return None if other is None else value - other

@@ -21,8 +21,8 @@ from hone.config.rl import RLConfig
 from hone.config.shared import ResumeConfig
 from hone.config.study import StudyConfig
 from hone.environments.workers import cores
+from hone.hardware import visible_gpus
 from hone.orchestrator.child import Child, Log
-from hone.orchestrator.placement import visible_gpus
 from hone.processes import end_all
 from hone.runs.files import JsonlLog, write_file
 from hone.runs.progress import duration

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
-from pathlib import Path
+
+from hone.hardware import resident_bytes
 
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -50,11 +50,3 @@ class Heap:
         elif size > self._usual + GROWTH:
             _LIBC.malloc_trim(0)
             self._usual = None
-
-
-def resident_bytes() -> int:
-    """Return the bytes of memory that this process has; 0 where the system doesn't say."""
-    try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0

@@ -149,7 +149,9 @@ def pack(
         token_ids=upload(cut(lambda s: s.token_ids, np.int64), device),
         positions=upload(np.concatenate([np.arange(s.start, s.stop) for s in segments]), device),
         previous=upload(previous_N, device),
-        sampling_logprobs=upload(cut(lambda s: _or_zeros(s.logprobs, len(s)), np.float32), device),
+        sampling_logprobs=upload(
+            cut(lambda s: np.zeros(len(s)) if s.logprobs is None else s.logprobs, np.float32), device
+        ),
         advantages=upload(np.concatenate([_advantages(s) for s in segments]), device),
         weights=upload(np.repeat(weights_S, lengths_S), device),
         loss_indices=upload(np.flatnonzero(loss_mask_N), device),
@@ -178,10 +180,6 @@ def _advantages(segment: _Segment) -> np.ndarray:
     """Return those of the segment's tokens, float32; 0 for a prompt that several completions share."""
     own = np.asarray(0.0 if segment.shared else segment.sequence.advantage, dtype=np.float32)
     return np.broadcast_to(own, len(segment.sequence))[segment.start : segment.stop]
-
-
-def _or_zeros(values: np.ndarray | None, length: int) -> np.ndarray:
-    return np.zeros(length) if values is None else values
 
 
 def split_micro_batches(
@@ -247,10 +245,6 @@ def split_minibatches(sequences: list[Sequence], count: int) -> list[list[Sequen
     ]
 
 
-def _runs(sequences: list[Sequence], share_prompts: bool) -> list[list[Sequence]]:
-    return prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
-
-
 def _cut(runs: list[list[Sequence]], max_tokens: int) -> list[list[Sequence]]:
     """Return batches of at most `max_tokens` tokens, or one sequence; the runs in order, whole where they fit."""
     batches: list[list[Sequence]] = []
@@ -270,7 +264,7 @@ def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, 
 
     The largest is as small as it can be without giving a rank one more than `max_tokens` asks for.
     """
-    runs = _runs(sequences, share_prompts)
+    runs = prompt_runs(sequences) if share_prompts else [[sequence] for sequence in sequences]
     if world == 1:
         return _cut(runs, max_tokens)
     rounds = -(-len(_cut(runs, max_tokens)) // world)

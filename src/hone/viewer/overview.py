@@ -9,10 +9,10 @@ from typing import Any
 from starlette.datastructures import QueryParams
 
 from hone.runs import predictions
-from hone.runs.alarms import OVER
 from hone.runs.metrics import SHARE, label, unit
 from hone.runs.progress import duration, percent, short_seconds, thousands
 from hone.runs.summary import Summary, alarms_in, describe_event, environments, next_commands, typed
+from hone.runs.view import OVER
 from hone.viewer import curves
 from hone.viewer.charts import charts
 from hone.viewer.series import Series, read_series, to_json

@@ -173,9 +173,9 @@ class Episodes(AgentEnv, Tasks):
         """Raise UserError if verifiers does not get ready."""
         self._driver.start()
 
-    async def episode(self, url: str, key: str, example: Example) -> Rewarded:
+    async def program(self, calls: Any, example: Example) -> Rewarded:
         place = {"index": example.info["index"], "task": example.info["key"]}
-        found = await self._driver.episode({**place, "url": url, "key": key})
+        found = await self._driver.episode({**place, "url": await calls.url(), "key": calls.api_key})
         untrained = frozenset(found["untrained"])
         if (failed := found.get("failed")) is not None:
             late = Outcome.GRADER_TIMEOUT if found["timeout"] else Outcome.GRADER_ERROR

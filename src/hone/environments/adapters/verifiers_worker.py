@@ -141,7 +141,8 @@ class Served:
 
     def _rewards(self) -> list[Callable[..., Any]]:
         kind = type(self.taskset).task_type()
-        return kind(_no_data(kind), self.taskset.config.task).hooks("reward")
+        # without content: its reward functions are looked at, not run
+        return kind(kind.data_type().model_construct(), self.taskset.config.task).hooks("reward")
 
     def _weights(self) -> dict[str, float]:
         """Return the weights of the reward functions."""
@@ -304,11 +305,6 @@ def _overrides(kind: type, name: str) -> bool:
 def _required(fn: Callable[..., Any], name: str) -> bool:
     parameter = inspect.signature(fn).parameters.get(name)
     return parameter is not None and parameter.default is inspect.Parameter.empty
-
-
-def _no_data(kind: Any) -> Any:
-    """Make data of a task without content: its reward functions are looked at, not run."""
-    return kind.data_type().model_construct()
 
 
 def _stay_offline() -> None:

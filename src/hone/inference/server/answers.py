@@ -1,4 +1,4 @@
-"""The JSON that goes back, whole or in chunks, for both kinds of request; tool calls and prompts' logprobs in it."""
+"""The choices that go back, whole or in parts, for each kind of request; tool calls and prompts' logprobs in them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from itertools import accumulate
 from typing import Any
 
 from hone.inference.batch import NOT_FINITE
+from hone.inference.server.http import chat_choice, chat_opening
 from hone.inference.server.protocol import (
+    FAILED,
+    ApiError,
     ChatRequest,
     CompletionRequest,
     GenerationRequest,
-    SampleFailed,
     TokensRequest,
 )
 from hone.inference.server.service import Delta, Service
@@ -38,29 +40,18 @@ class Answer:
     part: str
 
     def __init__(self, body: GenerationRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
-        self._head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.head = {"id": f"{self.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": model}
+        self.head["object"] = self.part if body.stream else self.whole
         self._tokenizer, self._jobs, self._token_ids = renderer.tokenizer, jobs, body.return_token_ids
         self._kept_ids = body.return_kept_ids
         self._begun: set[int] = set()
 
-    def complete(self, deltas: list[Delta], usage: dict[str, int]) -> dict[str, Any]:
-        """Return the answer of a request that does not stream."""
-        choices = [self._choice(delta, whole=True) for delta in deltas]
-        return {**self._head, "object": self.whole, "choices": choices, "usage": usage}
-
-    def chunk(self, delta: Delta) -> dict[str, Any]:
-        """Return a part of one sample."""
-        return {**self._head, "object": self.part, "choices": [self._choice(delta, whole=False)]}
-
     def opening(self) -> list[dict[str, Any]]:
-        """Return the chunks before all others."""
+        """Return the first choices of a stream."""
         return []
 
-    def closing(self, usage: dict[str, int]) -> dict[str, Any]:
-        """Return the last chunk, for a client that asked for the usage."""
-        return {**self._head, "object": self.part, "choices": [], "usage": usage}
-
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+        """Return one sample, or what it has gained."""
         raise NotImplementedError
 
     def _ids(self, delta: Delta) -> dict[str, Any]:
@@ -82,6 +73,18 @@ class Answer:
 
     def _text(self, token: int) -> str:
         return token_text(self._tokenizer, token)
+
+    def _logprobs_of(self, delta: Delta) -> list[dict[str, Any]]:
+        """Return the logprob of each token, and of the likeliest in its place."""
+        one = self._logprob
+        return [one(t.id, t.logprob) | {"top_logprobs": [one(*pair) for pair in t.top]} for t in delta.tokens]
+
+    def _logprob(self, ident: int, logprob: float) -> dict[str, Any]:
+        """Return a token with its logprob."""
+        text = self._tokenizer.decode([ident], skip_special_tokens=False)
+        whole = bool(text) and "\ufffd" not in text
+        written = {"token": text if whole else self._text(ident), "logprob": finite(logprob)}
+        return written | {"bytes": list(text.encode()) if whole else None}
 
 
 class CompletionAnswer(Answer):
@@ -106,10 +109,10 @@ class CompletionAnswer(Answer):
             call = service.call(lambda ids=job.prompt: service.engine.score_tokens(ids, temperature, top))
             scores = await asyncio.wrap_future(call)
             if any(math.isnan(token.logprob) for token in scores):
-                raise SampleFailed(NOT_FINITE)
+                raise ApiError(500, f"{FAILED}: {NOT_FINITE}")
             self._scores.append(scores)
 
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
         body, prompt = self._body, delta.index // self._body.n
         choice = {
             "index": delta.index,
@@ -163,37 +166,16 @@ class ChatAnswer(Answer):
         self._readers = [CallReader(renderer, tools) for _ in jobs] if tools else None
 
     def opening(self) -> list[dict[str, Any]]:
-        start = {"role": "assistant", "content": ""}
-        choices = [{"index": i, "delta": start, "finish_reason": None} for i in range(len(self._jobs))]
-        return [{**self._head, "object": self.part, "choices": [choice]} for choice in choices]
+        return [chat_opening(index) for index in range(len(self._jobs))]
 
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
         text, calls, reason = delta.text, [], delta.finish_reason
         if self._readers is not None:
             text, calls, reason = self._readers[delta.index].push(delta)
-        message: dict[str, Any]
-        if whole:
-            message = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
-        else:
-            message = {"content": text} if text else {}
-            calls = [{"index": i, **call} for i, call in enumerate(calls)]
-        return {
-            "index": delta.index,
-            "message" if whole else "delta": message | ({"tool_calls": calls} if calls else {}),
-            "logprobs": {"content": list(map(self._entry, delta.tokens)), "refusal": None} if self._logprobs else None,
-            "finish_reason": reason,
-            "stop_reason": delta.stop,
-            **self._ids(delta),
-        }
-
-    def _entry(self, token: Token) -> dict[str, Any]:
-        def one(ident: int, logprob: float) -> dict[str, Any]:
-            text = self._tokenizer.decode([ident], skip_special_tokens=False)
-            whole = bool(text) and "\ufffd" not in text
-            written = {"token": text if whole else self._text(ident), "logprob": finite(logprob)}
-            return written | {"bytes": list(text.encode()) if whole else None}
-
-        return {**one(token.id, token.logprob), "top_logprobs": [one(*pair) for pair in token.top]}
+        choice = chat_choice(delta.index, text, calls, reason, whole)
+        if self._logprobs:
+            choice["logprobs"] = {"content": self._logprobs_of(delta), "refusal": None}
+        return {**choice, "stop_reason": delta.stop, **self._ids(delta)}
 
 
 class TokensAnswer(Answer):
@@ -202,25 +184,23 @@ class TokensAnswer(Answer):
     prefix, whole, part = "generate-tokens", "generate", "generate.chunk"
 
     def __init__(self, body: TokensRequest, model: str, renderer: ChatRenderer, jobs: Sequence[Job]) -> None:
-        super().__init__(GenerationRequest(return_kept_ids=body.sampling_params.return_kept_ids), model, renderer, jobs)
+        form = GenerationRequest(stream=body.stream, return_kept_ids=body.sampling_params.return_kept_ids)
+        super().__init__(form, model, renderer, jobs)
         self._logprobs = body.sampling_params.logprobs
-        self._head["request_id"] = body.request_id or self._head["id"]
+        self.head["request_id"] = body.request_id or self.head["id"]
 
-    def _choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
+    def choice(self, delta: Delta, whole: bool) -> dict[str, Any]:
         return {
             "index": delta.index,
             "token_ids": [token.id for token in delta.tokens],
             "policy_versions": [token.version for token in delta.tokens],
-            "logprobs": None if self._logprobs is None else {"content": list(map(self._entry, delta.tokens))},
+            "logprobs": None if self._logprobs is None else {"content": self._logprobs_of(delta)},
             "finish_reason": delta.finish_reason,
             **self._ids(delta),
         }
 
-    def _entry(self, token: Token) -> dict[str, Any]:
-        def one(ident: int, logprob: float) -> dict[str, Any]:
-            return {"token": f"token_id:{ident}", "logprob": finite(logprob), "bytes": None}
-
-        return {**one(token.id, token.logprob), "top_logprobs": [one(*pair) for pair in token.top]}
+    def _logprob(self, ident: int, logprob: float) -> dict[str, Any]:
+        return {"token": f"token_id:{ident}", "logprob": finite(logprob), "bytes": None}
 
 
 class CallReader:

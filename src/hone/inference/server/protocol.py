@@ -19,7 +19,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from hone import rng
-from hone.errors import UserError
 from hone.inference.types import Job, SamplingParams
 from hone.model.strict_json import DECODER
 
@@ -71,18 +70,14 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
 
 
+FAILED = "the server failed at this request"
+
+
 class ServiceEnded(ApiError):
     """The engine's thread has ended, so nothing can be asked of it."""
 
     def __init__(self) -> None:
         super().__init__(503, "the server is stopping")
-
-
-class SampleFailed(ApiError):
-    """The engine dropped a sample."""
-
-    def __init__(self, reason: str) -> None:
-        super().__init__(500, f"the server failed at this request: {reason}")
 
 
 class Strict(BaseModel):
@@ -366,12 +361,3 @@ def _json_object(body: bytes) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object")
     return value
-
-
-def as_api_error(error: Exception) -> ApiError:
-    """Return what a client gets to know of an error: all of it if it is the client's, else that it is the server's."""
-    if isinstance(error, ApiError):
-        return error
-    if isinstance(error, UserError):
-        return ApiError(400, str(error))
-    return ApiError(500, "the server failed at this request; its log says why")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer
 
 from hone.inference.engine import Engine
-from hone.inference.server.protocol import SampleFailed, ServiceEnded
+from hone.inference.server.protocol import FAILED, ApiError, ServiceEnded
 from hone.inference.server.weights import swap_weights
 from hone.inference.text import Detokenizer, StopStrings
 from hone.inference.types import Failure, Job, Token
@@ -212,7 +212,7 @@ class Service:
             if route is None:  # it was cancelled
                 continue
             if isinstance(event, Failure):
-                gained: list[Token] | Exception = SampleFailed(event.reason)
+                gained: list[Token] | Exception = ApiError(500, f"{FAILED}: {event.reason}")
             else:
                 route.tokens.append(event)
                 if route.whole and event.stop_reason is None:

@@ -24,7 +24,7 @@ from hone.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statem
 from hone.audit.probes import Subject, subject_of
 from hone.config.shared import EnvConfig, GradingConfig
 from hone.config.tasks import TaskConfig
-from hone.environments import Environment, MultiTurnEnv
+from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.environments.parsers import AnswerParser, completion_text, visible_text
 from hone.errors import UserError
@@ -131,7 +131,7 @@ class _Reader:
 
     def try_out(self) -> None:
         """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
-        if isinstance(self.env, MultiTurnEnv):
+        if self.env.max_turns > 1:
             raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
         if self.env.rubric.needs_ids:
             raise CannotSay("its reward takes the tokens of a completion, which an answer in other words has not")

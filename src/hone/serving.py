@@ -6,10 +6,14 @@ A server on this machine's own address has no password, so it trusts whoever run
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import signal
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from ipaddress import ip_address
+from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -44,10 +48,10 @@ def is_local(listener: socket.socket) -> bool:
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
-def settings(app: ASGIApp, listener: socket.socket, grace: int) -> uvicorn.Config:
-    """Return how uvicorn serves `app` on `listener`; a stop leaves requests under way `grace` seconds."""
+def settings(app: ASGIApp, grace: int, **more: Any) -> uvicorn.Config:
+    """Return how uvicorn serves `app`, with `more` of its settings; a stop leaves requests `grace` seconds."""
     return uvicorn.Config(
-        local_only(app, listener.getsockname()[0]) if is_local(listener) else app,
+        app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
         http="h11",
         ws="none",
@@ -55,7 +59,8 @@ def settings(app: ASGIApp, listener: socket.socket, grace: int) -> uvicorn.Confi
         use_colors=False,  # hone.terminal would escape them
         access_log=False,
         timeout_graceful_shutdown=grace,
-        timeout_keep_alive=75,  # with 5, uvicorn's own, a call now and then meets the end of its idle connection
+        # with 5, uvicorn's own, a call now and then meets the end of its idle connection
+        **{"timeout_keep_alive": 75} | more,
     )
 
 
@@ -71,18 +76,35 @@ def serve(app: ASGIApp, listener: socket.socket, intro: str, grace: int) -> None
     # uvicorn raises the signal that ended it once more when it has shut down; then there is nothing left to end.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        Server(settings(app, listener, grace)).run(sockets=[listener])
+        Server(settings(local_only(app, listener), grace)).run(sockets=[listener])
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def local_only(app: ASGIApp, address: str) -> ASGIApp:
+@asynccontextmanager
+async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
+    """Serve on a free port of this machine, on the running loop; give the URL. The application checks who asks."""
+    with listen("127.0.0.1", 0) as listener:
+        listener.listen()  # whoever comes before the server runs waits
+        server = uvicorn.Server(settings(app, grace=1, timeout_keep_alive=3600, lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await serving
+
+
+def local_only(app: ASGIApp, listener: socket.socket) -> ASGIApp:
     """Refuse what a web page sends to this machine: by another name that points here (DNS rebinding), or from its own.
 
+    Does nothing if other machines can connect.
     A browser names the page that asks (Origin) in every request that can change something; other programs send none.
     """
-    names = {"localhost", "127.0.0.1", "::1", address}
+    if not is_local(listener):
+        return app
+    names = {"localhost", "127.0.0.1", "::1", listener.getsockname()[0]}
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":

@@ -1,0 +1,296 @@
+"""The driver of rollouts: they run on an event loop with a thread of its own, while the caller's thread samples.
+
+    rollouts = Driver(env, sample).run(models)
+
+A rollout waits for a turn of the model or for an answer of the environment. Once every rollout that has begun waits,
+the caller's thread answers: first all that the environment is asked, else all turns at once, in the order of the
+rollouts. So the time that an answer takes does not change what is sampled with what.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hone.errors import Halt, UserError
+from hone.grading import last_line
+from hone.types import Example, Message, Rollout
+
+if TYPE_CHECKING:
+    from hone.environments.environment import Environment
+    from hone.environments.multi_turn import Answer
+
+CLEANUP_SECONDS = 5.0
+"""Time that what rollouts left behind gets to end, once it is cancelled."""
+BLOCKED_AFTER_SECONDS = 600.0
+"""Time after which an event loop that does not run counts as blocked."""
+Tools = list[dict[str, Any]] | None
+
+
+class NoRoom(UserError):
+    """The messages leave no room for another turn of the model."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What the model wrote, and how it ended: "stop" or "length"."""
+
+    message: Message
+    stop_reason: str
+
+
+class Model:
+    """The model as one rollout sees it. It keeps what was said, and makes the record of it."""
+
+    def __init__(self, driver: Driver, index: int, example: Example, sample_id: str) -> None:
+        self.driver, self.index, self.example, self.sample_id = driver, index, example, sample_id
+        self.asked = 0
+        """Calls of the model that have begun."""
+
+    def key(self, *purpose: str | int) -> int:
+        """Return the key (64 bits) of a random choice of this rollout."""
+        raise NotImplementedError
+
+    async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
+        """Return the model's next message. Raises NoRoom.
+
+        Messages that begin with those of an earlier call and its reply go on from the very tokens of that one. With a
+        list of `tools`, be it empty, calls in the reply are read; without one it is text.
+        """
+        raise NotImplementedError
+
+    async def respond(self, messages: list[Message], state: dict[str, Any]) -> Answer:
+        """Return the environment's answer to a conversation; those of a batch are asked for together."""
+        return await self.driver.ask_answer(self.index, (messages, state))
+
+    def open(self, limits: Any) -> Any:
+        """Let a program call the model, within these `AgentLimits`; return its `ModelCalls`."""
+        raise NotImplementedError
+
+    def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
+        """Return the record of what was said so far; `turn_rewards` are those of its calls, in their order."""
+        raise NotImplementedError
+
+
+class Waiting(NamedTuple):
+    """What a rollout waits for. `order` comes before the number of the rollout."""
+
+    rollout: int
+    item: Any
+    future: asyncio.Future[Any]
+    order: Sequence[str]
+
+
+class Driver:
+    """Runs a batch of rollouts of `env`.
+
+    `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). `alone`:
+    each rollout goes on by itself, and samples elsewhere. At most `concurrency` rollouts, or the environment's, have
+    begun and not ended. With `env.patience` those that wait are answered after so many seconds without news, though
+    others go on.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        sample: Callable[[list[Any], Callable[[int, Any], None]], Sequence[Any]] | None = None,
+        alone: bool = False,
+        concurrency: int | None = None,
+    ) -> None:
+        self.env, self._sample = env, sample
+        self._patience = 0.0 if alone else env.patience
+        self._concurrency = env.concurrency or concurrency
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._asked: list[Waiting] = []
+        self._called: list[Waiting] = []
+        self._tasks: dict[int, asyncio.Task[Any]] = {}
+        """The rollouts that have begun and not ended."""
+        self._results: dict[int, Any] = {}
+        self._busy = self._checking = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run_loop, name="rollouts", daemon=True)
+        self.stack = contextlib.AsyncExitStack()
+        """What is closed on the loop, once all rollouts have ended."""
+        self.endpoint: Any = None
+        """The endpoint that programs call, if there are some."""
+
+    # On the caller's thread.
+
+    def run(
+        self,
+        models: Sequence[Any],
+        finished: Callable[[int, Any], None] | None = None,
+        make: Callable[[Any], Coroutine[Any, Any, Any]] | None = None,
+    ) -> list[Any]:
+        """Return the rollouts with these models, in order; by default `env.rollout` makes them.
+
+        `finished` gets each, on this thread, once it has ended. Raises what one of them raises, and Halt if one keeps
+        the loop from running. All have ended then.
+        """
+        self._make = make or (lambda model: self.env.rollout(model, model.example))
+        self._left, self._finished = deque(enumerate(models)), finished
+        self._thread.start()
+        try:
+            while len(self._results) < len(models):
+                self._next()()
+        finally:
+            self._soon(lambda: self._main.cancel())
+            self._thread.join(60.0)
+        return [self._results[index] for index in range(len(models))]
+
+    def _next(self) -> Callable[[], None]:
+        """Wait for work."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._work.get(timeout=1.0)
+            runs = threading.Event()
+            self._soon(runs.set)
+            if not runs.wait(BLOCKED_AFTER_SECONDS) and self._work.empty():
+                raise Halt("a rollout keeps its event loop from running: await what takes long, or use a command")
+
+    def _answer(self, waiting: list[Waiting], samples: bool) -> None:
+        items = [one.item for one in waiting]
+        if samples:
+            assert self._sample is not None
+            results = self._sample(items, lambda index, turn: self._give_early(waiting[index], turn))
+        else:
+            results = self.respond(items)
+        self._soon(lambda: self._give(zip(waiting, results, strict=True)))
+
+    def respond(self, conversations: list[Any]) -> Sequence[Any]:
+        """Return the environment's answers."""
+        return self.env.respond_many(conversations)
+
+    def _give_early(self, one: Waiting, turn: Any) -> None:
+        """Give a turn while others are sampled, and hear which rollouts have ended meanwhile."""
+        self._soon(lambda: _settle(one, turn))
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._work.get_nowait()()
+
+    def _end(self, index: int, result: Any) -> None:
+        self._results[index] = result
+        if self._finished is not None:
+            self._finished(index, result)
+
+    def _soon(self, call: Callable[[], Any]) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has been closed
+            self._loop.call_soon_threadsafe(call)
+
+    # On the loop.
+
+    def ask_turn(self, rollout: int, call: Any, order: Sequence[str] = ()) -> asyncio.Future[Any]:
+        """Have a turn sampled: for the rollouts by `order`, then in order."""
+        return self._wait(self._called, rollout, call, order)
+
+    def ask_answer(self, rollout: int, conversation: Any) -> asyncio.Future[Any]:
+        """Have the environment answer a conversation."""
+        return self._wait(self._asked, rollout, conversation)
+
+    def fail(self, error: BaseException) -> None:
+        """End all with this error."""
+        self._work.put(lambda: _raise(error))
+
+    def _wait(self, waiting: list[Waiting], rollout: int, item: Any, order: Sequence[str] = ()) -> asyncio.Future[Any]:
+        waiting.append(Waiting(rollout, item, self._loop.create_future(), order))
+        self._news()
+        return waiting[-1].future
+
+    def _run_loop(self) -> None:
+        words = "the thread that runs the rollouts has ended"
+        try:
+            asyncio.set_event_loop(self._loop)
+            self._main = self._loop.create_task(self._all())
+            with contextlib.suppress(asyncio.CancelledError):
+                self._loop.run_until_complete(self._main)
+        except BaseException as error:
+            words += f" ({last_line(str(error))})"
+        finally:
+            self.fail(Halt(words))
+            with contextlib.suppress(Exception):  # what rollouts began and forgot
+                self._loop.run_until_complete(end_tasks(asyncio.all_tasks(self._loop)))
+            self._loop.close()
+
+    async def _all(self) -> None:
+        async with self.stack:
+            try:
+                for _ in range(min(len(self._left), self._concurrency or len(self._left))):
+                    self._begin()
+                await asyncio.Event().wait()  # until it is cancelled
+            finally:
+                await end_tasks(self._tasks.values())
+
+    def _begin(self) -> None:
+        index, model = self._left.popleft()
+        task = self._tasks[index] = self._loop.create_task(self._make(model))
+        task.add_done_callback(lambda task: self._ended(index, task))
+
+    def _ended(self, index: int, task: asyncio.Task[Any]) -> None:
+        self._tasks.pop(index)
+        if task.cancelled():
+            self.fail(Halt("a rollout cancelled itself"))
+        elif (error := task.exception()) is not None:
+            self.fail(error)
+        else:
+            self._work.put(lambda: self._end(index, task.result()))
+            if self._left:
+                self._begin()
+            self._news()
+
+    def _news(self) -> None:
+        """Look who waits, after all that can go on now have done so."""
+        if not self._checking:
+            self._checking = True
+            self._loop.call_soon(self._check)
+
+    def _check(self) -> None:
+        self._checking = False
+        if self._timer is not None:
+            self._timer.cancel()
+        for waiting in (self._asked, self._called):
+            waiting[:] = [one for one in waiting if not one.future.done()]  # without those that were left
+        waiting = {one.rollout for one in (*self._asked, *self._called)}
+        if not self._busy and waiting:
+            if waiting >= self._tasks.keys() or self._patience == 0:
+                self._hand_over()
+            elif self._patience is not None:
+                self._timer = self._loop.call_later(self._patience, self._hand_over)
+
+    def _hand_over(self) -> None:
+        """Have the caller's thread answer what is asked of the environment, else sample what waits."""
+        waiting, samples = (self._called, True) if not self._asked else (self._asked, False)
+        handed = sorted(waiting, key=lambda one: (one.order, one.rollout))
+        waiting.clear()
+        self._busy = True
+        self._work.put(lambda: self._answer(handed, samples))
+
+    def _give(self, given: Iterable[tuple[Waiting, Any]]) -> None:
+        for one, result in given:
+            _settle(one, result)
+        self._busy = False
+        self._news()
+
+
+def _settle(one: Waiting, result: Any) -> None:
+    if not one.future.done():
+        one.future.set_result(result)
+
+
+def _raise(error: BaseException) -> None:
+    raise error
+
+
+async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel the tasks, and wait for them a while: one may not heed it."""
+    left = [task for task in tasks if task is not asyncio.current_task()]
+    for task in left:
+        task.cancel()
+    if left:
+        await asyncio.wait(left, timeout=CLEANUP_SECONDS)

@@ -1,0 +1,131 @@
+"""Rollouts with a model behind a URL that speaks text: each goes on by itself, as fast as its answers come.
+
+    server = TextServer(client, "Qwen/Qwen3-0.6B", seed=0, body_of=body_of)
+    rollout = await attempt(env, TextModel(driver, 0, example, (0, 0), server))
+
+Tokens are the server's to count: a conversation that has outgrown its context is truncated there. Calls of tools are
+those that the server reports; where it reports none they are read from the text. What a program asks is passed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hone import rng
+from hone.environments import Environment
+from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn
+from hone.evaluation.client import ChatClient, Failure
+from hone.model.texts import same_messages
+from hone.model.tool_calls import FORMATS, HERMES, tool_calls
+from hone.orchestrator.conversations import behind_prompt
+from hone.types import Example, Message, Rollout, Usage
+
+Place = tuple[int, int]
+"""Which example, and which of its rollouts."""
+
+
+@dataclass
+class TextServer:
+    """The model `name` behind `client`.
+
+    `seed` keys what environments draw. `body_of` says what a request has beside model, messages and tools, by the
+    number of the call in its rollout.
+    """
+
+    client: ChatClient
+    name: str
+    seed: int
+    body_of: Callable[[Place, int], dict[str, Any]]
+    more: dict[str, Any] = field(default_factory=dict)
+    """What requests with tools say besides."""
+
+
+async def attempt(env: Environment, model: TextModel) -> Rollout | Failure:
+    """Return the rollout, or why a request of it came to nothing."""
+    try:
+        rollout = await env.rollout(model, model.example)
+    except Failure as failure:
+        return failure
+    # A program fails that does not get an answer.
+    return Failure(model.lost) if rollout.failure is not None and model.lost else rollout
+
+
+class TextModel(Model):
+    """The model of one rollout. Used on the driver's loop."""
+
+    def __init__(self, driver: Driver, index: int, example: Example, place: Place, server: TextServer) -> None:
+        super().__init__(driver, index, example, "0-{}-{}".format(*place))
+        self.place, self.server, self.lost = place, server, ""
+        self.replies: list[tuple[str, Rollout]] = []
+        """Who asked, and the conversation with its answer."""
+        self._has_room = True
+        self._told: list[Message] = []
+        """The last conversation as the server has it: without the calls that were read from its text."""
+
+    def key(self, *purpose: str | int) -> int:
+        return rng.key(self.server.seed, "eval", 0, *self.place, *purpose)
+
+    async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
+        known = self.replies[-1][1].messages if self.replies else []
+        told = [*self._told, *messages[len(known) :]] if messages[: len(known)] == known else messages
+        reply = await self._complete(told, tools, self.next_body())
+        if isinstance(reply, Failure):
+            if self.replies and reply.reason.startswith("status 4") and "context" in reply.reason:
+                self._has_room = False
+                raise NoRoom(reply.reason)
+            raise reply
+        self._told, message = reply.messages, _with_calls(reply.messages[-1], tools)
+        self.replies.append(("", replace(reply, messages=[*messages, message])))
+        return Turn(message, reply.stop_reason)
+
+    async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
+        """Complete them. A server that offers tools but reads no calls (vLLM without a parser) is asked not to."""
+        server = self.server
+        offered = {"tools": tools, **server.more} if tools else {}
+        reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)
+        refused = isinstance(reply, Failure) and "tool-choice" in reply.reason.replace(" ", "-").lower()
+        if not refused or not offered or "tool_choice" in offered:
+            return reply
+        server.more["tool_choice"] = "none"
+        return await self._complete(messages, tools, body)
+
+    def next_body(self) -> dict[str, Any]:
+        """Return what the next request has beside model, messages and tools."""
+        self.asked += 1
+        return self.server.body_of(self.place, self.asked - 1)
+
+    def open(self, limits: Any) -> Any:
+        from hone.evaluation.agents import PassedOn
+
+        return PassedOn(self, limits)
+
+    def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
+        """Return the first conversation, as far as it went."""
+        replies, prompt = [reply for _, reply in self.replies], self.example.prompt
+        first = replies[0] if replies else Rollout(self.sample_id, prompt, "stop")
+        for reply in replies[1:]:
+            length = len(first.messages)
+            if len(reply.messages) > length and same_messages(reply.messages[:length], first.messages):
+                first = reply
+        stop_reason = first.stop_reason if self._has_room else "length"
+        messages = behind_prompt(first.messages, prompt)
+        return replace(first, messages=messages, stop_reason=stop_reason, usage=_usage(replies))
+
+
+def _with_calls(message: Message, tools: Tools) -> Message:
+    """Return the message with the calls in its text, if the server has not read them."""
+    if "tool_calls" in message or not tools:
+        return message
+    # Whose model it is, the server does not tell: the form in which a call can be read is the right one.
+    read = [tool_calls(message["content"], form, tools) for form in (HERMES, *FORMATS)]
+    calls = next((calls for calls in read if any(call["function"]["name"] for call in calls)), read[0])
+    return message | {"tool_calls": calls} if calls else message
+
+
+def _usage(replies: Sequence[Rollout]) -> Usage:
+    """Return the usage of a rollout that these answers are of."""
+    counts, seconds = [reply.completion_tokens for reply in replies], [r.usage.seconds for r in replies if r.usage]
+    total = None if None in counts else sum(count or 0 for count in counts)
+    return Usage(replies[0].prompt_tokens if replies else None, total, max(1, len(replies)), sum(seconds))

@@ -1,0 +1,189 @@
+"""The driver of rollouts: when it samples, what it samples together, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hone.environments import driver as driving
+from hone.environments.driver import Driver
+from hone.errors import Halt, UserError
+
+
+class Batches:
+    """Answers with the item itself, and keeps what was asked for together."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.sampled: list[list[Any]] = []
+        self.asked: list[list[Any]] = []
+        self.seconds = seconds
+
+    def sample(self, items: list[Any], give: Any) -> list[Any]:
+        self.sampled.append(items)
+        time.sleep(self.seconds)
+        return items
+
+    def respond(self, items: list[Any]) -> list[Any]:
+        self.asked.append(items)
+        return items
+
+
+def run(
+    batches: Batches, *jobs: Any, patience: float | None = None, concurrency: int | None = None, **more: Any
+) -> list[Any]:
+    """Run jobs, which get the driver and their own number."""
+    env: Any = SimpleNamespace(respond_many=batches.respond, patience=patience, concurrency=concurrency)
+    driver = Driver(env, batches.sample)
+    return driver.run([partial(job, driver, i) for i, job in enumerate(jobs)], make=lambda job: job(), **more)
+
+
+async def two_turns(driver: Driver, index: int) -> Any:
+    first = await driver.ask_turn(index, f"{index}a")
+    if index:
+        await asyncio.sleep(0.05 * index)
+        await driver.ask_answer(index, f"{index}?")
+    return first + await driver.ask_turn(index, f"{index}b")
+
+
+def test_all_that_have_begun_are_waited_for_and_answers_come_before_turns():
+    batches = Batches()
+    assert run(batches, *[two_turns] * 3) == ["0a0b", "1a1b", "2a2b"]
+    assert batches.sampled == [["0a", "1a", "2a"], ["0b", "1b", "2b"]], "however long an answer takes"
+    assert [one for batch in batches.asked for one in batch] == ["1?", "2?"]
+    assert not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def test_turns_are_sampled_in_the_order_of_their_stops_rollouts_and_numbers():
+    async def several(driver: Driver, index: int) -> None:
+        order = (("z",), ("a",), ())[index % 3]
+        await asyncio.gather(*(driver.ask_turn(index, (index, n), order) for n in range(2)))
+
+    batches = Batches()
+    run(batches, *[several] * 4)
+    assert batches.sampled == [[(2, 0), (2, 1), (1, 0), (1, 1), (0, 0), (0, 1), (3, 0), (3, 1)]]
+
+
+def test_rollouts_behind_the_limit_have_not_begun():
+    batches = Batches()
+    run(batches, *[two_turns] * 3, concurrency=1)
+    assert batches.sampled == [["0a"], ["0b"], ["1a"], ["1b"], ["2a"], ["2b"]]
+
+
+def test_with_patience_others_are_waited_for_as_long_as_that():
+    async def sleeps(driver: Driver, index: int) -> None:
+        await asyncio.sleep(0 if index else 0.5)
+        await driver.ask_turn(index, index)
+
+    for patience, sampled in ((0.02, [[1, 2], [0]]), (None, [[0, 1, 2]])):
+        batches = Batches()
+        run(batches, *[sleeps] * 3, patience=patience)
+        assert batches.sampled == sampled
+
+
+def test_a_timeout_of_a_rollout_passes_while_its_turn_is_sampled():
+    left: list[float] = []
+
+    async def impatient(driver: Driver, index: int) -> str:
+        began = time.monotonic()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await driver.ask_turn(index, "a")
+        left.append(time.monotonic() - began)
+        return await driver.ask_turn(index, "b")
+
+    batches = Batches(seconds=1.0)
+    assert run(batches, impatient) == ["b"] and batches.sampled == [["a"], ["b"]]
+    assert left[0] < 1.0
+
+
+def test_results_are_handed_over_as_they_come_on_the_callers_thread():
+    handed: list[tuple[int, Any]] = []
+
+    async def once(driver: Driver, index: int) -> Any:
+        return await driver.ask_turn(index, index)
+
+    def sample(items: list[Any], give: Any) -> list[Any]:
+        give(1, 1)
+        until = time.monotonic() + 60
+        while not handed and time.monotonic() < until:
+            give(1, 1)  # a turn that was given already
+        assert handed == [(1, 1)]
+        return items
+
+    def finished(index: int, result: Any) -> None:
+        assert threading.current_thread() is threading.main_thread()
+        handed.append((index, result))
+
+    batches = Batches()
+    batches.sample = sample
+    assert run(batches, *[once] * 3, finished=finished) == [0, 1, 2]
+    assert sorted(handed) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_what_a_rollout_raises_is_raised_here_and_ends_all():
+    ended: list[int] = []
+
+    async def waits(driver: Driver, index: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(index)
+
+    async def fails(driver: Driver, index: int) -> None:
+        raise UserError("the data is wrong")
+
+    async def leaves(driver: Driver, index: int) -> None:
+        raise asyncio.CancelledError
+
+    with pytest.raises(UserError, match="the data is wrong"):
+        run(Batches(), waits, fails)
+    with pytest.raises(Halt, match="a rollout cancelled itself"):
+        run(Batches(), waits, leaves)
+    batches = Batches()
+    batches.sample = lambda *_: (_ for _ in ()).throw(RuntimeError("the engine failed"))
+    with pytest.raises(RuntimeError, match="the engine failed"):
+        run(batches, two_turns, waits, patience=0.02)
+    assert ended == [0, 0, 1] and not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
+
+
+def test_a_rollout_that_keeps_the_loop_from_running_ends_the_batch(monkeypatch):
+    monkeypatch.setattr(driving, "BLOCKED_AFTER_SECONDS", 0.5)
+
+    async def blocks(driver: Driver, index: int) -> None:
+        time.sleep(3.0)
+
+    with pytest.raises(Halt, match="keeps its event loop from running"):
+        run(Batches(), blocks)
+
+
+def test_a_cell_of_a_notebook_may_drive_rollouts():
+    """Its thread runs an event loop already."""
+    batches = Batches()
+
+    async def cell() -> list[Any]:
+        return run(batches, two_turns, two_turns)
+
+    assert asyncio.run(cell()) == ["0a0b", "1a1b"]
+
+
+def test_ctrl_c_ends_all_rollouts():
+    ended: list[int] = []
+
+    async def waits(driver: Driver, index: int) -> None:
+        threading.Timer(0.2, lambda: signal.pthread_kill(main, signal.SIGINT)).start()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(index)
+
+    main = threading.main_thread().ident
+    with pytest.raises(KeyboardInterrupt):
+        run(Batches(), waits)
+    assert ended == [0] and not [thread for thread in threading.enumerate() if thread.name == "rollouts"]
