@@ -44,7 +44,7 @@ class Guessing(MultiTurnEnv):
         rows = [{"prompt": f"Guess {name}", "answer": str(i % 10)} for i, name in enumerate("abcdefghijklmnopqrst")]
         rubric = Rubric([correctness, guesses], [1.0, 0.0])
         super().__init__(rubric=rubric, dataset=rows[:16], eval_dataset=rows[16:], **kwargs)
-        self.slow, self.broken, self.endless, self.patience, self.wordy = slow, broken, endless, patience, wordy
+        self.slow, self.broken, self.endless, self.is_patient, self.wordy = slow, broken, endless, patience, wordy
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
         return super().initial_state(example, seed) | {"guesses": []}
@@ -65,7 +65,7 @@ class Guessing(MultiTurnEnv):
         return [{"role": "user", "content": " ".join([f"{mood}, {hint}"] * self.wordy)}]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        return [{"role": "user", "content": "no answer"}] if self.patience else None
+        return [{"role": "user", "content": "no answer"}] if self.is_patient else None
 
     def demonstrate(self, example: Example, rng: np.random.Generator) -> str:
         return str(rng.integers(10))
