@@ -27,11 +27,21 @@ def config_of(tmp_path: Path, **gap) -> RLConfig:
     return RLConfig(output_dir=tmp_path / "run", precision="fp32", display="plain", gap=GapConfig(**gap))
 
 
+class Watch:
+    """A watch, and the canary whose gaps it judges."""
+
+    def __init__(self, watch: GapWatch, canary: Canary) -> None:
+        self.canary, self.watch, self.trained = canary, watch, watch.trained
+
+    def published(self, version: int) -> dict[str, float]:
+        return self.watch.published(version, self.canary.measure())
+
+
 @pytest.fixture
 def make(tmp_path):
     """A watch over the canary of a model that trains, and samples in this precision; what it prints, and its run."""
 
-    def call(precision: str = "fp32", **gap) -> tuple[GapWatch, io.StringIO, RunWriter]:
+    def call(precision: str = "fp32", **gap) -> tuple[Watch, io.StringIO, RunWriter]:
         config, out = config_of(tmp_path, **gap), io.StringIO()
         writer = RunWriter.start(config, "rl", ["rl"], observers=[make_display("plain", Progress("rl", 100), out)])
         model = random_decoder(tiny_config(), seed=1)
@@ -42,7 +52,7 @@ def make(tmp_path):
         sampler = model if precision == "fp32" else random_decoder(tiny_config(), seed=1, precision=precision)
         policy = EnginePolicy(Engine(sampler), renderer)
         canary = Canary(policy, trainer, renderer, examples, seed=0, seq_len=64)
-        return GapWatch(band_from_config(config, 4), config.gap.action, writer, canary), out, writer
+        return Watch(GapWatch(band_from_config(config, 4), config.gap.action, writer), canary), out, writer
 
     return call
 

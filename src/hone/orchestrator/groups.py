@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +39,6 @@ from hone.trainer.packing import TRAINED, Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment, dense, ragged
 
-Sample = Callable[["GroupSampler", list[Example], list[int]], list[Rollout]]
-"""(sampler, examples, draws) -> rollouts, group by group; see `GroupSampler.sample`."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
@@ -67,7 +65,6 @@ class GroupSampler:
         orch = config.orchestrator
         self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
         self.own_advantages, self.refill, self.name = own_advantages, orch.refill, name
-        self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
         self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
         limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
@@ -78,25 +75,18 @@ class GroupSampler:
         step: int,
         count: int,
         first_draw: int,
-        phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-        rollout_fn: Sample | None = None,
+        phase: Callable[[str], AbstractContextManager[None]],
     ) -> list[Group]:
         """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on.
 
-        `phase` times sampling and grading. `rollout_fn` samples in place of `self.sample`.
+        `phase` times sampling and grading.
         """
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
-            early_grading = (
-                self.env.early_grading(config.seed, self.maker.rollouts) if rollout_fn is None else nullcontext()
-            )
-            with early_grading as early:
+            with self.env.early_grading(config.seed, self.maker.rollouts) as early:
                 with phase("sample"):
-                    if rollout_fn is None:
-                        rollouts = self.sample(examples, draws, step, early)
-                    else:
-                        rollouts = rollout_fn(self, examples, draws)
+                    rollouts = self.sample(examples, draws, step, early)
                 with phase("grade"):
                     groups += grade_groups(self.env, examples, draws, rollouts, config, early, self.own_advantages)
             missing = count - [group_state(group) for group in groups].count("trained")
@@ -113,10 +103,6 @@ class GroupSampler:
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
-
-    def first_examples(self, count: int) -> list[Example]:
-        """Return the examples of the run's first draws: those of its first step, at most `count`."""
-        return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None

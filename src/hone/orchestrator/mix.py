@@ -7,14 +7,14 @@ are ordered by task; each task has its own curriculum, advantages and `refill` r
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import numpy as np
 
 from hone import rng
 from hone.config.rl import RLConfig
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, Sample, ledger_entries, step_metrics
+from hone.orchestrator.groups import GroupSampler, ledger_entries, step_metrics
 from hone.orchestrator.ledger import Ledger
 from hone.types import Group
 
@@ -42,14 +42,13 @@ def make_groups(
     config: RLConfig,
     step: int,
     ledger: Ledger,
-    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-    rollout_fn: Sample | None = None,
+    phase: Callable[[str], AbstractContextManager[None]],
 ) -> list[Group]:
     """Draw, sample and grade the groups of a step: see `GroupSampler.groups`."""
     groups, first = list[Group](), len(ledger.entries)
     for name, count in shares(config, step).items():
         if count:
-            made = samplers[name].groups(step, count, first, phase, rollout_fn)
+            made = samplers[name].groups(step, count, first, phase)
             groups, first = groups + made, first + len(samplers[name].curriculum.draw(len(made)))
     return groups
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from hone.algorithms.gap import Gap
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.model.texts import SpecialTexts
@@ -50,6 +51,10 @@ class RunRecorder:
         """Time what runs inside as `time/<name>`. It may be given up halfway when the process has to end."""
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
+
+    def published(self, version: int, gap: Gap | None) -> dict[str, float]:
+        """Judge how far sampler and trainer are apart; return the metrics of it. Raises Halt if it is too far."""
+        return self.watch.published(version, gap)
 
     def record(
         self,

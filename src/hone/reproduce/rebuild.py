@@ -85,7 +85,7 @@ def rebuild(
     config = read_config(run)
     records, device = Records(run), _device(config.model.device)
     own = {"model.device": device, "model.name": model_name or config.model.name, "display": "auto"}
-    config = changed(config, own)
+    config = changed(config, own | {"stop": None})  # nothing is looked for ahead of a step
     config, model, renderer, missing_model = _load_model(run, records, config)
     threads = run.info.get("threads") or config.threads
     kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
