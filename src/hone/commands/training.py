@@ -191,7 +191,7 @@ class HandOver(Observer):
 
 def introduction(training: Any) -> Iterator[str]:
     """Yield what is about to run, where, and the plan in short; `hello` is the trainer's in mode split."""
-    config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", None)
+    config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
     hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1
     if hello is None:

@@ -139,7 +139,7 @@ class Rebuilt:
         self.loaded = -1
         """The version that was loaded last."""
         self.resamples = self.regrades = self.evaluates = True
-        self.memory = Memory()
+        self.memory: Any = Memory()
         self.build(model, replay_only)
         self.begin(None)
 
@@ -230,7 +230,7 @@ class RebuiltRL(Rebuilt):
         if self.resamples and not replay_only:
             self.policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, self.renderer)
             if config.mode != "split":  # there it is a server's
-                first = first_examples(config, *(next(iter(each.values())) for each in (envs, curricula)))
+                first = first_examples(config, next(iter(envs.values())), next(iter(curricula.values())))
                 canary = Canary.from_config(config, first, self.renderer, self.policy, self.trainer)
         elif self.regrades and not replay_only:
             self.policy = RecordedPolicy({}, self.renderer, lag=config.orchestrator.max_async_level)
