@@ -36,12 +36,12 @@ from hone.model.chat import load_renderer
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
-from hone.orchestrator.canary import Canary, GapWatch, band_from_config, first_examples
+from hone.orchestrator.canary import Canary, band_from_config, first_examples
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.conversations import check_turns
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import Advantages
-from hone.orchestrator.recorder import FailureWatch, RunRecorder
+from hone.orchestrator.recorder import RunRecorder
 from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Policy, Updates
 from hone.runs.metrics import check as check_metrics
@@ -63,20 +63,16 @@ class Processes(Protocol):
 
     @property
     def backend(self) -> str | None:
-        """The kind of server that samples; None for the engine in this process."""
-        ...
+        """The kind of server that samples, None for the engine in this process; known once connected."""
 
     def load(self, rl: RL) -> DecoderConfig:
-        """Return the shape of the model, which may be loaded. Raises UserError for settings that can't be had so."""
-        ...
+        """Return the shape of the model, and load it if it is needed here. Raises UserError for unfit settings."""
 
     def connect(self, rl: RL) -> dict[str, Any]:
-        """Make ready who samples and trains; return digests and facts for the run directory, see `RunWriter.start`."""
-        ...
+        """Find what samples and trains; return digests and more arguments of `RunWriter.start`."""
 
     def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
-        """Make the policy and the trainer of the open run, until `stack` closes, from the checkpoint that it is at."""
-        ...
+        """Make policy and trainer of the open run, where its checkpoint is if there is one, until `stack` closes."""
 
 
 class OneProcess:
@@ -123,9 +119,9 @@ class OneProcess:
         if config.sampled_by is None:
             policy = own_policy(config, rl.all_envs, trainer, rl.renderer)
         else:
-            from hone.composition.sampling import sampling
+            from hone.composition.sampling import server_policy
 
-            policy = stack.enter_context(sampling(config, self.server, run, trainer, rl.renderer))
+            policy = server_policy(stack, config, self.server, run, trainer, rl.renderer)
         canary = Canary.from_config(config, rl.first_examples, rl.renderer, policy, trainer)
         return policy, LocalTrainer(trainer, config.trainer.micro_batch_tokens, policy, canary, run.phase)
 
@@ -279,7 +275,7 @@ class RL(Training):
         run = self._open_run(stack, **self.processes.connect(self))
         if run.nothing_left:
             return
-        config, orch = self.config, self.config.orchestrator
+        config = self.config
         self.policy, trainer = self.processes.start(self, stack)
 
         def export(folder: Path, step: int, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -287,17 +283,14 @@ class RL(Training):
             add_tokenizer(folder, self.renderer, parts.card(config, step))
 
         stack.enter_context(self._saving(export, config.ckpt, trainer.plans))
-        watch = GapWatch(
-            band_from_config(config, self.decoder.num_layers, self.processes.backend), config.gap.action, run
-        )
-        failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, run)
-        judges = watch, failures, self.renderer.special_texts, orch.advantage.divides_by_mean
+        band = band_from_config(config, self.decoder.num_layers, self.processes.backend)
+        recorder = RunRecorder(config, run, self.saver, band, self.renderer.special_texts)
         if config.teacher is not None:
             run.mark_inexact(run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")
-        own = self.own.functions.get("advantages")
-        tasks = Tasks(self.envs, self.eval_envs, self.curricula, self.renderer, own)
+        given = self.own.functions.get("advantages")
+        tasks = Tasks(self.envs, self.eval_envs, self.curricula, self.renderer, given)
         state = run.restored[1] if run.restored else None
-        self.steps = build(config, tasks, self.policy, trainer, RunRecorder(run, self.saver, *judges), state, teacher)
+        self.steps = build(config, tasks, self.policy, trainer, recorder, state, teacher)
         for curriculum in self.curricula.values():
             curriculum.restarted = partial(self._report_restart, curriculum.size)
         trainer.start(self.saver)

@@ -23,8 +23,9 @@ from hone.model.chat import ChatRenderer
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import Advantages, GroupSampler, trainable
 from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
-from hone.orchestrator.types import Policy, Recorder, Updates
+from hone.orchestrator.mix import close_draws, mix_metrics, pool_metrics, shares
+from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.types import Policy, Update, Updates
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.types import Group
@@ -63,13 +64,14 @@ def build(
     tasks: Tasks,
     policy: Policy | None,
     trainer: Updates,
-    recorder: Recorder,
+    recorder: RunRecorder,
     state: Mapping[str, Any] | None = None,
     teacher: Teach | None = None,
 ) -> Steps:
     """Make the steps of a run that go on from the `state` in a checkpoint (None: from the beginning).
 
-    Without a policy nothing can be sampled: `update` takes groups from elsewhere.
+    Without a policy nothing can be sampled: `update` takes groups from elsewhere. The recorder has a run directory, or
+    keeps a step in memory.
     """
     ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
     for name, one in config.tasks().items():
@@ -95,7 +97,7 @@ class Steps(Loop):
     samplers: Mapping[str, GroupSampler]
     trainer: Updates
     ledger: Ledger
-    recorder: Recorder
+    recorder: RunRecorder
     teacher: Teach | None
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Metrics of the last recorded step."""
@@ -140,7 +142,11 @@ class Steps(Loop):
         """Draw the next prompts, sample a group of completions of each, grade them, and take their advantages."""
         if not self.begin():
             raise StepAbandoned
-        groups = make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
+        step, groups, draw = self.next_step, list[Group](), len(self.ledger.entries)
+        for name, count in shares(self.config, step).items():
+            if count:
+                made = self.samplers[name].groups(step, count, draw, self.recorder.phase)
+                groups, draw = groups + made, draw + len(self.tasks.curricula[name].draw(len(made)))
         if self.teacher is None:
             return groups
         with self.recorder.phase("teacher"):
@@ -164,7 +170,7 @@ class Steps(Loop):
         return super().finish(complete)
 
     def record_end(self, version: int, metrics: dict[str, float]) -> None:
-        self.recorder.record(version, metrics, [], self.fingerprint())
+        self.recorder.record(version, metrics, [], Update({}, self.fingerprint()))
 
     def give_up(self) -> None:
         """Record what the trainer has got already; nothing is published or measured any more."""
@@ -185,7 +191,6 @@ class Steps(Loop):
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}
         self.metrics = measured | pending.metrics | update.metrics | pending.totals
-        outcome = update.weights, update.timings, update.token_stats
-        self.recorder.record(pending.step, self.metrics, pending.groups, *outcome)
+        self.recorder.record(pending.step, self.metrics, pending.groups, update)
         if begin and (self._pending or (self.config.stop and not self.done)):
             self.begin()

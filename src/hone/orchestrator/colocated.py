@@ -20,7 +20,7 @@ from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
 from hone.inference.text import before_stop
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Finished, Policy, Request, Update
+from hone.orchestrator.types import Finished, Policy, Request, Update, Updates
 from hone.trainer.export import save_weights
 from hone.trainer.packing import Batch
 from hone.trainer.step import Trainer
@@ -116,7 +116,7 @@ def segment_of(
     )
 
 
-class LocalTrainer:
+class LocalTrainer(Updates):
     """`Updates` of a trainer in this process: a batch is trained on when it is put.
 
     Its micro-batches have at most `micro_batch_tokens` tokens (None: what suits the device); completions of a group
@@ -124,7 +124,7 @@ class LocalTrainer:
     times the step.
     """
 
-    ready, plans = True, False
+    ready = True
 
     def __init__(
         self,
@@ -160,10 +160,6 @@ class LocalTrainer:
         if self._policy is not None:
             self._policy.load(version)
         return None if self._canary is None else self._canary.measure()
-
-    def release(self, version: int) -> None: ...
-
-    def give_up(self) -> None: ...
 
     def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
         return self.trainer.tensors(), None

@@ -71,11 +71,7 @@ class GroupSampler:
         self.maker = RequestMaker(renderer, *limits, config.seed, "rollout", env.tool_schemas)
 
     def groups(
-        self,
-        step: int,
-        count: int,
-        first_draw: int,
-        phase: Callable[[str], AbstractContextManager[None]],
+        self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
         """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on.
 
@@ -88,7 +84,8 @@ class GroupSampler:
                 with phase("sample"):
                     rollouts = self.sample(examples, draws, step, early)
                 with phase("grade"):
-                    groups += grade_groups(self.env, examples, draws, rollouts, config, early, self.own_advantages)
+                    graded = grade_groups(self.env, examples, draws, rollouts, config, early)
+            groups += with_advantages_among(graded, config, self.own_advantages)
             missing = count - [group_state(group) for group in groups].count("trained")
             if missing <= 0:
                 break
@@ -121,12 +118,10 @@ def grade_groups(
     rollouts: Sequence[Rollout],
     config: RLConfig,
     early: EarlyGrading | None = None,
-    own_advantages: Advantages | None = None,
 ) -> list[Group]:
-    """Score the rollouts, given group by group, and compute their advantages.
+    """Score the rollouts, given group by group; they have no advantages yet.
 
-    The random numbers of a reward function derive from the config's seed. `early` has graded the rollouts
-    meanwhile.
+    The random numbers of a reward function derive from the config's seed. `early` has graded the rollouts meanwhile.
     """
     size = len(rollouts) // len(examples)
     if early is None:
@@ -137,11 +132,10 @@ def grade_groups(
         scores = [early_scores[rollout.sample_id] for rollout in rollouts]
     members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
     masks = config.orchestrator.truncated == "mask"
-    groups = [
+    return [
         Group(example, draw, list(rollouts[m]), scores[m], np.zeros(size, np.float32), masks_truncated=masks)
         for example, draw, m in zip(examples, draws, members, strict=True)
     ]
-    return with_advantages_among(groups, config, own_advantages)
 
 
 def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
@@ -178,7 +172,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
     ]
 
 
-def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None) -> list[Group]:
+def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None = None) -> list[Group]:
     """Return the groups with their advantages, those of their calls too, as if they were the step."""
     if not groups:
         return []

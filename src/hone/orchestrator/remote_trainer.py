@@ -1,10 +1,5 @@
 """The trainer in processes of its own, as the orchestrator sees it: batches go there, versions of weights come back.
 
-    trainer = RemoteTrainer(transport, session, policy, run)
-    trainer.start(saver)                        # version 0, which the server has now
-    trainer.put(0, sequences)
-    update = trainer.take()                     # version 1
-
 A thread gives each new version to the server while that samples: it takes the results in order, has the server
 take their weights, and asks it for the logprobs of the canary; the loop collects what it has done.
 """
@@ -28,7 +23,7 @@ from hone.algorithms.gap import Gap
 from hone.model.hf import copy_weights
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.shared_memory import NO_ROOM, disk_message
-from hone.orchestrator.types import Update
+from hone.orchestrator.types import Update, Updates
 from hone.runs.checkpoint import Tensors
 from hone.runs.saving import Saver
 from hone.runs.signals import StepAbandoned
@@ -62,7 +57,7 @@ class _Closed(Exception):
     """The thread is to end."""
 
 
-class RemoteTrainer:
+class RemoteTrainer(Updates):
     """`Updates` by a trainer elsewhere; the first `take` gives the version that `session` begins with.
 
     `alive` is called while waiting, and may raise. So is the check of `saver.stop`: when the run has to end, nothing

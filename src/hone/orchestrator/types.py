@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from hone.algorithms.gap import Gap
 from hone.inference.types import SamplingParams
 from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
-from hone.types import Group, Message, Segment
+from hone.types import Message, Segment
 
 if TYPE_CHECKING:
     import torch
@@ -80,81 +80,48 @@ class Update:
     token_stats: TokenStats | None = None
 
 
-class Updates(Protocol):
+class Updates(ABC):
     """A maker of new weights: the trainer in this process, or one in processes of its own.
 
     `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait. `plans`: it
     has to know before an update if a checkpoint will be made of it (`Saver.planned`).
     """
 
-    plans: bool
+    plans = False
+    version: int
+    ready: bool
 
-    @property
-    def version(self) -> int: ...
-
-    @property
-    def ready(self) -> bool: ...
-
+    @abstractmethod
     def start(self, saver: Saver) -> None:
         """Begin: from now on `saver` saves versions, and may ask for a stop."""
-        ...
 
+    @abstractmethod
     def put(self, step: int, batch: Batch) -> None:
         """Hand over the batch of a step."""
-        ...
 
+    @abstractmethod
     def take(self) -> Update:
         """Return the update on the oldest batch that was put; `version` is the one that it made from then on."""
-        ...
 
+    @abstractmethod
     def publish(self, version: int) -> Gap | None:
         """Put the current version into the sampler; return how far apart the two are, None if that isn't measured."""
-        ...
 
     def release(self, version: int) -> None:
         """Let the sampler have later versions than `version`, which has been measured."""
-        ...
+        return
 
     def give_up(self) -> None:
         """Publish no more versions: the run ends with what is in flight."""
-        ...
+        return
 
+    @abstractmethod
     def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
         """Return the live tensors to save, and the folder of files for a `checkpoint` that other processes wrote."""
-        ...
 
+    @abstractmethod
     def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Write the weights of a saved version into a folder; `parameters` are those of its snapshot."""
-        ...
 
+    @abstractmethod
     def fingerprint(self) -> str: ...
-
-
-class Recorder(Protocol):
-    """What the loop tells of its steps. `saver` saves versions, and says when to end."""
-
-    saver: Any
-
-    def phase(self, name: str) -> AbstractContextManager[None]:
-        """Time a part of a step."""
-        ...
-
-    def published(self, version: int, gap: Gap | None) -> dict[str, float]:
-        """Judge how far sampler and trainer are apart; return the metrics of it."""
-        ...
-
-    def evaluated(self, step: int, samples: Sequence[Any], rows: list[dict[str, Any]]) -> None:
-        """Take the samples of an evaluation of that version, as `rows`."""
-        ...
-
-    def record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        groups: list[Group],
-        weights: str,
-        timings: Mapping[str, float] | None = None,
-        token_stats: TokenStats | None = None,
-    ) -> None:
-        """Take a step; `weights` is the fingerprint of the version that it trained, `token_stats` are of its tokens."""
-        ...

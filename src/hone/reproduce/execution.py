@@ -29,6 +29,7 @@ from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import group_state, with_advantages
 from hone.orchestrator.teacher import with_teacher_logprobs
+from hone.orchestrator.types import Update
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
 from hone.reproduce.recorded import RecordedPolicy
@@ -50,7 +51,6 @@ from hone.runs.view import rollouts_file
 from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
-from hone.trainer.token_stats import TokenStats
 from hone.trust import NotTrusted
 from hone.types import Group, Message, Outcome, Rollout, Segment, dense
 
@@ -83,16 +83,8 @@ class Memory:
     def evaluated(self, step: int, samples: Sequence[Any], rows: list[dict[str, Any]]) -> None:
         self.evals = as_read(rows)
 
-    def record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        groups: list[Group],
-        weights: str,
-        timings: Mapping[str, float] | None = None,
-        token_stats: TokenStats | None = None,
-    ) -> None:
-        self.log_step(step, metrics, weights=weights)
+    def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
+        self.weights = update.weights
 
     def log_step(self, step: int, metrics: dict[str, Any], timings: Any = None, weights: str = "") -> None:
         self.weights = weights
