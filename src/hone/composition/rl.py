@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from hone.algorithms.losses import TokenLoss
 from hone.composition import own_functions, parts
-from hone.composition.machine import Machine, configure, device_of, resolve
+from hone.composition.machine import Machine, configure_run, device_of, resolve
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.steps import Steps, Tasks, build
 from hone.composition.training import Training
@@ -101,8 +101,7 @@ class OneProcess:
 
     def connect(self, rl: RL) -> dict[str, Any]:
         config, model = rl.config, rl.model
-        kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
-        configure(config.threads, model.num_parameters, **kernels, device=model.device)
+        configure_run(config, model)
         if config.sampled_by is not None:
             from hone.composition.sampling import reached
 

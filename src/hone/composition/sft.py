@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
-from hone.composition.machine import Machine, configure, device_of, resolve
+from hone.composition.machine import Machine, configure_run, device_of, resolve
 from hone.composition.training import Loop, Training
 from hone.config.base import changed
 from hone.config.hoist import task_label
@@ -245,14 +245,7 @@ class SFT(Training):
 
     def configure(self) -> None:
         """Set threads and kernels of this process, on whichever rank."""
-        configure(
-            self.config.threads,
-            self.model.num_parameters,
-            deterministic=bool(self.config.deterministic),
-            ranks=self.ranks,
-            compiled=self.config.model.compile,
-            device=self.model.device,
-        )
+        configure_run(self.config, self.model, self.ranks)
 
 
 def follow(sft: SFT) -> int:

@@ -85,7 +85,7 @@ def build(
 
 @dataclass(eq=False)
 class Steps(Loop):
-    """The loop: draw, sample, grade, take advantages (`sample`); pack, update (`update`); publish, evaluate (`begin`).
+    """The loop: draw, sample, grade, take advantages (`sample`); pack, train (`update`); publish, evaluate (`measure`).
 
     With `max_async_level` k > 0 up to k batches are on their way to the trainer while the next one is sampled, and new
     weights reach the sampler in the middle of that. Draws keep their order whatever k is.
@@ -114,6 +114,32 @@ class Steps(Loop):
     def step(self) -> dict[str, float]:
         return self.update(self.sample())
 
+    def sample(self) -> list[Group]:
+        """Draw the next prompts, sample a group of completions of each, grade them, and take their advantages."""
+        if not self.begin():
+            raise StepAbandoned
+        step, groups, draw = self.next_step, list[Group](), len(self.ledger.entries)
+        for name, count in shares(self.config, step).items():
+            if count:
+                made = self.samplers[name].groups(step, count, draw, self.recorder.phase)
+                groups, draw = groups + made, draw + len(self.tasks.curricula[name].draw(len(made)))
+        if self.teacher is None:
+            return groups
+        with self.recorder.phase("teacher"):
+            return self.teacher(groups)
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
+        step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
+        metrics, batch = mix_metrics(groups, self.config, step), trainable(groups, self.config)
+        self.trainer.put(step, batch)
+        close_draws(self.ledger, self.tasks.curricula, groups, step)
+        totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.tasks.curricula)
+        self._pending.append(PendingStep(step, groups, metrics, totals))
+        while self._pending and (len(self._pending) > orch.max_async_level or self.trainer.ready):
+            self._take()
+        return self.metrics
+
     def begin(self, last: bool = False) -> bool:
         goes_on = super().begin(last)
         self.trainer.release(self.version)
@@ -137,32 +163,6 @@ class Steps(Loop):
             metrics |= result.metrics()
         self.recorder.evaluated(version, samples, rows)
         return metrics
-
-    def sample(self) -> list[Group]:
-        """Draw the next prompts, sample a group of completions of each, grade them, and take their advantages."""
-        if not self.begin():
-            raise StepAbandoned
-        step, groups, draw = self.next_step, list[Group](), len(self.ledger.entries)
-        for name, count in shares(self.config, step).items():
-            if count:
-                made = self.samplers[name].groups(step, count, draw, self.recorder.phase)
-                groups, draw = groups + made, draw + len(self.tasks.curricula[name].draw(len(made)))
-        if self.teacher is None:
-            return groups
-        with self.recorder.phase("teacher"):
-            return self.teacher(groups)
-
-    def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
-        step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
-        metrics = mix_metrics(groups, self.config, step)
-        self.trainer.put(step, trainable(groups, self.config))
-        close_draws(self.ledger, self.tasks.curricula, groups, step)
-        totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.tasks.curricula)
-        self._pending.append(PendingStep(step, groups, metrics, totals))
-        while self._pending and (len(self._pending) > orch.max_async_level or self.trainer.ready):
-            self._take()
-        return self.metrics
 
     def finish(self, complete: bool = True) -> Ending:
         while self._pending:
