@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 
 
 class Processes(Protocol):
-    """Who samples and who trains: this process (`OneProcess`), or others."""
+    """The processes that sample and train: this one (`OneProcess`), or others."""
 
     @property
     def backend(self) -> str | None:
@@ -69,10 +69,10 @@ class Processes(Protocol):
         """Return the shape of the model, and load it if it is needed here. Raises UserError for unfit settings."""
 
     def connect(self, rl: RL) -> dict[str, Any]:
-        """Find what samples and trains; return digests and more arguments of `RunWriter.start`."""
+        """Connect to servers and trainer; return digests and further arguments of `RunWriter.start`."""
 
     def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
-        """Make policy and trainer of the open run, where its checkpoint is if there is one, until `stack` closes."""
+        """Make policy and trainer of the open run, from its checkpoint if there is one; `stack` closes them."""
 
 
 class OneProcess:

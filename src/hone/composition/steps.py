@@ -33,9 +33,9 @@ from hone.types import Group
 
 @dataclass(eq=False)
 class Tasks:
-    """The tasks of a run by name: to `train` on, with the `curricula` that draw their examples, and to be evaluated on.
+    """The tasks of a run by name: to `train` on, with `curricula` that draw the examples, and for `evaluation`.
 
-    `renderer` writes their prompts. `advantages` is the function in place of the algorithm's, if a program gave one.
+    `renderer` writes the prompts. `advantages` replaces the algorithm's function, if a program gave one.
     """
 
     train: Mapping[str, Environment]
@@ -46,12 +46,12 @@ class Tasks:
 
 
 Teach = Callable[[Sequence[Group]], list[Group]]
-"""Returns the groups with a teacher's logprobs of what was sampled."""
+"""Returns the groups with a teacher's logprobs of the sampled tokens."""
 
 
 @dataclass
 class PendingStep:
-    """A step whose batch the trainer has, and whose update was not taken yet."""
+    """A step that the trainer has got; its update was not taken yet."""
 
     step: int
     groups: list[Group]
@@ -68,10 +68,10 @@ def build(
     state: Mapping[str, Any] | None = None,
     teacher: Teach | None = None,
 ) -> Steps:
-    """Make the steps of a run that go on from the `state` in a checkpoint (None: from the beginning).
+    """Make the steps of a run, which go on from the `state` in a checkpoint (None: from the beginning).
 
-    Without a policy nothing can be sampled: `update` takes groups from elsewhere. The recorder has a run directory, or
-    keeps a step in memory.
+    Without a policy nothing can be sampled, and `update` takes groups from elsewhere. The recorder has a run directory,
+    or keeps a step in memory.
     """
     ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
     for name, one in config.tasks().items():
@@ -185,8 +185,9 @@ class Steps(Loop):
         return Snapshot(tensors, self.ledger.state(before=self.version), part)
 
     def _take(self, begin: bool = True) -> None:
-        """Take the next update, and record its step. If another one is on its way, begin the version before that; so
-        if it may be at the target, for `done` to tell.
+        """Take the next update, and record its step.
+
+        Begin the new version if another update is on its way, or if `done` has to know whether it is at the target.
         """
         update, pending = self.trainer.take(), self._pending.popleft()
         measured, self._measured = dict(self._measured), {}

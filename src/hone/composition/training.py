@@ -43,7 +43,7 @@ class Loop(ABC):
 
     @abstractmethod
     def measure(self, version: int, last: bool) -> dict[str, float]:
-        """Return the metrics of the current version that are due; of the `last` one all."""
+        """Measure the current version if that is due, or if it is the `last` one; return the metrics."""
 
     @abstractmethod
     def record_end(self, version: int, metrics: dict[str, float]) -> None:
@@ -69,9 +69,9 @@ class Loop(ABC):
         return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
 
     def begin(self, last: bool = False) -> bool:
-        """Save and measure the current version, once, as the `last` one or not.
+        """Save and measure the current version, once; False if a stop was asked for in a pause.
 
-        False if a stop was asked for in a pause.
+        `last`: measure all that is measured at the end.
         """
         version, saver = self.version, self.saver
         if self._begun == version:
@@ -98,11 +98,11 @@ class Loop(ABC):
         return ending
 
     def give_up(self) -> None:
-        """Record what is in other hands; nothing is measured any more."""
+        """Record all updates that were made; measure nothing any more."""
         return
 
     def fingerprint(self) -> str:
-        """Return that of the current version."""
+        """Return the fingerprint of the current version."""
         return self.trainer.fingerprint()
 
 

@@ -83,8 +83,8 @@ class Update:
 class Updates(ABC):
     """A maker of new weights: the trainer in this process, or one in processes of its own.
 
-    `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait. `plans`: it
-    has to know before an update if a checkpoint will be made of it (`Saver.planned`).
+    `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait. With
+    `plans` it must know before an update if a checkpoint will be made of it (see `Saver.planned`).
     """
 
     plans = False
@@ -117,7 +117,7 @@ class Updates(ABC):
 
     @abstractmethod
     def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
-        """Return the live tensors to save, and the folder of files for a `checkpoint` that other processes wrote."""
+        """Return the live tensors to save, and the folder where other processes wrote files for a `checkpoint`."""
 
     @abstractmethod
     def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
