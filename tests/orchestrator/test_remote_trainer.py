@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,11 +101,8 @@ def test_after_an_error_results_go_on_to_be_handed_out(begin) -> None:
 
 
 def test_waiting_for_a_version_ends_when_the_trainer_is_gone(begin) -> None:
-    def gone() -> None:
-        raise KeyboardInterrupt
-
     with pytest.raises(KeyboardInterrupt):
-        begin(Server(), 0, alive=gone)
+        begin(Server(), 0, alive=Mock(side_effect=KeyboardInterrupt))
 
 
 def test_one_that_gives_up_hands_out_what_the_trainer_made_without_the_server(begin) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,7 +31,7 @@ def config_of(tmp_path: Path, **gap) -> RLConfig:
 def make(tmp_path):
     """Measures and judges the canary of a model that samples in this precision; the watch, what it prints, the run."""
 
-    def call(precision: str = "fp32", **gap) -> tuple[Any, GapWatch, io.StringIO, RunWriter]:
+    def call(precision: str = "fp32", **gap) -> tuple:
         config, out = config_of(tmp_path, **gap), io.StringIO()
         writer = RunWriter.start(config, "rl", ["rl"], observers=[make_display("plain", Progress("rl", 100), out)])
         model = random_decoder(tiny_config(), seed=1)
