@@ -29,10 +29,10 @@ LEVELS = [
     {"orchestrator"},
     {"trainer", "inference"},
     {"environments"},  # SFT imitates what an environment demonstrates
-    {"grading", "algorithms", "model", "pages", "transport"},
+    {"grading", "algorithms", "model", "pages", "transport", "trust"},
     {"runs"},
     {"config"},
-    {"digests", "trust", "client"},
+    {"digests", "client"},
     {"types", "errors", "rng", "redaction", "terminal", "web", "processes"},
 ]
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}

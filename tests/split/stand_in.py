@@ -90,7 +90,8 @@ def play(role: str, folder: Path, plan: dict, words: list[str]) -> None:
         threading.Thread(target=serve, args=(port, do.get("load", 0.0)), daemon=True).start()
     if role == "orchestrator" and do.get("open", True):
         (folder / "out").mkdir(exist_ok=True)
-        (folder / "out" / "run.json").write_text(json.dumps({"pid": os.getpid(), "status": "running"}))
+        facts = {"format": "hone-run-1", "id": "0", "kind": "rl", "status": "running", "pid": os.getpid()}
+        (folder / "out" / "run.json").write_text(json.dumps(facts))
     print(do.get("say", f"{role} {rank or ''} start {count}"), flush=True)
     with open(notes, "a") as file:
         file.write(json.dumps(note) + "\n")

@@ -27,7 +27,6 @@ from typing import Any
 from hone.errors import UserError
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log, serves
 from hone.processes import TICK, end_all, wait_all
-from hone.runs.view import PROCESS_LOGS, run_info
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -192,6 +191,8 @@ class Launch:
         """See whether run.json names the orchestrator of now: then it has noted the restarts, and logs can move."""
         if self._is_open and not self._unnoted:
             return
+        from hone.runs.view import PROCESS_LOGS, run_info  # loads packages, which the start does without
+
         with contextlib.suppress(OSError):
             info = run_info(self.folder) or {}
             if info.get("pid") != self._driver.pid or info.get("status") != "running":
