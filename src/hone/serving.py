@@ -13,7 +13,6 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
-from typing import Any
 from urllib.parse import urlsplit
 
 import uvicorn
@@ -48,8 +47,8 @@ def is_local(listener: socket.socket) -> bool:
     return ip_address(listener.getsockname()[0]).is_loopback
 
 
-def settings(app: ASGIApp, grace: int, **more: Any) -> uvicorn.Config:
-    """Return how uvicorn serves `app`, with `more` of its settings; a stop leaves requests `grace` seconds."""
+def settings(app: ASGIApp, grace: int, keep_alive: int = 75) -> uvicorn.Config:
+    """Return how uvicorn serves `app`: a stop leaves requests `grace` seconds, idle connections `keep_alive`."""
     return uvicorn.Config(
         app,
         loop="asyncio",  # and not uvloop and httptools where they are installed: Trackio brings them
@@ -60,7 +59,7 @@ def settings(app: ASGIApp, grace: int, **more: Any) -> uvicorn.Config:
         access_log=False,
         timeout_graceful_shutdown=grace,
         # with 5, uvicorn's own, a call now and then meets the end of its idle connection
-        **{"timeout_keep_alive": 75} | more,
+        timeout_keep_alive=keep_alive,
     )
 
 
@@ -87,7 +86,7 @@ async def serving_here(app: ASGIApp) -> AsyncIterator[str]:
     """Serve on a free port of this machine, on the running loop; give the URL. The application checks who asks."""
     with listen("127.0.0.1", 0) as listener:
         listener.listen()  # whoever comes before the server runs waits
-        server = uvicorn.Server(settings(app, grace=1, timeout_keep_alive=3600, lifespan="off"))
+        server = uvicorn.Server(settings(app, grace=1, keep_alive=3600))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"

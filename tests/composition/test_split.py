@@ -12,6 +12,7 @@ from hone.composition import split
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.orchestrator.remote_trainer import link_files
 from hone.transport import FileTransport, Hello
 
 
@@ -43,7 +44,7 @@ def test_weights_come_with_their_adapter(tmp_path: Path, monkeypatch: pytest.Mon
 
     if not linked:
         monkeypatch.setattr(os, "link", no_links)
-    split.link_files(source, folder)
+    link_files(source, folder)
     assert [(folder / name).read_text() for name in names] == list(names)
     assert [(folder / name).samefile(source / name) for name in names] == [linked] * 2
 

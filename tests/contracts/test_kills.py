@@ -26,7 +26,7 @@ COMPUTE = {
     "sampling": Call("hone.inference.batch.sample_tokens", 40),
     "sampled": Call("hone.orchestrator.colocated.EnginePolicy.sample", 5, "after"),
     "grading": Call("hone.environments.rubric.Rubric._no_reward", 40),
-    "packing": Call("hone.composition.rl.trainable", 4),
+    "packing": Call("hone.composition.steps.trainable", 4),
     "backward": Call("torch.Tensor.backward", 4),
     "gradient there": Call("torch.Tensor.backward", 6, "after"),
     "clipped": Call("torch.nn.utils.clip_grads_with_norm_", 4, "after"),

@@ -31,7 +31,7 @@ from hone.model.chat import load_renderer
 from hone.orchestrator.agents import ProgramCalls
 from hone.orchestrator.colocated import EnginePolicy, segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
-from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable
+from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Rollout, Score, Segment
 
@@ -787,7 +787,7 @@ def test_calls_with_rewards_of_their_own_are_compared_with_each_other() -> None:
     config = RLConfig.model_validate({"orchestrator": {"advantage": {"baseline": "group", "scale": "none"}}})
     task = task_of(rewards_calls, concurrency=1)
     samples = played(task, rollouts=3, examples=1)
-    (group,) = grade_groups(task, [task.split("train")[0]], [5], samples, config)
+    (group,) = with_advantages(grade_groups(task, [task.split("train")[0]], [5], samples, config), config)
     assert [s.reward for s in group.scores] == [1.0, 1.0, 1.0] and not group.advantages.any()
     assert group.scores[0].components == {"correct": 1.0} and group_state(group) == "trained"
     assert step_metrics([group], version=0)["frac_reward_zero_std"] == 0, "the calls' rewards differ"

@@ -21,7 +21,7 @@ from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
 from hone.orchestrator.colocated import segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
-from hone.orchestrator.groups import grade_groups, trainable
+from hone.orchestrator.groups import grade_groups, trainable, with_advantages
 from hone.reproduce.recorded import RecordedPolicy
 from hone.trainer.packing import split_micro_batches
 from hone.types import Outcome, Ragged, Rollout, Segment, joined
@@ -233,7 +233,7 @@ def test_a_turn_that_ends_with_another_stop_token_is_closed_before_the_environme
 def test_a_failing_environment_costs_its_own_sample_only():
     env = game(broken="3")
     (example,), made = rolled(Script(["1", "5"], ["3", "5"], ["2", "5"], ["6", "7", "8"]), env, 4)
-    (group,) = grade_groups(env, [example], [4], made, RLConfig())
+    (group,) = with_advantages(grade_groups(env, [example], [4], made, RLConfig()), RLConfig())
     assert [s.outcome for s in group.scores] == [Outcome.CORRECT, Outcome.GRADER_ERROR, Outcome.CORRECT, Outcome.WRONG]
     assert "ValueError: no guess of 3 is wanted" in group.scores[1].detail and "guessing.py" in group.scores[1].detail
     assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)

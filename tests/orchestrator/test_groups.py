@@ -68,7 +68,8 @@ def rollout(text: str, length: int = 3, stop_reason: str = "stop", **more) -> Ro
 def groups_of(*texts_by_group: list[str], **kwargs):
     examples = [Example([{"role": "user", "content": "q"}], info={"i": i}) for i in range(len(texts_by_group))]
     rollouts = [rollout(text, **kwargs) for texts in texts_by_group for text in texts]
-    return grade_groups(ENV, examples, range(10, 10 + len(examples)), rollouts, RLConfig())
+    draws, config = range(10, 10 + len(examples)), RLConfig()
+    return with_advantages(grade_groups(ENV, examples, draws, rollouts, config), config)
 
 
 def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
@@ -169,16 +170,16 @@ def test_a_group_of_which_all_completions_are_masked_is_filtered_and_trains_noth
     config = RLConfig(orchestrator={"truncated": "mask"})
     examples = [Example([{"role": "user", "content": "q"}])] * 2
     ended = [rollout(text, stop_reason=why) for text, why in zip("1010", ["length"] * 3 + ["stop"], strict=True)]
-    masked, partly = grade_groups(ENV, examples, [0, 1], ended, config)
+    masked, partly = with_advantages(grade_groups(ENV, examples, [0, 1], ended, config), config)
     assert masked.has_advantages and [group_state(group) for group in (masked, partly)] == ["filtered", "trained"]
     batch = trainable([masked, partly], config)
     assert [(one.group, one.sample) for one in batch.sequences] == [(1, 1)] and batch.filtered == Counts()
     metrics = step_metrics([masked, partly], version=4)
     assert (metrics["groups/trained"], metrics["groups/filtered"], metrics["frac_reward_zero_std"]) == (1, 1, 0.0)
     failed = [rollout(text, stop_reason=why) for text, why in (("1", "length"), ("0", "length"), ("x", "stop"))]
-    (masked,) = grade_groups(ENV, examples[:1], [0], failed, config)
+    (masked,) = with_advantages(grade_groups(ENV, examples[:1], [0], failed, config), config)
     assert group_state(masked) == "filtered", "a completion that could not be graded is not trained either"
-    kept = grade_groups(ENV, examples, [0, 1], ended, RLConfig())
+    kept = with_advantages(grade_groups(ENV, examples, [0, 1], ended, RLConfig()), RLConfig())
     assert [group_state(group) for group in kept] == ["trained", "trained"]
 
 
@@ -278,7 +279,7 @@ def test_a_refill_needs_a_baseline_by_which_equal_rewards_teach_nothing():
 def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     examples = [Example([{"role": "user", "content": "q"}])]
     members = [rollout("1"), rollout("0", stop_reason="length"), rollout("0.2")]
-    groups = grade_groups(ENV, examples, [0], members, RLConfig())
+    groups = with_advantages(grade_groups(ENV, examples, [0], members, RLConfig()), RLConfig())
     assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
     assert (
         split_micro_batches(trainable(groups, RLConfig()).sequences, 1000, share_prompts=True)[0].num_loss_tokens == 9

@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
+from hone.algorithms.gap import Gap
 from hone.errors import Halt
 from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.transport import FileTransport, Result, Session
@@ -22,6 +24,7 @@ class Server:
 
     def __init__(self, *failing: Exception) -> None:
         self.loaded: list[tuple[int, Path]] = []
+        self.fleet, self.version = SimpleNamespace(changes=[{"lost": 1}]), 3
         self.failing = list(failing)
 
     def load(self, version: int, path: Path) -> None:
@@ -36,10 +39,10 @@ class Server:
 
 @pytest.fixture
 def begin(tmp_path: Path) -> Iterator[Callable[..., RemoteTrainer]]:
-    """Opens the session, from version 3 on, of a trainer that has `made` its versions already."""
+    """Opens the session, from version 3 on, of a trainer that has `made` its versions already; takes the first."""
     begun: list[RemoteTrainer] = []
 
-    def start(server: Any, made: int, holds: Callable[[int], bool] = lambda version: False) -> RemoteTrainer:
+    def start(server: Any, made: int, holds: Callable[[int], bool] = lambda version: False, **more) -> RemoteTrainer:
         session = Session("s1", 3, None, str(tmp_path), {}, 0.7, CANARY)
         transport, there = FileTransport(tmp_path / "t"), FileTransport(tmp_path / "t")
         transport.open(session)
@@ -48,36 +51,38 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., RemoteTrainer]]:
             with there.weights_dir(version) as (folder, _):
                 (folder / "w").write_text(str(version))
             there.put_result(Result(version, {"loss": float(version)}, f"f{version}", (-1.0, -2.0), {}))
-        run: Any = SimpleNamespace(phase=lambda name: there._explaining())
-        trainer = RemoteTrainer(transport, session, server, run, 99, holds)
-        trainer.saver = SimpleNamespace(stop=SimpleNamespace(check=lambda: None))  # pyright: ignore
+        run: Any = SimpleNamespace(
+            phase=lambda name: there._explaining(), event=lambda *_, **event: events.append(event)
+        )
+        trainer = RemoteTrainer(transport, session, server, run, 99, holds, **more)
+        saver: Any = SimpleNamespace(stop=SimpleNamespace(check=lambda: None))
         trainer._ended = True  # nobody is there to be told
         trainer._waits.extend([0.0] * made)
         begun.append(trainer)
-        trainer.start()
+        trainer.start(saver)
         return trainer
 
+    events: list[dict[str, Any]] = []
     yield start
     for trainer in begun:
         trainer.close()
-        assert not trainer._thread.is_alive()
+        assert not trainer._thread.is_alive() and events == [{"lost": 1}]
 
 
 def test_versions_are_published_in_order_with_what_the_server_says_of_the_canary(begin) -> None:
     server = Server()
     trainer = begin(server, 2)
-    for version in (3, 4):
-        update = trainer.take()
-        assert (trainer.version, trainer.fingerprint()) == (version, f"f{version}")
-        assert update.metrics == {"loss": version} and update.weights == ("f3" if version == 4 else "")
-        assert trainer.published.scores == [[-1.0 - version, -2.0]] and trainer.published.error is None
+    assert (trainer.version, trainer.fingerprint(), trainer.publish(3)) == (3, "f3", Gap(1.5, 3.0))
+    update = trainer.take()
+    assert (trainer.version, trainer.fingerprint(), trainer.publish(4)) == (4, "f4", Gap(2.0, 4.0))
+    assert update.metrics == {"loss": 4} and update.weights == "f3"
     assert [(version, path.name) for version, path in server.loaded] == [(3, "step_3"), (4, "step_4")]
 
 
 def test_a_version_that_is_measured_is_held(begin) -> None:
     server = Server()
     trainer = begin(server, 3, holds=lambda version: version == 4)
-    assert [trainer.take() and trainer.version for _ in range(2)] == [3, 4]
+    assert trainer.take() and trainer.version == 4
     trainer.release(3)  # a late word on an older version lets nothing past
     time.sleep(0.2)
     assert [version for version, _ in server.loaded] == [3, 4] and not trainer.ready
@@ -89,30 +94,23 @@ def test_after_an_error_results_go_on_to_be_handed_out(begin) -> None:
     """What the trainer has made is made: the loop records it, whatever the server did."""
     server = Server(Halt("it serves another model"))
     trainer = begin(server, 2, holds=lambda version: True)
+    with pytest.raises(Halt, match="it serves another model"):
+        trainer.publish(3)
     trainer.take()
-    assert str(trainer.published.error) == "it serves another model" and trainer.version == 3
-    trainer.take()
-    assert trainer.published.error is None and trainer.version == 4 and server.loaded == []
+    assert trainer.publish(4) is None and trainer.version == 4 and server.loaded == []
 
 
 def test_waiting_for_a_version_ends_when_the_trainer_is_gone(begin) -> None:
-    trainer = begin(Server(), 0)
-
-    def gone() -> None:
-        raise KeyboardInterrupt
-
-    trainer.alive = gone
     with pytest.raises(KeyboardInterrupt):
-        trainer.take()
+        begin(Server(), 0, alive=Mock(side_effect=KeyboardInterrupt))
 
 
 def test_one_that_gives_up_hands_out_what_the_trainer_made_without_the_server(begin) -> None:
     server = Server()
     trainer = begin(server, 2, holds=lambda version: True)
-    trainer.take()
     trainer.give_up()
     trainer.take()
-    assert (trainer.version, trainer.published.scores, trainer.published.error) == (4, None, None)
+    assert (trainer.version, trainer.publish(4)) == (4, None)
     assert [version for version, _ in server.loaded] == [3]
 
 
@@ -120,8 +118,7 @@ def test_what_the_server_has_and_what_is_being_saved_is_not_written_over(begin) 
     """Not even once the trainer has made later versions, which nobody gives to the server any more."""
     server = Server()
     trainer = begin(server, 4, holds=lambda version: version == 4)
-    trainer.take()
-    trainer.kept = 3
+    assert trainer.snapshot(checkpoint=False) == ({}, None)
     trainer.take()
     trainer.give_up()
     trainer.take()

@@ -29,9 +29,9 @@ def config_of(tmp_path: Path, **gap) -> RLConfig:
 
 @pytest.fixture
 def make(tmp_path):
-    """A watch over the canary of a model that trains, and samples in this precision; what it prints, and its run."""
+    """Measures and judges the canary of a model that samples in this precision; the watch, what it prints, the run."""
 
-    def call(precision: str = "fp32", **gap) -> tuple[GapWatch, io.StringIO, RunWriter]:
+    def call(precision: str = "fp32", **gap) -> tuple:
         config, out = config_of(tmp_path, **gap), io.StringIO()
         writer = RunWriter.start(config, "rl", ["rl"], observers=[make_display("plain", Progress("rl", 100), out)])
         model = random_decoder(tiny_config(), seed=1)
@@ -42,7 +42,8 @@ def make(tmp_path):
         sampler = model if precision == "fp32" else random_decoder(tiny_config(), seed=1, precision=precision)
         policy = EnginePolicy(Engine(sampler), renderer)
         canary = Canary(policy, trainer, renderer, examples, seed=0, seq_len=64)
-        return GapWatch(band_from_config(config, 4), config.gap.action, writer, canary), out, writer
+        watch = GapWatch(band_from_config(config, 4), config.gap.action, writer)
+        return (lambda version: watch.published(version, canary.measure())), watch, out, writer
 
     return call
 
@@ -57,9 +58,9 @@ def test_bands_follow_backend_and_the_coarser_precision_and_can_be_set(tmp_path)
 
 
 def test_a_gap_in_the_band_is_not_reported(make):
-    watch, out, writer = make()
+    published, watch, out, writer = make()
     with writer:
-        metrics = watch.published(0)
+        metrics = published(0)
         watch.trained(0, {"logprob_gap/mean": 1e-7, "logprob_gap/max": 1e-6})
         watch.trained(1, {"reward/mean": 1.0})
     assert metrics["canary/verdict"] == 0.0 and 0 < metrics["canary/gap/mean"] < metrics["canary/gap/max"] < 1e-5
@@ -67,27 +68,27 @@ def test_a_gap_in_the_band_is_not_reported(make):
 
 
 def test_a_warning_is_shown_once_until_it_changes(make):
-    watch, out, writer = make("bf16", stop=1)
+    published, watch, out, writer = make("bf16", stop=1)
     with writer:
-        assert [watch.published(version)["canary/verdict"] for version in range(3)] == [1.0] * 3
+        assert [published(version)["canary/verdict"] for version in range(3)] == [1.0] * 3
         for step, mean in enumerate((1e-3, 1e-3, 1e-7, 1e-3)):
             watch.trained(step, {"logprob_gap/mean": mean, "logprob_gap/max": mean})
     assert out.getvalue().count("Warning: sampler and trainer disagree at version") == 3
 
 
 def test_what_is_far_beyond_ends_the_run(make):
-    watch, _, writer = make(stop=1e-12)
+    published, watch, _, writer = make(stop=1e-12)
     with writer:
         with pytest.raises(Halt, match=r"disagree at version 4 by .* the run stops beyond 1e-12") as halt:
-            watch.published(4)
+            published(4)
         assert halt.value.metrics["canary/verdict"] == 2.0
         with pytest.raises(Halt, match="disagree at version 4 by 1e-07"):
             watch.trained(4, {"logprob_gap/mean": 1e-7, "logprob_gap/max": 1e-6})
 
 
 def test_a_stop_is_a_warning_if_the_user_says_so(make):
-    watch, out, writer = make(stop=1e-12, action="warn")
+    published, watch, out, writer = make(stop=1e-12, action="warn")
     with writer:
-        assert watch.published(0)["canary/verdict"] == watch.published(1)["canary/verdict"] == 2.0
+        assert published(0)["canary/verdict"] == published(1)["canary/verdict"] == 2.0
         watch.trained(1, {"logprob_gap/mean": float("nan"), "logprob_gap/max": float("nan")})
     assert out.getvalue().count("Warning: ") == 2

@@ -23,7 +23,7 @@ from hone.runs.files import is_complete, new_dir
 from hone.runs.outputs import refuse_inside_run
 from hone.runs.provenance import most_ranks
 from hone.runs.summary import status_of
-from hone.trainer.export import export_weights
+from hone.trainer.export import add_tokenizer, save_weights
 
 
 def run(config: ReplayConfig) -> int:
@@ -67,8 +67,8 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
     code = report(recorded, rebuilt, result)
     if folder is not None:
         with new_dir(folder) as fresh:
-            model = rebuilt.trainer.model
-            export_weights(fresh, model, rebuilt.renderer, card(rebuilt.config, result.reached))
+            save_weights(fresh, rebuilt.trainer.model)
+            add_tokenizer(fresh, rebuilt.renderer, card(rebuilt.config, result.reached))
         print_labelled("weights", f"version {result.reached}, as replayed: {folder}")
     if code == 1:
         print_labelled("next", f"hone verify {quoted}   (names files that were changed)")

@@ -17,7 +17,7 @@ from typing import Any
 from uuid import uuid4
 
 from hone.commands.training import headline
-from hone.composition.machine import Machine, configure, device_of, resolve
+from hone.composition.machine import Machine, configure_run, device_of, resolve
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.parts import load_policy, make_trainer
 from hone.config.base import changed
@@ -88,14 +88,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
         return model
 
     model = load()
-    threads = configure(
-        config.threads,
-        model.num_parameters,
-        deterministic=bool(config.deterministic),
-        ranks=ranks,
-        compiled=config.model.compile,
-        device=device,
-    )
+    threads = configure_run(config, model, ranks)
     adapter = {} if model.lora is None else {"adapter": fingerprint(model.trained, ranks)}
     hello = Hello(
         id=uuid4().hex[:16],

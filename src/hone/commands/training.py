@@ -72,12 +72,15 @@ def orchestrator(config: RLConfig) -> int:
     The command that run.json records is that of the launcher, if there is one.
     """
     from hone.commands.preflight import Audit
-    from hone.composition.split import SplitRL
+    from hone.composition.rl import RL
+    from hone.composition.split import SeveralProcesses
 
     typed = os.environ.get(COMMAND)
     words = json.loads(typed) if typed else sys.argv
     observers = attached(config, "rl", Audit())
-    return _train(SplitRL(config, observers=observers, command=words, launched=bool(typed))).exit_code
+    rl = RL(config, observers=observers, processes=SeveralProcesses(launched=bool(typed)))
+    rl.command = words
+    return _train(rl).exit_code
 
 
 def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
@@ -186,8 +189,9 @@ class HandOver(Observer):
 
 
 def introduction(training: Any) -> Iterator[str]:
-    """Yield what is about to run, where, and the plan in short; `hello` is that of the trainer in mode split."""
-    config, sft, hello = training.config, training.kind == "sft", getattr(training, "hello", None)
+    """Yield what is about to run, where, and the plan in short; `hello` is the trainer's in mode split."""
+    config, sft, others = training.config, training.kind == "sft", getattr(training, "processes", training)
+    hello = getattr(others, "hello", None)
     ranks = hello.ranks if hello else training.ranks.world if sft else 1
     if hello is None:
         model = training.model
@@ -212,7 +216,7 @@ def introduction(training: Any) -> Iterator[str]:
     if not sft:
         yield from (env.left_out for env in training.all_envs if env.left_out)
     if hello is not None:
-        lag, names = config.orchestrator.max_async_level, " and ".join(server.name for server in training.servers)
+        lag, names = config.orchestrator.max_async_level, " and ".join(server.name for server in others.servers)
         yield f"sampled by {names}, at most {lag} versions behind"
     elif not sft and config.trainer.ranks > 1:
         yield f"trainer.ranks = {config.trainer.ranks} is of no effect in one process: ranks need --mode split."

@@ -22,6 +22,7 @@ from hone.hardware import CORES, SHARES_GPU, ram, share_of_cores
 from hone.inference.memory import GIB, KV_GIB
 from hone.model import fusion
 from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.runs.display import say
 from hone.runs.files import RESTORE
 from hone.runs.settings import flat
@@ -200,6 +201,14 @@ def configure(
         # Writing NaN into every fresh tensor is for finding reads of unset memory; it costs 5 % of a step.
         torch.utils.deterministic.fill_uninitialized_memory = False  # pyright: ignore[reportAttributeAccessIssue]
     return count
+
+
+def configure_run(
+    config: RLConfig | SFTConfig, model: Decoder, ranks: Ranks = ALONE, threads: int | None = None
+) -> int:
+    """Set threads and kernels of a process that trains `model`, as the config says; return the number of threads."""
+    how: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
+    return configure(threads or config.threads, model.num_parameters, **how, ranks=ranks, device=model.device)
 
 
 def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:

@@ -42,8 +42,7 @@ from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import check_prompts
-from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.types import Evaluate, Policy
+from hone.orchestrator.types import Policy
 from hone.runs.display import say
 from hone.runs.view import REWARDS
 from hone.runs.writer import RunWriter
@@ -392,41 +391,16 @@ def overlap_text(env: Environment, overlap: Overlap) -> str:
     return f"{count:,} of {overlap.checked:,} training prompts {are}{answers} (such as {where})"
 
 
-def make_evaluate(
-    config: RLConfig, envs: Mapping[str, Environment], renderer: ChatRenderer, policy: Policy, recorder: RunRecorder
-) -> Evaluate:
-    """Make the evaluation of a run: every `eval.interval` versions from 0 on, and at the end."""
-    settings = config.orchestrator.eval
-    if settings is None:
-        return lambda version, last: {}
-
-    def evaluation(version: int, last: bool) -> dict[str, float]:
-        if version % settings.interval and not last:
-            return {}
-        metrics, samples, rows = dict[str, float](), [], []
-        for name, one in config.eval_tasks().items():
-            how = one.orchestrator.eval or settings
-            with recorder.phase("evaluate"):
-                result = evaluate_policy(one, how, envs[name], renderer, policy)
-            result = replace(result, env_id=name or result.env_id)
-            samples += result.samples
-            rows += [{"env": name} | row for row in result.rows()] if len(envs) > 1 else result.rows()
-            metrics |= result.metrics()
-        recorder.evaluated(version, samples, rows)
-        return metrics
-
-    return evaluation
-
-
 def evaluate_policy(
-    config: RLConfig, settings: OnlineEvalConfig, env: Environment, renderer: ChatRenderer, policy: Policy
+    config: RLConfig, env: Environment, renderer: ChatRenderer, policy: Policy, num_examples: int | None = None
 ) -> EvalResult:
-    """Evaluate the policy on held-out examples, as `settings` say."""
-    sampling, training = settings.sampling, config.orchestrator.sampling
+    """Evaluate the policy on held-out examples, as `orchestrator.eval` says, or on so many."""
+    settings, training = config.orchestrator.eval or OnlineEvalConfig(), config.orchestrator.sampling
+    sampling = settings.sampling
     return evaluate(
         policy,
         env,
-        num_examples=settings.num_examples,
+        num_examples=num_examples or settings.num_examples,
         rollouts_per_example=settings.rollouts_per_example,
         sampling=sampling_params(changed(sampling, {"stop": sampling.stop or training.stop})),
         max_tokens=sampling.max_tokens or training.max_tokens,

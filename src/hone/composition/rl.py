@@ -1,200 +1,132 @@
-"""RL with verifiable rewards: GRPO-style policy gradient, from a config to the last step.
+"""RL with verifiable rewards, from a config to the last step: the policy gradient of `hone.composition.steps`.
 
-Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
-minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups
-whose rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the
-counter and the schedule go on. No value network, no KL by default, one update per batch, no replay.
+rl @ examples/reverse_text/tiny.toml
 
-    rl @ examples/reverse_text/tiny.toml
-
-    with RL("examples/reverse_text/tiny.toml", seed=1) as rl:
-        while not rl.done:
-            groups = rl.sample()          # drawn, sampled, graded
-            rl.update(groups)
+with RL("examples/reverse_text/tiny.toml", seed=1) as rl:
+    while not rl.done:
+        groups = rl.sample()          # drawn, sampled, graded
+        rl.update(groups)
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from hone.algorithms.losses import TokenLoss
 from hone.composition import own_functions, parts
-from hone.composition.machine import Machine, configure, device_of, resolve
+from hone.composition.machine import Machine, configure_run, device_of, resolve
 from hone.composition.own_functions import OwnFunctions
+from hone.composition.steps import Steps, Tasks, build
 from hone.composition.training import Training
 from hone.config.base import changed
 from hone.config.parse import from_settings
-from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, OnlineEvalConfig, RLConfig, RoleConfig
+from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, RLConfig, RoleConfig
 from hone.environments import Environment, judgements
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
-from hone.errors import Halt, UserError, called_from
+from hone.errors import UserError, called_from
 from hone.evaluation.result import EvalResult
 from hone.model.chat import load_renderer
+from hone.model.config import DecoderConfig
+from hone.model.decoder import Decoder
 from hone.model.hf import model_config
-from hone.orchestrator.canary import Canary, GapWatch, band_from_config
+from hone.orchestrator.canary import Canary, band_from_config, first_examples
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import Advantages, GroupSampler, trainable
-from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.mix import close_draws, make_groups, mix_metrics, pool_metrics
-from hone.orchestrator.recorder import FailureWatch, RunRecorder
-from hone.orchestrator.types import Evaluate, Policy, Publish, Updates
+from hone.orchestrator.groups import Advantages
+from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.types import Policy, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.outputs import with_own_folder
 from hone.runs.predictions import check as check_predictions
-from hone.runs.saving import Ending, Snapshot
-from hone.runs.signals import StepAbandoned
-from hone.trainer.export import export_weights
+from hone.trainer.export import add_tokenizer
 from hone.trainer.optim import check_state
-from hone.types import Group
+from hone.types import Example, Group
 
 if TYPE_CHECKING:
     import torch
 
     from hone.environments.references import Reference
-    from hone.orchestrator.teacher import Teacher
+    from hone.orchestrator.reach import Server
 
 
-@dataclass
-class Sent:
-    """A step whose batch the trainer has, and whose update was not taken yet."""
-
-    step: int
-    groups: list[Group]
-    metrics: dict[str, float]
-    totals: dict[str, float]
-
-
-@dataclass(eq=False)
-class Steps:
-    """The steps of RL, whoever samples, trains and records: in one process, in several, or again in `hone verify`.
-
-    With `max_async_level` k > 0 up to k batches are on their way to the trainer while the next one is sampled, and new
-    weights reach the sampler in the middle of that. Draws keep their order whatever k is. A `teacher` scores what was
-    sampled.
-    """
-
-    config: RLConfig
-    samplers: Mapping[str, GroupSampler]
-    curricula: Mapping[str, Curriculum]
-    trainer: Updates
-    ledger: Ledger
-    recorder: RunRecorder
-    publish: Publish
-    evaluate: Evaluate
-    teacher: Teacher | None = None
-    metrics: dict[str, float] = field(default_factory=dict, init=False)
-    """Those of the last step that was recorded."""
-    _sent: deque[Sent] = field(default_factory=deque, init=False)
-    _measured: dict[str, float] = field(default_factory=dict, init=False)
-    _begun: int | None = field(default=None, init=False)
+class Processes(Protocol):
+    """The processes that sample and train: this one (`OneProcess`), or others."""
 
     @property
-    def version(self) -> int:
-        """Updates that were taken."""
-        return self.trainer.version
+    def backend(self) -> str | None:
+        """The kind of server that samples, None for the engine in this process; known once connected."""
 
-    @property
-    def next_step(self) -> int:
-        """The step that comes next: as many as were taken, or are on their way."""
-        return self.trainer.version + len(self._sent)
+    def load(self, rl: RL) -> DecoderConfig:
+        """Return the shape of the model, and load it if it is needed here. Raises UserError for unfit settings."""
+        ...
 
-    @property
-    def done(self) -> bool:
-        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
-        saver = self.recorder.saver
-        return self.next_step >= self.config.max_steps or saver.stopping or saver.at_target()
+    def connect(self, rl: RL) -> dict[str, Any]:
+        """Connect to servers and trainer; return digests and further arguments of `RunWriter.start`."""
+        ...
 
-    def step(self) -> dict[str, float]:
-        """Take one step: sample, then update."""
-        return self.update(self.sample())
+    def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
+        """Make policy and trainer of the open run, from its checkpoint if there is one; `stack` closes them."""
+        ...
 
-    def begin(self) -> bool:
-        """Save, publish and measure the trainer's version, once; False if a stop was asked for in a pause."""
-        version, saver = self.trainer.version, self.recorder.saver
-        if self._begun == version:
-            return True
-        saver.save(version)
-        if goes_on := not saver.stopping:
-            self._measured = self.publish(version)
-            evaluated = self.evaluate(version, False)
-            self._measured |= evaluated
-            saver.at_target(version, evaluated)
-        self.trainer.release(version)
-        self._begun = version
-        return goes_on
 
-    def sample(self) -> list[Group]:
-        """Draw the next prompts, sample a group of completions of each, and grade them; again, for `refill`."""
-        if not self.begin():
-            raise StepAbandoned
-        groups = make_groups(self.samplers, self.config, self.next_step, self.ledger, self.recorder.phase)
-        if self.teacher is None:
-            return groups
-        with self.recorder.phase("teacher"):
-            return self.teacher(groups)
+class OneProcess:
+    """Sampler and trainer in this process; or the sampler is one server."""
 
-    def update(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
-        step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
-        metrics = mix_metrics(groups, self.config, step)
-        self.trainer.put(step, trainable(groups, self.config))
-        close_draws(self.ledger, self.curricula, groups, step)
-        totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.curricula)
-        self._sent.append(Sent(step, groups, metrics, totals))
-        while self._sent and (len(self._sent) > orch.max_async_level or self.trainer.ready):
-            self._take()
-        return self.metrics
+    backend: str | None = None
+    server: Server | None = None
 
-    def finish(self, complete: bool = True) -> Ending:
-        """Take what is on its way, save the last version, measure and record it; returns how the run ended.
+    def load(self, rl: RL) -> DecoderConfig:
+        config = rl.config
+        if config.mode == "split":
+            raise UserError("RL trains in this process: for mode split use the command `hone rl`")
+        if config.orchestrator.max_async_level > 0:
+            raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
+        if len(config.server_urls) > 1:
+            raise UserError("several servers need mode split: use the command `hone rl`, or name one server")
+        check_state(config.trainer.optim)
+        config.check_kl_in_reward()  # also with `advantages`, which the config did not name when it was parsed
+        decoder = model_config(rl.source, config.model.init, config.model.implementation)
+        turns = max(env.max_turns for env in rl.all_envs)
+        rl.config = config = resolve(config, Machine(decoder, device_of(config.model.device), turns=turns))
+        for env in rl.all_envs:
+            env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
+        rl.model = parts.load_policy(config, rl.source)
+        return decoder
 
-        Not `complete`: it was left before its last step.
-        """
-        while self._sent:
-            self._take()
-        version, saver = self.trainer.version, self.recorder.saver
-        ending = saver.ending(version, self.config.max_steps) if complete else "stopped"
-        saver.save(version, last=True)
-        measured = self._measured if self._begun == version and saver.at_target() else {}  # it came to the target
-        if ending != "stopped" and not measured:
-            measured = self.publish(version) | self.evaluate(version, True)
-        self.recorder.record(version, {} if ending == "stopped" else measured, [], self.trainer.fingerprint())
-        return ending
+    def connect(self, rl: RL) -> dict[str, Any]:
+        config, model = rl.config, rl.model
+        configure_run(config, model)
+        if config.sampled_by is not None:
+            from hone.composition.sampling import reached
 
-    def give_up(self) -> None:
-        """Record what the trainer has got already; nothing is published or measured any more."""
-        self.trainer.give_up()
-        while self._sent:
-            with suppress(Halt):  # the first one ends the run
-                self._take(begin=False)
+            self.server = reached(config, rl.renderer, model.num_parameters)
+            self.backend = self.server and self.server.backend
+        digests = parts.model_digests(model, rl.renderer) if rl.source == config.model.name else {}
+        return {"digests": digests, "parameters": model.trained}
 
-    def fingerprint(self) -> str:
-        """Return that of the current version."""
-        return self.trainer.fingerprint()
+    def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
+        config, run = rl.config, rl.run
+        trainer = parts.make_trainer(config, rl.model, own_loss=rl.own.functions.get("loss"))
+        if run.restored is not None:
+            trainer.load_tensors(run.restored[0], run.start_step)
+        if config.sampled_by is None:
+            policy = own_policy(config, rl.all_envs, trainer, rl.renderer)
+        else:
+            from hone.composition.sampling import server_policy
 
-    def _take(self, begin: bool = True) -> None:
-        """Take the next update, and record its step. If another one is on its way, begin the version before that; so
-        if it may be at the target, for `done` to tell.
-        """
-        update, sent = self.trainer.take(), self._sent.popleft()
-        measured, self._measured = self._measured, {}
-        self.metrics = measured | sent.metrics | update.metrics | sent.totals
-        self.recorder.record(sent.step, self.metrics, sent.groups, update.weights, update.timings, update.token_stats)
-        if begin and (self._sent or (self.config.stop and not self.done)):
-            self.begin()
+            policy = server_policy(stack, config, self.server, run, trainer, rl.renderer)
+        canary = Canary.from_config(config, rl.first_examples, rl.renderer, policy, trainer)
+        return policy, LocalTrainer(trainer, config.trainer.micro_batch_tokens, policy, canary, run.phase)
 
 
 class RL(Training):
-    """A run of RL in this process: task, renderer, model, policy, trainer, curriculum and ledger of a config.
+    """A run of RL, in this process or by other `processes`: the task, renderer and steps of a config.
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
     task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
@@ -206,7 +138,8 @@ class RL(Training):
 
     kind = "rl"
     steps: Steps
-    teacher: Teacher | None = None
+    model: Decoder
+    policy: Policy
 
     @called_from(python=True)
     def __init__(
@@ -223,6 +156,7 @@ class RL(Training):
         loss: TokenLoss | str | None = None,
         advantages: Advantages | str | None = None,
         observers: Sequence[Observer] = (),
+        processes: Processes | None = None,
         **settings: Any,
     ) -> None:
         parsed = from_settings(RLConfig, config, settings)
@@ -232,9 +166,8 @@ class RL(Training):
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
         self.given, values = parts.task_given(parsed, *task)
         self.config = changed(parsed, {"mode": parsed.mode or "colocated"} | named | values)
-        self.observers = checked_observers(observers)
+        self.observers, self.processes = checked_observers(observers), processes or OneProcess()
         self._drawn: list[int] = []
-        self._refuse_unsupported()
         self.envs = {name: parts.task_of(one, self.given) for name, one in self.config.tasks().items()}
         self.eval_envs = parts.eval_envs(self.config, self.envs)
         for env in self.all_envs:
@@ -245,7 +178,7 @@ class RL(Training):
         check_metrics(self.config, self.env.id)
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template, self.config.model.special_tokens)
-        self._load_model()
+        self.decoder = self.processes.load(self)
         evals = self.config.orchestrator.eval
         self.overlaps: dict[str, Overlap | None] = {}
         self.left_out: dict[str, list[int]] = {}
@@ -301,21 +234,8 @@ class RL(Training):
         if name not in tasks:
             raise UserError(f"task is {name!r}; it is one of {', '.join(map(repr, tasks))}")
         config, env = tasks[name], (self.eval_envs or self.envs)[name]
-        settings = config.orchestrator.eval or OnlineEvalConfig()
-        if num_examples is not None:
-            settings = changed(settings, {"num_examples": num_examples})
         self.policy.load(self.version)
-        return parts.evaluate_policy(config, settings, env, self.renderer, self.policy)
-
-    def _refuse_unsupported(self) -> None:
-        if self.config.mode == "split":
-            raise UserError("RL trains in this process: for mode split use the command `hone rl`")
-        if self.config.orchestrator.max_async_level > 0:
-            raise UserError("orchestrator.max_async_level > 0 needs mode split; in one process set it to 0 (lock-step)")
-        if len(self.config.server_urls) > 1:
-            raise UserError("several servers need mode split: use the command `hone rl`, or name one server")
-        check_state(self.config.trainer.optim)
-        self.config.check_kl_in_reward()  # also with `advantages`, which the config did not name when it was parsed
+        return parts.evaluate_policy(config, env, self.renderer, self.policy, num_examples)
 
     def _check_agents(self) -> None:
         """Raise UserError for what a run can't have whose rollouts a program makes."""
@@ -341,75 +261,40 @@ class RL(Training):
                     f"can be {least:g}: add {-least:g} to a component, or take another scale"
                 )
 
-    def _load_model(self) -> None:
-        self.decoder = model_config(self.source, self.config.model.init, self.config.model.implementation)
-        turns = max(env.max_turns for env in self.all_envs)
-        self.config = resolve(self.config, Machine(self.decoder, device_of(self.config.model.device), turns=turns))
-        for env in self.all_envs:
-            env.use_workers(self.config.orchestrator.grading, deterministic=bool(self.config.deterministic))
-        self.model = parts.load_policy(self.config, self.source)
+    @property
+    def first_examples(self) -> list[Example]:
+        """Examples of the run's first draws, for the canary."""
+        return first_examples(self.config, self.env, next(iter(self.curricula.values())))
 
     def _open(self, stack: ExitStack) -> None:
-        config, model, renderer = self.config, self.model, self.renderer
-        kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
-        configure(config.threads, model.num_parameters, **kernels, device=model.device)
-        server = None
-        if config.sampled_by is not None:
-            from hone.composition.sampling import reached
-
-            server = reached(config, renderer, model.num_parameters)
         self._check()
-        digests = parts.model_digests(model, renderer) if self.source == config.model.name else {}
-        run = self._open_run(stack, digests, parameters=model.trained)
-        if run.nothing_left:
-            return
-        trainer = parts.make_trainer(config, model, own_loss=self.own.functions.get("loss"))
-        state = None
-        if run.restored is not None:
-            tensors, state = run.restored
-            trainer.load_tensors(tensors, run.start_step)
-        ledger = self._restored(state)
-        if config.sampled_by is None:
-            self.policy = own_policy(config, self.all_envs, trainer, renderer)
-        else:
-            from hone.composition.sampling import sampling
-
-            self.policy = stack.enter_context(sampling(config, server, run, trainer, renderer))
-        samplers = self._samplers(self.policy)
-
-        def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
-            export_weights(folder, model, renderer, parts.card(config, step), parameters)
-
-        snapshot = lambda _: Snapshot(trainer.tensors(), ledger.state())  # noqa: E731
-        stack.enter_context(self._saving(export, snapshot, config.ckpt))
-        trainer.interrupt = self.saver.stop.check
-        band = band_from_config(config, model.config.num_layers, server.backend if server else None)
-        canary = Canary.from_config(config, next(iter(samplers.values())), self.policy, trainer)
-        watch = GapWatch(band, config.gap.action, run, canary)
-
-        def publish(version: int) -> dict[str, float]:
-            with self.steps.recorder.phase("publish"):
-                self.policy.load(version)
-                return watch.published(version)
-
-        local = LocalTrainer(trainer, config.trainer.micro_batch_tokens, run.phase)
-        self._make_steps(samplers, self.policy, local, ledger, watch, publish)
-
-    def _check(self) -> None:
-        """Also ask for the teacher."""
-        super()._check()
-        if self.config.teacher is not None:
-            vocab_size, seq_len = self.decoder.vocab_size, self.config.seq_len
+        teacher = None
+        if (settings := self.config.teacher) is not None:
             from hone.orchestrator.teacher import Teacher
 
-            self.teacher = Teacher.reach(self.config.teacher, self.renderer, vocab_size, seq_len)
+            teacher = Teacher.reach(settings, self.renderer, self.decoder.vocab_size, self.config.seq_len)
+        run = self._open_run(stack, **self.processes.connect(self))
+        if run.nothing_left:
+            return
+        config = self.config
+        self.policy, trainer = self.processes.start(self, stack)
 
-    def _samplers(self, policy: Policy) -> dict[str, GroupSampler]:
-        own = self.own.functions.get("advantages")
-        return {
-            name: GroupSampler(one, self.envs[name], self.renderer, policy, self.curricula[name], own, name)
-            for name, one in self.config.tasks().items()
-        }
+        def export(folder: Path, step: int, parameters: Mapping[str, torch.Tensor]) -> None:
+            trainer.export(folder, step, parameters)
+            add_tokenizer(folder, self.renderer, parts.card(config, step))
+
+        stack.enter_context(self._saving(export, config.ckpt, trainer.plans))
+        band = band_from_config(config, self.decoder.num_layers, self.processes.backend)
+        recorder = RunRecorder(config, run, self.saver, band, self.renderer.special_texts)
+        if config.teacher is not None:
+            run.mark_inexact(run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")
+        given = self.own.functions.get("advantages")
+        tasks = Tasks(self.envs, self.eval_envs, self.curricula, self.renderer, given)
+        state = run.restored[1] if run.restored else None
+        self.steps = build(config, tasks, self.policy, trainer, recorder, state, teacher)
+        for curriculum in self.curricula.values():
+            curriculum.restarted = partial(self._report_restart, curriculum.size)
+        trainer.start(self.saver)
 
     def _open_run(self, stack: ExitStack, digests: dict[str, str], **more: Any) -> Any:
         """Open the run directory and, if anything is left to do, start what grades."""
@@ -455,38 +340,9 @@ class RL(Training):
         parts.warn_not_kept(own_functions.FILE, self.own.not_kept, run)
         return run
 
-    def _restored(self, state: dict[str, Any] | None) -> Ledger:
-        """Return the ledger of a checkpoint's state, None without one; the curriculum is put where it was."""
-        run, ledger = self.run, Ledger(state["ledger"] if state else None)
-
-        def restarted(size: int, step: int) -> None:
-            run.event("pool_restarted", step, examples=size)
-            run.display.message(
-                f"Step {step} found no prompt left in the pool (all {size:,} are retired or parked): all "
-                "are back, and what was measured of them is forgotten."
-            )
-
-        for name, curriculum in self.curricula.items():
-            curriculum.restore(ledger.of(name))
-            curriculum.restarted = partial(restarted, curriculum.size)
-        return ledger
-
-    def _make_steps(
-        self,
-        samplers: Mapping[str, GroupSampler],
-        policy: Policy,
-        trainer: Updates,
-        ledger: Ledger,
-        watch: GapWatch,
-        publish: Publish,
-    ) -> None:
-        config, orch = self.config, self.config.orchestrator
-        failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, self.run)
-        recorder = RunRecorder(
-            self.run, self.saver, watch, failures, self.renderer.special_texts, orch.advantage.divides_by_mean
+    def _report_restart(self, size: int, step: int) -> None:
+        self.run.event("pool_restarted", step, examples=size)
+        self.run.display.message(
+            f"Step {step} found no prompt left in the pool (all {size:,} are retired or parked): all "
+            "are back, and what was measured of them is forgotten."
         )
-        evaluate = parts.make_evaluate(config, self.eval_envs, self.renderer, policy, recorder)
-        if config.teacher is not None:
-            self.run.mark_inexact(self.run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")
-        parties = recorder, publish, evaluate, self.teacher
-        self.steps = Steps(config, samplers, self.curricula, trainer, ledger, *parties)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -44,34 +43,31 @@ def reached(config: RLConfig, renderer: ChatRenderer, parameters: int) -> Server
     return server
 
 
-@contextmanager
-def sampling(
-    config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
-) -> Iterator[Policy]:
-    """Make the policy of the run. A server takes weights from a spool in the run's directory; one started here ends.
-
-    That one takes them from memory, if two versions of the model have room there.
+def server_policy(
+    stack: ExitStack, config: RLConfig, server: Server | None, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
+) -> Policy:
+    """Make the policy of the run. A server takes weights from a spool in the run's directory; one started here ends
+    with `stack`, and takes them from memory if two versions of the model have room there.
     """
     assert config.sampled_by is not None
     run.mark_inexact(run.start_step, SAMPLED_BY + config.sampled_by)
-    with ExitStack() as stack:
-        say = run.display.message
-        no_room = partial(say, disk_message(NO_ROOM))
-        memory = stack.enter_context(shared_folder(say)) if server is None else None
-        size = trainer.model.num_parameters * trainer.model.embed.itemsize
-        if memory is not None and (sentence := shortage(memory, size, versions=2)) is not None:
-            say(sentence)
-            memory = None
-        alone = config.inference.max_lora_rank is not None
-        spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room, adapter_alone=alone)
-        remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)
-        remove()  # what a killed process left
-        stack.callback(remove)
-        if server is None:
-            with run.phase("start"):
-                vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
-            server = Server(replace(endpoint_of(config, vllm.url), log=vllm.log), "vllm", config.model.name)
-        yield ServerPolicy([server], renderer, trainer.model.config.eos_token_ids, spool)
+    say = run.display.message
+    no_room = partial(say, disk_message(NO_ROOM))
+    memory = stack.enter_context(shared_folder(say)) if server is None else None
+    size = trainer.model.num_parameters * trainer.model.embed.itemsize
+    if memory is not None and (sentence := shortage(memory, size, versions=2)) is not None:
+        say(sentence)
+        memory = None
+    alone = config.inference.max_lora_rank is not None
+    spool = Spool(config.output_dir / SPOOL, trainer.model, memory, no_room, adapter_alone=alone)
+    remove = partial(shutil.rmtree, spool.folder, ignore_errors=True)
+    remove()  # what a killed process left
+    stack.callback(remove)
+    if server is None:
+        with run.phase("start"):
+            vllm = stack.enter_context(_vllm(config, run, trainer, renderer, spool))
+        server = Server(replace(endpoint_of(config, vllm.url), log=vllm.log), "vllm", config.model.name)
+    return ServerPolicy([server], renderer, trainer.model.config.eos_token_ids, spool)
 
 
 def endpoint_of(config: RLConfig, url: str) -> Endpoint:

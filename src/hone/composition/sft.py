@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition import parts
-from hone.composition.machine import Machine, configure, device_of, resolve
-from hone.composition.training import Training
+from hone.composition.machine import Machine, configure_run, device_of, resolve
+from hone.composition.training import Loop, Training
 from hone.config.base import changed
 from hone.config.hoist import task_label
 from hone.config.parse import from_settings
@@ -40,11 +40,11 @@ from hone.runs.observer import Observer, checked_observers
 from hone.runs.outputs import with_own_folder
 from hone.runs.predictions import check as check_predictions
 from hone.runs.reader import Run
-from hone.runs.saving import Ending, Saver, Snapshot
+from hone.runs.saving import Saver, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.runs.view import DATA
 from hone.runs.writer import RunWriter
-from hone.trainer.export import add_tokenizer, export_weights
+from hone.trainer.export import add_tokenizer, save_weights
 from hone.trainer.optim import check_state
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
@@ -92,8 +92,8 @@ class Data:
 
 
 @dataclass(eq=False)
-class SFTSteps:
-    """The steps of SFT, on one rank or several, or again in `hone verify`."""
+class SFTSteps(Loop):
+    """The loop: read the next examples, update (`update`); measure the validation loss (`begin`)."""
 
     config: SFTConfig
     source: Source
@@ -104,39 +104,22 @@ class SFTSteps:
     saver: Saver
     newest: dict[str, float] = field(default_factory=dict, init=False)
     """The latest value of each metric."""
-    _measured: dict[str, float] = field(default_factory=dict, init=False)
-    _begun: int | None = field(default=None, init=False)
 
-    @property
-    def version(self) -> int:
-        """Updates made."""
-        return self.trainer.version
-
-    @property
-    def done(self) -> bool:
-        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
-        return self.version >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
-
-    def begin(self, validate: bool | None = None) -> bool:
-        """Save the version, and measure its validation loss, once, if that is due (of the loss, or as `validate` says).
-
-        False if a stop was asked for in a pause.
-        """
-        version, val = self.version, self.config.val
-        self.saver.save(version)
-        if self.saver.stopping:
-            return False
-        if self._begun != version:
-            due = val is not None and version % val.interval == 0
-            self._measured = self.validate() if (due if validate is None else validate) else {}
-            self._begun = version
-            self.saver.at_target(version, self._measured)
-        return True
-
-    def step(self, validate: bool | None = None) -> dict[str, float]:
-        """Begin the version, then update on the next examples."""
-        if not self.begin(validate):
+    def step(self) -> dict[str, float]:
+        if not self.begin():
             raise StepAbandoned
+        return self.update()
+
+    def measure(self, version: int, last: bool) -> dict[str, float]:
+        """Compute the validation loss, every `val.interval` versions and at the end."""
+        val = self.config.val
+        if val is None or (version % val.interval and not last):
+            return {}
+        with self.trainer.abandonable(self.saver.stop), self.log.phase("validate"):
+            return {"val/loss": self.trainer.evaluate(self.validation)}
+
+    def update(self) -> dict[str, float]:
+        """Update on the next examples."""
         step, weights, progress, metrics = self.version, self.fingerprint(), self.progress, dict(self._measured)
         with self.log.phase("data"):
             sequences, position = next_batch(self.source, step, progress.position, self.config.data)
@@ -150,33 +133,22 @@ class SFTSteps:
         metrics |= {"examples/total": progress.examples, "tokens/total": progress.tokens}
         self.log.log_step(step, metrics, {"tokens/s": tokens / self.log.seconds_so_far}, weights)
         self.newest |= metrics
+        self._measured = {}
         if self.config.stop and not self.done:  # for `done` to tell if this version is at the target
             self.begin()
         return metrics
 
-    def validate(self) -> dict[str, float]:
-        """Compute the validation loss of the current version; empty without `val`."""
-        if not self.config.val:
-            return {}
-        with self.trainer.abandonable(self.saver.stop), self.log.phase("validate"):
-            return {"val/loss": self.trainer.evaluate(self.validation)}
-
-    def finish(self, complete: bool = True) -> Ending:
-        """Save the last version, measure and record it; returns how the run ended."""
-        ending = self.saver.ending(self.version, self.config.max_steps) if complete else "stopped"
-        self.saver.save(self.version, last=True)
-        measured = self._measured if self._begun == self.version else {}  # it came to the target
-        metrics = {} if ending == "stopped" else measured or self.validate()
-        self.log.log_step(self.version, metrics, weights=self.fingerprint())
+    def record_end(self, version: int, metrics: dict[str, float]) -> None:
+        self.log.log_step(version, metrics, weights=self.fingerprint())
         self.newest |= metrics
-        return ending
 
-    def give_up(self) -> None:
-        """Do nothing: nothing is in other hands between two steps."""
-
-    def fingerprint(self) -> str:
-        """Return that of the current version."""
-        return self.trainer.fingerprint()
+    def snapshot(self, checkpoint: bool) -> Snapshot:
+        if self.trainer.ranks.alone:
+            return Snapshot(self.trainer.trainer.tensors(), self.progress.state())
+        part = self.log.checkpoints.part(self.version) if checkpoint else None
+        if part is not None:
+            self.trainer.save_part(part)
+        return Snapshot({}, self.progress.state(), part)
 
 
 class SFT(Training):
@@ -255,45 +227,25 @@ class SFT(Training):
                 trainer.trainer.load_tensors(tensors, run.start_step)
             else:
                 trainer.load_part(run.checkpoints.path(run.start_step), run.start_step)
-        self._save(stack, progress)
+
+        def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
+            if self.ranks.alone:
+                save_weights(folder, self.model, parameters)
+            else:
+                trainer.save_policy(folder)
+            add_tokenizer(folder, self.renderer, card(config, step))
+
+        ckpt = config.ckpt
+        if ckpt and not self.ranks.alone:  # they write together, and so while the loop waits
+            ckpt = changed(ckpt, {"background": False})
+        stack.enter_context(self._saving(export, ckpt))
         trainer.trainer.interrupt = self.saver.stop.check
         source, validation = self.data.source, self.data.validation
         self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver)
 
     def configure(self) -> None:
         """Set threads and kernels of this process, on whichever rank."""
-        configure(
-            self.config.threads,
-            self.model.num_parameters,
-            deterministic=bool(self.config.deterministic),
-            ranks=self.ranks,
-            compiled=self.config.model.compile,
-            device=self.model.device,
-        )
-
-    def _save(self, stack: ExitStack, progress: Progress) -> None:
-        """Save versions from now on; several ranks write together, and so while the loop waits."""
-        config, trainer, renderer, run = self.config, self.trainer, self.renderer, self.run
-
-        def export(folder: Path, step: int, parameters: dict[str, torch.Tensor]) -> None:
-            if self.ranks.alone:
-                export_weights(folder, self.model, renderer, card(config, step), parameters)
-            else:
-                trainer.save_policy(folder)
-                add_tokenizer(folder, renderer, card(config, step))
-
-        def snapshot(checkpoint: bool) -> Snapshot:
-            if self.ranks.alone:
-                return Snapshot(trainer.trainer.tensors(), progress.state())
-            part = run.checkpoints.part(trainer.version) if checkpoint else None
-            if part is not None:
-                trainer.save_part(part)
-            return Snapshot({}, progress.state(), part)
-
-        ckpt = config.ckpt
-        if ckpt and not self.ranks.alone:
-            ckpt = changed(ckpt, {"background": False})
-        stack.enter_context(self._saving(export, snapshot, ckpt))
+        configure_run(self.config, self.model, self.ranks)
 
 
 def follow(sft: SFT) -> int:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +26,85 @@ Export = Callable[[Path, int, "dict[str, torch.Tensor]"], None]
 """(folder, version, parameters): writes the weights of a version."""
 
 
+class Loop(ABC):
+    """The steps of a run, whoever trains and records: in one process, in several, or again in `hone verify`."""
+
+    config: Any
+    trainer: Any
+    saver: Any
+    _measured: Mapping[str, float] = MappingProxyType({})
+    """What was measured of the current version, and is not recorded yet."""
+    _begun: int | None = None
+
+    @abstractmethod
+    def step(self) -> dict[str, float]:
+        """Begin the current version, then make the next one; returns the metrics of the step."""
+
+    @abstractmethod
+    def measure(self, version: int, last: bool) -> dict[str, float]:
+        """Measure the current version if that is due, or if it is the `last` one; return the metrics."""
+
+    @abstractmethod
+    def record_end(self, version: int, metrics: dict[str, float]) -> None:
+        """Record the last version."""
+
+    @abstractmethod
+    def snapshot(self, checkpoint: bool) -> Snapshot:
+        """Return the state to save, of which a `checkpoint` will be made or not."""
+
+    @property
+    def version(self) -> int:
+        """Updates that were taken."""
+        return self.trainer.version
+
+    @property
+    def next_step(self) -> int:
+        """The step that comes next."""
+        return self.version
+
+    @property
+    def done(self) -> bool:
+        """True once no step is left to take, a stop was asked for, the budget is used up, or the target is reached."""
+        return self.next_step >= self.config.max_steps or self.saver.stopping or self.saver.at_target()
+
+    def begin(self, last: bool = False) -> bool:
+        """Save and measure the current version, once; False if a stop was asked for in a pause.
+
+        `last`: measure all that is measured at the end.
+        """
+        version, saver = self.version, self.saver
+        if self._begun == version:
+            return True
+        saver.save(version)
+        if goes_on := not saver.stopping:
+            self._measured = self.measure(version, last)
+            saver.at_target(version, self._measured)
+        self._begun = version
+        return goes_on
+
+    def finish(self, complete: bool = True) -> Ending:
+        """Save the last version, measure and record it; returns how the run ended.
+
+        Not `complete`: it was left before its last step.
+        """
+        version, saver = self.version, self.saver
+        ending = saver.ending(version, self.config.max_steps) if complete else "stopped"
+        saver.save(version, last=True)
+        measured = dict(self._measured) if self._begun == version and saver.at_target() else {}  # it came to the target
+        if ending != "stopped" and not measured:
+            measured = self.measure(version, last=True)
+        self.record_end(version, {} if ending == "stopped" else measured)
+        return ending
+
+    def give_up(self) -> None:
+        """Record all updates that were made; measure nothing any more."""
+        return
+
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the current version."""
+        return self.trainer.fingerprint()
+
+
 class Training(ABC):
     """A run that trains, as a context: inside it takes steps; leaving it saves the final version and closes the run.
 
@@ -38,7 +117,7 @@ class Training(ABC):
     kind: ClassVar[str]
     config: Any
     steps: Any
-    """`Steps` of RL or SFT, once the run is open: `begin` saves and measures a version, `step` makes the next one."""
+    """The `Loop`, once the run is open."""
     observers: list[Observer]
     run: RunWriter
     saver: Saver
@@ -154,10 +233,9 @@ class Training(ABC):
         return run
 
     @contextmanager
-    def _saving(
-        self, export: Export, snapshot: Callable[[bool], Snapshot], ckpt: CkptConfig | None, planned: bool = False
-    ) -> Iterator[None]:
+    def _saving(self, export: Export, ckpt: CkptConfig | None, planned: bool = False) -> Iterator[None]:
         """Save versions in the block; also when an error, a stop or a Halt ends it. The arguments are `Saver`'s."""
+        snapshot = lambda checkpoint: self.steps.snapshot(checkpoint)  # noqa: E731
         run, halted = self.run, None
         with StopRequest(run.display.notice, self.config.grace_seconds) as stop:
             self.saver = Saver(run, stop, ckpt, export, snapshot, planned)

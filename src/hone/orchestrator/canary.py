@@ -18,10 +18,11 @@ import torch
 from hone import rng
 from hone.algorithms.gap import Band, Gap, Verdict, band_of
 from hone.config.rl import RLConfig
+from hone.environments import Environment
 from hone.errors import Halt
-from hone.inference.types import SamplingParams
+from hone.inference.types import SamplingParams, sampling_params
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.groups import GroupSampler
+from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.types import Policy, Request
 from hone.runs.observer import Finding
 from hone.runs.writer import RunWriter
@@ -65,6 +66,12 @@ def fixed_tokens(examples: Sequence[Example], renderer: ChatRenderer, seq_len: i
     return tuple(joined[: min(FIXED_TOKENS, seq_len - 1)])  # a server counts a token that is to be sampled
 
 
+def first_examples(config: RLConfig, env: Environment, curriculum: Curriculum) -> list[Example]:
+    """Return the examples of the first draws of a task, at most those of a step."""
+    rows, prompts = env.split("train"), config.orchestrator.batch_size // config.orchestrator.rollouts_per_example
+    return [rows[index] for index in curriculum.first(min(prompts, EXAMPLES))]
+
+
 class Canary:
     """Measures `policy` against `trainer` on the prompts of these examples."""
 
@@ -97,11 +104,13 @@ class Canary:
         ]
 
     @classmethod
-    def from_config(cls, config: RLConfig, sampler: GroupSampler, policy: Policy, trainer: Trainer) -> Canary:
-        """Make one on the prompts of the run's first step, with completions no longer than those of its rollouts."""
-        examples, renderer = sampler.first_examples(EXAMPLES), sampler.maker.renderer
+    def from_config(
+        cls, config: RLConfig, examples: Sequence[Example], renderer: ChatRenderer, policy: Policy, trainer: Trainer
+    ) -> Canary:
+        """Make one on the run's `first_examples`, with completions no longer than those of its rollouts."""
+        sampling = sampling_params(next(iter(config.tasks().values())).orchestrator.sampling, return_kept_ids=True)
         max_tokens = config.orchestrator.sampling.max_tokens
-        return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampler.sampling)
+        return cls(policy, trainer, renderer, examples, config.seed, config.seq_len, max_tokens, sampling)
 
     def measure(self) -> Gap:
         """Measure both parts, of the weights that sampler and trainer have now; returns the worse gap."""
@@ -133,31 +142,22 @@ class GapWatch:
     Shows a verdict when it changes; `stop` raises Halt, unless `action` is "warn".
     """
 
-    def __init__(self, band: Band, action: str, run: RunWriter, canary: Canary | None = None) -> None:
-        self.band, self.action, self.run, self.canary = band, action, run, canary
+    def __init__(self, band: Band, action: str, run: RunWriter) -> None:
+        self.band, self.action, self.run = band, action, run
         self._verdicts: dict[str, Verdict] = {}
 
-    def published(self, version: int) -> dict[str, float]:
-        """Measure the canary of the version that sampler and trainer have now; returns its metrics."""
-        assert self.canary is not None
-        return self._judge_canary(version, self.canary.measure())
-
-    def scored(self, version: int, samplers: Sequence[Sequence[float]], trainer: Sequence[float]) -> dict[str, float]:
-        """Judge logprobs of the same tokens by servers and a trainer elsewhere, by the server that is furthest off; no
-        metrics without a server that can score given tokens.
-        """
-        gaps = [Gap.of(np.asarray(sampler) - np.asarray(trainer)) for sampler in samplers if len(sampler)]
-        return self._judge_canary(version, Gap.worst(gaps)) if gaps else {}
+    def published(self, version: int, gap: Gap | None) -> dict[str, float]:
+        """Judge the gap of the canary at a version; return its metrics, none without a gap."""
+        if gap is None:
+            return {}
+        metrics = canary_metrics(gap, self.band)
+        self._judge("canary", version, gap, metrics)
+        return metrics
 
     def trained(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Judge the gap of the tokens of a step that was trained on samples of its own version."""
         if (mean := metrics.get("logprob_gap/mean")) is not None and not metrics.get("staleness/mean"):
             self._judge("samples", step, Gap(float(mean), float(metrics["logprob_gap/max"])), {})
-
-    def _judge_canary(self, version: int, gap: Gap) -> dict[str, float]:
-        metrics = canary_metrics(gap, self.band)
-        self._judge("canary", version, gap, metrics)
-        return metrics
 
     def _judge(self, what: str, version: int, gap: Gap, metrics: Mapping[str, float]) -> None:
         """Report a gap of `version`, measured on `what`. Raises Halt with these metrics if it is too wide."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
+from hone.algorithms.gap import Gap
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.inference.engine import Engine
@@ -16,10 +19,16 @@ from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
 from hone.inference.text import before_stop
 from hone.inference.types import Completion, Job, SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Finished, Request, Update
+from hone.orchestrator.types import Finished, Policy, Request, Update, Updates
+from hone.trainer.export import save_weights
 from hone.trainer.packing import Batch
 from hone.trainer.step import Trainer
 from hone.types import Columns, Segment, joined
+
+if TYPE_CHECKING:
+    from hone.orchestrator.canary import Canary
+    from hone.runs.checkpoint import Tensors
+    from hone.runs.saving import Saver
 
 
 class EnginePolicy:
@@ -106,11 +115,12 @@ def segment_of(
     )
 
 
-class LocalTrainer:
+class LocalTrainer(Updates):
     """`Updates` of a trainer in this process: a batch is trained on when it is put.
 
     Its micro-batches have at most `micro_batch_tokens` tokens (None: what suits the device); completions of a group
-    share its prompt, which is computed once. `phase` times the step.
+    share its prompt, which is computed once. `policy` samples from its weights, `canary` measures the two; `phase`
+    times the step.
     """
 
     ready = True
@@ -119,15 +129,20 @@ class LocalTrainer:
         self,
         trainer: Trainer,
         micro_batch_tokens: int | None,
+        policy: Policy | None = None,
+        canary: Canary | None = None,
         phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
     ) -> None:
         self.trainer, self.micro_batch_tokens = trainer, micro_batch_tokens
-        self._phase = phase
+        self._policy, self._canary, self._phase = policy, canary, phase
         self._update: Update | None = None
 
     @property
     def version(self) -> int:
         return self.trainer.version - (self._update is not None)
+
+    def start(self, saver: Saver) -> None:
+        self.trainer.interrupt = saver.stop.check
 
     def put(self, step: int, batch: Batch) -> None:
         weights = self.trainer.fingerprint()
@@ -140,9 +155,16 @@ class LocalTrainer:
         assert update is not None, "a batch is put before its update is taken"
         return update
 
-    def release(self, version: int) -> None: ...
+    def publish(self, version: int) -> Gap | None:
+        if self._policy is not None:
+            self._policy.load(version)
+        return None if self._canary is None else self._canary.measure()
 
-    def give_up(self) -> None: ...
+    def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
+        return self.trainer.tensors(), None
+
+    def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        save_weights(folder, self.trainer.model, parameters)
 
     def fingerprint(self) -> str:
         return self.trainer.fingerprint()

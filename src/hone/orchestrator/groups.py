@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -40,8 +40,6 @@ from hone.trainer.packing import TRAINED, Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment, dense, ragged
 
-Sample = Callable[["GroupSampler", list[Example], list[int]], list[Rollout]]
-"""(sampler, examples, draws) -> rollouts, group by group; see `GroupSampler.sample`."""
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
@@ -68,38 +66,27 @@ class GroupSampler:
         orch = config.orchestrator
         self.config, self.env, self.policy, self.curriculum = config, env, policy, curriculum
         self.own_advantages, self.refill, self.name = own_advantages, orch.refill, name
-        self.prompts = orch.batch_size // orch.rollouts_per_example
         self.rows = env.split("train")
         self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
         limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
         self.maker = RequestMaker(renderer, *limits, config.seed, "rollout", env.tool_schemas)
 
     def groups(
-        self,
-        step: int,
-        count: int,
-        first_draw: int,
-        phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-        rollout_fn: Sample | None = None,
+        self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
     ) -> list[Group]:
         """Draw, sample and grade `count` groups of a step, in the order of their draws, from number `first_draw` on.
 
-        `phase` times sampling and grading. `rollout_fn` samples in place of `self.sample`.
+        `phase` times sampling and grading.
         """
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
-            early_grading = (
-                self.env.early_grading(config.seed, self.maker.rollouts) if rollout_fn is None else nullcontext()
-            )
-            with early_grading as early:
+            with self.env.early_grading(config.seed, self.maker.rollouts) as early:
                 with phase("sample"):
-                    if rollout_fn is None:
-                        rollouts = self.sample(examples, draws, step, early)
-                    else:
-                        rollouts = rollout_fn(self, examples, draws)
+                    rollouts = self.sample(examples, draws, step, early)
                 with phase("grade"):
-                    groups += grade_groups(self.env, examples, draws, rollouts, config, early, self.own_advantages)
+                    graded = grade_groups(self.env, examples, draws, rollouts, config, early)
+            groups += with_advantages_among(graded, config, self.own_advantages)
             missing = count - [group_state(group) for group in groups].count("trained")
             if missing <= 0:
                 break
@@ -114,10 +101,6 @@ class GroupSampler:
         walked = enumerate(self.curriculum.draw(drawn + count), first_draw)
         draws = [(number, draw) for number, draw in walked if not draw.retired]
         return [number for number, _ in draws[drawn:]], [self.rows[draw.index] for _, draw in draws[drawn:]]
-
-    def first_examples(self, count: int) -> list[Example]:
-        """Return the examples of the run's first draws: those of its first step, at most `count`."""
-        return [self.rows[index] for index in self.curriculum.first(min(self.prompts, count))]
 
     def sample(
         self, examples: Sequence[Example], draws: Sequence[int], step: int, early: EarlyGrading | None = None
@@ -136,12 +119,10 @@ def grade_groups(
     rollouts: Sequence[Rollout],
     config: RLConfig,
     early: EarlyGrading | None = None,
-    own_advantages: Advantages | None = None,
 ) -> list[Group]:
-    """Score the rollouts, given group by group, and compute their advantages.
+    """Score the rollouts, given group by group; they have no advantages yet.
 
-    The random numbers of a reward function derive from the config's seed. `early` has graded the rollouts
-    meanwhile.
+    The random numbers of a reward function derive from the config's seed. `early` has graded the rollouts meanwhile.
     """
     size = len(rollouts) // len(examples)
     if early is None:
@@ -152,11 +133,10 @@ def grade_groups(
         scores = [early_scores[rollout.sample_id] for rollout in rollouts]
     members = [slice(index * size, (index + 1) * size) for index in range(len(examples))]
     masks = config.orchestrator.truncated == "mask"
-    groups = [
+    return [
         Group(example, draw, list(rollouts[m]), scores[m], np.zeros(size, np.float32), masks_truncated=masks)
         for example, draw, m in zip(examples, draws, members, strict=True)
     ]
-    return with_advantages_among(groups, config, own_advantages)
 
 
 def fill(groups: Sequence[Group], room: int, config: RLConfig, own_advantages: Advantages | None = None) -> list[Group]:
@@ -193,7 +173,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
     ]
 
 
-def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None) -> list[Group]:
+def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None = None) -> list[Group]:
     """Return the groups with their advantages, those of their calls too, as if they were the step."""
     if not groups:
         return []

@@ -6,15 +6,14 @@ are ordered by task; each task has its own curriculum, advantages and `refill` r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from hone import rng
 from hone.config.rl import RLConfig
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, Sample, ledger_entries, step_metrics
+from hone.orchestrator.groups import ledger_entries, step_metrics
 from hone.orchestrator.ledger import Ledger
 from hone.types import Group
 
@@ -35,23 +34,6 @@ def shares(config: RLConfig, step: int) -> dict[str, int]:
     points = (np.arange(groups) + begin) / groups * ends[-1]
     owners = np.searchsorted(ends[:-1], points, side="right")
     return dict(zip(names, np.bincount(owners, minlength=len(names)).tolist(), strict=True))
-
-
-def make_groups(
-    samplers: Mapping[str, GroupSampler],
-    config: RLConfig,
-    step: int,
-    ledger: Ledger,
-    phase: Callable[[str], AbstractContextManager[None]] = lambda name: nullcontext(),
-    rollout_fn: Sample | None = None,
-) -> list[Group]:
-    """Draw, sample and grade the groups of a step: see `GroupSampler.groups`."""
-    groups, first = list[Group](), len(ledger.entries)
-    for name, count in shares(config, step).items():
-        if count:
-            made = samplers[name].groups(step, count, first, phase, rollout_fn)
-            groups, first = groups + made, first + len(samplers[name].curriculum.draw(len(made)))
-    return groups
 
 
 def close_draws(ledger: Ledger, curricula: Mapping[str, Curriculum], groups: Sequence[Group], step: int) -> None:

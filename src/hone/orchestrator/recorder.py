@@ -5,17 +5,20 @@ be graded: the first is shown with its traceback, all are counted, and too many 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
+from hone.algorithms.gap import Band
+from hone.config.rl import RLConfig
 from hone.errors import Halt, UserError
 from hone.grading import last_line
 from hone.model.texts import SpecialTexts
 from hone.orchestrator.canary import GapWatch
 from hone.orchestrator.groups import call_rewards, group_state, has_call_rewards, rewards
+from hone.orchestrator.types import Update
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter
@@ -30,19 +33,16 @@ LEAST = 256
 
 
 class RunRecorder:
-    """Records a run of RL. `needs_positive`: rewards below 0 are worth a warning, for a mean of rewards divides."""
+    """Records a run of RL, and judges it: sampler and trainer may be apart by `band`."""
 
-    def __init__(
-        self,
-        run: RunWriter,
-        saver: Saver,
-        watch: GapWatch,
-        failures: FailureWatch,
-        special_texts: SpecialTexts,
-        needs_positive: bool = False,
-    ) -> None:
-        self.run, self.saver, self.watch, self.failures = run, saver, watch, failures
-        self.special_texts, self.needs_positive = special_texts, needs_positive
+    def __init__(self, config: RLConfig, run: RunWriter, saver: Saver, band: Band, special_texts: SpecialTexts) -> None:
+        orch = config.orchestrator
+        self.run, self.saver, self.special_texts = run, saver, special_texts
+        self.watch = GapWatch(band, config.gap.action, run)
+        self.published = self.watch.published
+        self.failures = FailureWatch(orch.grading.max_failed, config.max_steps * orch.batch_size, run)
+        self.needs_positive = orch.advantage.divides_by_mean
+        """Rewards below 0 are worth a warning, for a mean of rewards divides."""
         self._all_masked_shown = False
 
     @contextmanager
@@ -51,16 +51,8 @@ class RunRecorder:
         with self.saver.stop.abandonable(), self.run.phase(name):
             yield
 
-    def record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        groups: list[Group],
-        weights: str,
-        timings: Mapping[str, float] | None = None,
-        token_stats: TokenStats | None = None,
-    ) -> None:
-        """Write a step; `weights` is the fingerprint of the version that it trained, `token_stats` are of its tokens.
+    def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
+        """Write a step with all its metrics, and the update that it made.
 
         Its rollouts come first: a step whose metrics are on disk has its samples on disk. Raises Halt if too many
         completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
@@ -70,13 +62,13 @@ class RunRecorder:
             rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
             with self.run.phase("record"):
                 self.run.rollouts(step, rows)
-                if token_stats is not None:
-                    self.run.token_stats(step, _token_rows(groups, token_stats))
+                if update.token_stats is not None:
+                    self.run.token_stats(step, _token_rows(groups, update.token_stats))
             scores = [score for group in groups for score in group.scores]
             self.run.note_weights(next((score.weights for score in scores if score.weights), {}))
         tokens = sum(segment.num_sampled for rollout in rollouts for segment in rollout.segments)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
-        self.run.log_step(step, metrics, rate | dict(timings or {}), weights)
+        self.run.log_step(step, metrics, rate | update.timings, update.weights)
         self._check_tools(step, rollouts)
         if groups and self.needs_positive:
             self._check_least(step, groups)

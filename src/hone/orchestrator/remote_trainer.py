@@ -1,28 +1,30 @@
 """The trainer in processes of its own, as the orchestrator sees it: batches go there, versions of weights come back.
 
-    trainer = RemoteTrainer(transport, session, policy, run)
-    trainer.start()
-    trainer.take()                              # version 0, which the server has now
-    trainer.put(0, sequences)
-    update = trainer.take()                     # version 1
-
 A thread gives each new version to the server while that samples: it takes the results in order, has the server
 take their weights, and asks it for the logprobs of the canary; the loop collects what it has done.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 
+import numpy as np
+import torch
+
+from hone.algorithms.gap import Gap
+from hone.model.hf import copy_weights
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.shared_memory import NO_ROOM, disk_message
-from hone.orchestrator.types import Update
+from hone.orchestrator.types import Update, Updates
+from hone.runs.checkpoint import Tensors
 from hone.runs.saving import Saver
 from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
@@ -55,7 +57,7 @@ class _Closed(Exception):
     """The thread is to end."""
 
 
-class RemoteTrainer:
+class RemoteTrainer(Updates):
     """`Updates` by a trainer elsewhere; the first `take` gives the version that `session` begins with.
 
     `alive` is called while waiting, and may raise. So is the check of `saver.stop`: when the run has to end, nothing
@@ -65,6 +67,7 @@ class RemoteTrainer:
     """
 
     saver: Saver
+    plans = True
 
     def __init__(
         self,
@@ -94,9 +97,11 @@ class RemoteTrainer:
         self._parts: dict[int, Path] = {}
         transport.interrupt = self._interrupt
 
-    def start(self) -> None:
-        """Begin to publish what the trainer makes."""
+    def start(self, saver: Saver) -> None:
+        """Begin to publish what the trainer makes, and take the version that the session begins with."""
+        self.saver = saver
         self._thread.start()
+        self.take()
 
     def put(self, step: int, batch: Batch) -> None:
         """Hand over the batch of a step, as soon as there is room for it."""
@@ -127,11 +132,35 @@ class RemoteTrainer:
         tokens = TokenStats(**result.arrays) if result.arrays else None
         return Update(result.metrics, weights, timings, tokens)
 
+    def publish(self, version: int) -> Gap | None:
+        """Return the gap of the server that is furthest off; None without a server that can score given tokens."""
+        self._note_servers()
+        published = self.published
+        assert published is not None and published.result.version == version
+        if published.error is not None:
+            raise published.error
+        trained = np.asarray(published.result.canary)
+        gaps = [Gap.of(np.asarray(scores) - trained) for scores in published.scores or () if len(scores)]
+        return Gap.worst(gaps) if gaps else None
+
     def release(self, version: int) -> None:
         self._released = version
 
     def give_up(self) -> None:
         self._quiet = True
+
+    def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
+        self.kept = self.version
+        return {}, self.part(self.version) if checkpoint else None
+
+    def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        source, memory = self.transport.weights(version), self.session.memory
+        if memory is not None and source.is_relative_to(memory):
+            copy_weights(source, folder)
+        else:
+            link_files(source, folder)
+        if self.kept == version:
+            self.kept = None
 
     def fingerprint(self) -> str:
         return self._weights
@@ -153,12 +182,18 @@ class RemoteTrainer:
         self._quiet = self._closed = True
         if self._thread.is_alive():
             self._thread.join(timeout=5)
+        self._note_servers()
         if self._ended or self._put > self.version:
             return
         self._end(self.version, None)
         deadline = time.monotonic() + FAREWELL
         while self.transport.result(self.version, wait=False) is None and time.monotonic() < deadline:
             time.sleep(LOOK)
+
+    def _note_servers(self) -> None:
+        """Record which servers were lost, and which are back."""
+        while self.policy.fleet.changes:
+            self.run.event("server", self.policy.version, **self.policy.fleet.changes.pop(0))
 
     def _part(self, version: int) -> str:
         folder = self._parts[version] = self.run.checkpoints.part(version)
@@ -223,3 +258,15 @@ class RemoteTrainer:
             was_quiet, self._quiet = self._quiet, True
             return Published(result, error=None if was_quiet else error)
         return Published(result, scores, time.perf_counter() - began)
+
+
+def link_files(source: Path, folder: Path) -> None:
+    """Put the files of `source`, an adapter's too, into `folder`: as links, or as copies where links are impossible."""
+
+    def link(file: str, target: str) -> None:
+        try:
+            os.link(file, target)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(file, target)
+
+    shutil.copytree(source, folder, copy_function=link, dirs_exist_ok=True)

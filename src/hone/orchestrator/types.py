@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
+from hone.algorithms.gap import Gap
 from hone.inference.types import SamplingParams
 from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
 from hone.types import Message, Segment
+
+if TYPE_CHECKING:
+    import torch
+
+    from hone.runs.checkpoint import Tensors
+    from hone.runs.saving import Saver
 
 
 @dataclass(frozen=True)
@@ -72,38 +80,48 @@ class Update:
     token_stats: TokenStats | None = None
 
 
-class Updates(Protocol):
+class Updates(ABC):
     """A maker of new weights: the trainer in this process, or one in processes of its own.
 
-    `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait.
+    `version` and `fingerprint()` describe the last update that was taken; `ready`: `take` would not wait. With
+    `plans` it must know before an update if a checkpoint will be made of it (see `Saver.planned`).
     """
 
-    @property
-    def version(self) -> int: ...
+    plans = False
+    version: int
+    ready: bool
 
-    @property
-    def ready(self) -> bool: ...
+    @abstractmethod
+    def start(self, saver: Saver) -> None:
+        """Begin: from now on `saver` saves versions, and may ask for a stop."""
 
+    @abstractmethod
     def put(self, step: int, batch: Batch) -> None:
         """Hand over the batch of a step."""
-        ...
 
+    @abstractmethod
     def take(self) -> Update:
         """Return the update on the oldest batch that was put; `version` is the one that it made from then on."""
-        ...
+
+    @abstractmethod
+    def publish(self, version: int) -> Gap | None:
+        """Put the current version into the sampler; return how far apart the two are, None if that isn't measured."""
 
     def release(self, version: int) -> None:
         """Let the sampler have later versions than `version`, which has been measured."""
-        ...
+        return
 
     def give_up(self) -> None:
         """Publish no more versions: the run ends with what is in flight."""
-        ...
+        return
 
+    @abstractmethod
+    def snapshot(self, checkpoint: bool) -> tuple[Tensors, Path | None]:
+        """Return the live tensors to save, and the folder where other processes wrote files for a `checkpoint`."""
+
+    @abstractmethod
+    def export(self, folder: Path, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Write the weights of a saved version into a folder; `parameters` are those of its snapshot."""
+
+    @abstractmethod
     def fingerprint(self) -> str: ...
-
-
-Publish = Callable[[int], dict[str, float]]
-"""(version) -> metrics: puts that version of the weights into the sampler, and judges how far the two are apart."""
-Evaluate = Callable[[int, bool], dict[str, float]]
-"""(version, is this the end?) -> the evaluation metrics that are due, or an empty dict."""

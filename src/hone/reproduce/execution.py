@@ -8,40 +8,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from hone.algorithms.gap import Band, Gap
 from hone.composition.own_functions import OwnFunctions
-from hone.composition.parts import (
-    eval_envs,
-    make_evaluate,
-    make_sft_trainer,
-    make_trainer,
-    model_digests,
-    task_digests,
-    task_of,
-)
-from hone.composition.rl import Steps
+from hone.composition.parts import eval_envs, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
 from hone.composition.sft import Progress, SFTSteps, load_data
+from hone.composition.steps import Tasks, build
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.errors import UserError, first_line
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
-from hone.orchestrator.canary import Canary, band_from_config, canary_metrics
+from hone.orchestrator.canary import Canary, band_from_config, canary_metrics, first_examples
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import GroupSampler, group_state, with_advantages
-from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.mix import make_groups
+from hone.orchestrator.groups import group_state, with_advantages
 from hone.orchestrator.teacher import with_teacher_logprobs
-from hone.orchestrator.types import Evaluate, Publish
+from hone.orchestrator.types import Update
 from hone.reproduce import machine
 from hone.reproduce.compare import Difference, Row, StepRecord, first_difference
-from hone.reproduce.recorded import resample_recorded
+from hone.reproduce.recorded import RecordedPolicy
 from hone.reproduce.records import (
     CANARY,
     EVALUATIONS,
@@ -55,13 +45,13 @@ from hone.reproduce.records import (
 from hone.runs import Run, provenance
 from hone.runs.provenance import most_ranks
 from hone.runs.rollouts import as_read, columns_of, group_rows
+from hone.runs.signals import StopRequest
 from hone.runs.view import rollouts_file
 from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
-from hone.trainer.token_stats import TokenStats
 from hone.trust import NotTrusted
-from hone.types import Example, Group, Message, Outcome, Rollout, Segment, dense
+from hone.types import Group, Message, Outcome, Rollout, Segment, dense
 
 OnStep = Callable[[int], None]
 FAILED = [outcome for outcome in Outcome if outcome.is_failure]
@@ -70,36 +60,33 @@ TOLERANCE = {"fp32": 1e-5, "bf16_linear": 1e-3, "bf16": 1e-3}
 
 
 class Memory:
-    """Keeps what the last step recorded, in place of a run directory: a `RunRecorder` of RL, the `RunWriter` of SFT."""
+    """The recorder, log and saver of a loop, in place of a run directory: keeps the last step."""
 
-    seconds_so_far = 1.0
+    seconds_so_far, stopping = 1.0, False
 
-    def __init__(self) -> None:
-        self.saver: Any = SimpleNamespace(stopping=False, save=lambda step, last=False: None, ending=lambda *_: "done")
-        self.saver.at_target = lambda *_: False
-        self.saver.stop = SimpleNamespace(abandonable=nullcontext)
+    def __init__(self, band: Band | None = None) -> None:
+        self.saver, self.stop, self.band = self, StopRequest(lambda text: None), band
         self.evals: list[Row] | None = None
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def record(
-        self,
-        step: int,
-        metrics: dict[str, float],
-        groups: list[Group],
-        weights: str,
-        timings: Mapping[str, float] | None = None,
-        token_stats: TokenStats | None = None,
-    ) -> None:
-        self.groups = groups
-        self.log_step(step, metrics, weights=weights)
+    def save(self, step: int) -> None: ...
 
-    def log_step(self, step: int, metrics: dict[str, Any], timings: Any = None, weights: str | None = None) -> None:
-        self.metrics, self.weights = metrics, weights or ""
+    def at_target(self, version: int = 0, metrics: Mapping[str, float] | None = None) -> bool:
+        return False
+
+    def published(self, version: int, gap: Gap | None) -> dict[str, float]:
+        return canary_metrics(gap, self.band) if gap and self.band else {}
 
     def evaluated(self, step: int, samples: Sequence[Any], rows: list[dict[str, Any]]) -> None:
         self.evals = as_read(rows)
+
+    def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
+        self.weights = update.weights
+
+    def log_step(self, step: int, metrics: dict[str, Any], timings: Any = None, weights: str = "") -> None:
+        self.weights = weights
 
 
 class Rebuilt:
@@ -117,11 +104,11 @@ class Rebuilt:
     """
 
     trainer: Trainer
+    steps: Any
     build: Callable[[Decoder, bool], None]
     begin: Callable[[Mapping[str, Any] | None], None]
     retrain: Callable[[int], StepRecord]
     repeat: Callable[[int], StepRecord]
-    evaluation: Callable[[], StepRecord]
 
     def __init__(
         self,
@@ -183,6 +170,12 @@ class Rebuilt:
         self.loaded = version
         self.begin(state)
 
+    def evaluation(self) -> StepRecord:
+        self.memory.evals = None
+        version = self.trainer.version
+        metrics = self.steps.measure(version, last=True)
+        return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint(), evals=self.memory.evals)
+
     def replay(self, until: int, on_step: OnStep = lambda step: None) -> Difference | None:
         """Take the steps up to version `until` again from their recorded rollouts, and compare each with the record.
 
@@ -200,133 +193,81 @@ class RebuiltRL(Rebuilt):
     """An RL run. With `replay_only` it has no task, and can't repeat a step."""
 
     def build(self, model: Decoder, replay_only: bool) -> None:
-        config, records = self.config, self.records
+        config, info = self.config, self.records.run.info
         if self.missing_model and config.trainer.loss.kl_coef > 0:
             raise UserError(
                 f"the KL term of this run needs its initial model, but {self.missing_model}: say where it is by --model"
             )
         self.sources |= OwnFunctions.of(config).digests
         self.trainer = make_trainer(config, model, record_tokens=False)
-        self.samplers: dict[str, GroupSampler] = {}
-        self.evaluate: Evaluate | None = None
-        self.publish: Publish | None = None
-        info, envs, evals = records.run.info, dict[str, Environment](), dict[str, Environment]()
+        envs, evals, curricula = dict[str, Environment](), dict[str, Environment](), dict[str, Curriculum]()
         if not replay_only:
             with needed_here("task"):
                 envs = {name: task_of(one) for name, one in config.tasks().items()}
                 evals = eval_envs(config, envs)
-            self.regrades = not any(env.why_not_graded for env in envs.values())
-            self.evaluates = not any(env.why_not_graded for env in evals.values())
-        self.curricula = {}
         for name, one in config.tasks().items():
             left_out = info["left_outs"][name] if name else info.get("left_out", [])
             # Older runs, which don't say, have no curriculum.
             size = info["pools"][name] if name else info.get("pool", 1)
             with needed_here("task"):
                 rows = size + len(left_out) if replay_only else len(envs[name].split("train"))
-            self.curricula[name] = Curriculum.from_config(one, rows, left_out)
+            curricula[name] = Curriculum.from_config(one, rows, left_out)
+        self.policy, canary = None, None
         if not replay_only:
-            self._make_samplers(envs, evals)
-
-    def _make_samplers(self, envs: Mapping[str, Environment], evals: Mapping[str, Environment]) -> None:
-        config, renderer = self.config, self.renderer
-        self.sources |= task_digests(config, envs, evals)
-        self.resamples = self.regrades and why_not_resampled(config, self.records.run) is None
-        if not self.regrades:
-            return
-        policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, renderer)
-        self.samplers = {
-            name: GroupSampler(one, envs[name], renderer, policy, self.curricula[name], name=name)
-            for name, one in config.tasks().items()
-        }
-        if not self.resamples:
-            return
-        if self.evaluates:
-            self.evaluate = make_evaluate(config, evals, renderer, policy, self.memory)
-        own_canary = config.mode != "split"  # that of a server is another one
-        first = next(iter(self.samplers.values()))
-        canary = Canary.from_config(config, first, policy, self.trainer) if own_canary else None
-        band = band_from_config(config, self.trainer.model.config.num_layers)
-
-        def publish(version: int) -> dict[str, float]:
-            policy.load(version)
-            return canary_metrics(canary.measure(), band) if canary else {}
-
-        self.publish = publish
+            self.sources |= task_digests(config, envs, evals)
+            self.regrades = not any(env.why_not_graded for env in envs.values())
+            self.evaluates = not any(env.why_not_graded for env in evals.values())
+            self.resamples = self.regrades and why_not_resampled(config, self.records.run) is None
+        if self.resamples and not replay_only:
+            self.policy = own_policy(config, [*envs.values(), *evals.values()], self.trainer, self.renderer)
+            if config.mode != "split":  # there it is a server's
+                first = first_examples(config, next(iter(envs.values())), next(iter(curricula.values())))
+                canary = Canary.from_config(config, first, self.renderer, self.policy, self.trainer)
+        elif self.regrades and not replay_only:
+            self.policy = RecordedPolicy({}, self.renderer, lag=config.orchestrator.max_async_level)
+        self.memory.band = band_from_config(config, model.config.num_layers)
+        self.tasks = Tasks(envs, evals if self.resamples and self.evaluates else {}, curricula, self.renderer)
+        self.updates = LocalTrainer(self.trainer, config.trainer.micro_batch_tokens, self.policy, canary)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        ledger = Ledger(state["ledger"] if state else None)
-        for name, curriculum in self.curricula.items():
-            curriculum.restore(ledger.of(name))
-        self.steps = Steps(
-            self.config,
-            self.samplers,
-            self.curricula,
-            LocalTrainer(self.trainer, self.config.trainer.micro_batch_tokens),
-            ledger,
-            self.memory,
-            self.publish or (lambda version: {}),
-            self._evaluate,
-        )
+        teacher = self._recorded_teacher if self.config.teacher is not None else None
+        self.steps = build(self.config, self.tasks, self.policy, self.updates, self.memory, state, teacher)
 
     def retrain(self, step: int) -> StepRecord:
         return self._update(step, self._recorded(step))
 
     def repeat(self, step: int) -> StepRecord:
-        self.memory.evals = None
+        self.memory.evals, recorded = None, dict[str, Rollout]()
         if not self.regrades:
             return self.retrain(step)
-        groups = self.steps.sample() if self.resamples else self._graded_again(step)
-        if self.config.teacher is not None:
-            groups = self._with_recorded_teacher(step, groups)
+        if isinstance(self.policy, RecordedPolicy):
+            recorded = self._recorded_rollouts(step)
+            self.policy.recorded, self.policy.version = recorded, step
+        # Measured also where it was not due: the run ended there before.
+        self.steps.begin(last=self.records.was_evaluated(step))
+        groups = self.steps.sample()
+        if more := recorded.keys() - {one.sample_id for group in groups for one in group.rollouts}:
+            raise UserError(
+                f"{self.records.run.path}/{rollouts_file(step)} has {min(more)}, a completion that the config does not "
+                "draw: compare it with another copy of the run"
+            )
         return replace(self._update(step, groups), evals=self.memory.evals)
 
-    def evaluation(self) -> StepRecord:
-        assert self.evaluate is not None and self.publish is not None
-        self.memory.evals = None
-        version = self.trainer.version
-        metrics = self.publish(version) | self.evaluate(version, True)
-        return StepRecord(version, None, _finite(metrics), self.trainer.fingerprint(), evals=self.memory.evals)
-
-    def _evaluate(self, version: int, last: bool) -> dict[str, float]:
-        """Evaluate also where the run did so although it was not due: it had ended there before."""
-        return self.evaluate(version, last or self.records.was_evaluated(version)) if self.evaluate else {}
-
-    def _graded_again(self, step: int) -> list[Group]:
-        """Grade the recorded token ids of a step again: prompts and texts are those of config and task."""
-        used = 0
-        recorded = [rollout for group in self._recorded(step) for rollout in group.rollouts]
-
-        def sample(sampler: GroupSampler, examples: list[Example], draws: list[int]) -> list[Rollout]:
-            nonlocal used
-            begin, used = used, used + len(draws) * self.config.orchestrator.rollouts_per_example
-            if used > len(recorded):
-                raise self._other_completions(step, len(recorded), used)
-            return resample_recorded(sampler, examples, draws, step, recorded[begin:used])
-
-        groups = make_groups(self.samplers, self.config, step, self.steps.ledger, rollout_fn=sample)
-        if used < len(recorded):
-            raise self._other_completions(step, len(recorded), used)
-        return groups
-
-    def _with_recorded_teacher(self, step: int, groups: list[Group]) -> list[Group]:
+    def _recorded_teacher(self, groups: Sequence[Group]) -> list[Group]:
         """Return the groups with the run's teacher logprobs, for completions whose tokens are those recorded."""
-        recorded = {one.sample_id: one.first for group in self._recorded(step) for one in group.rollouts}
+        recorded = self._recorded_rollouts(self.trainer.version)
 
         def logprobs(again: Rollout) -> np.ndarray | None:
             old = recorded.get(again.sample_id)
-            if old is None or not np.array_equal(old.token_ids, again.first.token_ids):
+            if old is None or not np.array_equal(old.token_ids, again.token_ids):
                 return None
-            return dense(old.columns, "teacher_logprobs")
+            return dense(old.first.columns, "teacher_logprobs")
 
         rows = [logprobs(rollout) for group in groups for rollout in group.rollouts]
         return with_teacher_logprobs(groups, rows)
 
-    def _other_completions(self, step: int, recorded: int, wanted: int) -> UserError:
-        return UserError(
-            f"{self.records.run.path}/{rollouts_file(step)} has {recorded} completions, where the config has {wanted}: "
-            "compare it with another copy of the run"
-        )
+    def _recorded_rollouts(self, step: int) -> dict[str, Rollout]:
+        return {one.sample_id: one for group in self._recorded(step) for one in group.rollouts}
 
     def _recorded(self, step: int) -> list[Group]:
         rows = self.records.rows(step)
@@ -345,37 +286,28 @@ class RebuiltRL(Rebuilt):
 
 
 class RebuiltSFT(Rebuilt):
-    """An SFT run. Its steps are a function of the data, so retraining one is repeating it."""
+    """An SFT run. Its steps are a function of the data."""
 
     def build(self, model: Decoder, replay_only: bool) -> None:
-        config = self.config
         with needed_here("data"):
-            data = load_data(config, self.renderer, model)
-        self.source, self.validation, self.sources = data.source, data.validation, self.sources | data.digests
-        self.trainer = make_sft_trainer(config, model)
-        self.evaluates = config.val is not None
+            self.data = load_data(self.config, self.renderer, model)
+        self.sources |= self.data.digests
+        self.trainer, self.evaluates = make_sft_trainer(self.config, model), self.config.val is not None
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
         progress = Progress(**state["progress"]) if state else Progress()
         trainer = RankedTrainer(ALONE, lambda: self.trainer, self.config.data.micro_batch_tokens)
         trainer.start()
-        self.steps = SFTSteps(
-            self.config, self.source, self.validation, trainer, progress, self.memory, self.memory.saver
-        )
+        data, memory = self.data, self.memory
+        self.steps = SFTSteps(self.config, data.source, data.validation, trainer, progress, memory, memory)
 
     def retrain(self, step: int) -> StepRecord:
-        return self._step(step, validate=False)
+        metrics = self.steps.update()
+        return StepRecord(step, None, _finite(metrics), self.memory.weights, self.trainer.fingerprint())
 
     def repeat(self, step: int) -> StepRecord:
-        due = self.config.val is not None and step % self.config.val.interval == 0
-        return self._step(step, validate=due or self.records.was_evaluated(step))
-
-    def evaluation(self) -> StepRecord:
-        return StepRecord(self.trainer.version, None, _finite(self.steps.validate()), self.trainer.fingerprint())
-
-    def _step(self, step: int, validate: bool) -> StepRecord:
-        metrics = self.steps.step(validate)
-        return StepRecord(step, None, _finite(metrics), self.memory.weights, self.trainer.fingerprint())
+        self.steps.begin(last=self.records.was_evaluated(step))
+        return self.retrain(step)
 
 
 def why_not_resampled(config: RLConfig | SFTConfig, run: Run) -> str | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from hone.composition.machine import configure, device_of
+from hone.composition.machine import configure_run, device_of
 from hone.composition.parts import load_policy
 from hone.config.base import changed
 from hone.config.parse import parse
@@ -85,11 +85,9 @@ def rebuild(
     config = read_config(run)
     records, device = Records(run), _device(config.model.device)
     own = {"model.device": device, "model.name": model_name or config.model.name, "display": "auto"}
-    config = changed(config, own)
+    config = changed(config, own | {"stop": None})  # nothing is looked for ahead of a step
     config, model, renderer, missing_model = _load_model(run, records, config)
-    threads = run.info.get("threads") or config.threads
-    kernels: dict[str, Any] = {"deterministic": bool(config.deterministic), "compiled": config.model.compile}
-    configure(threads, model.num_parameters, **kernels, device=model.device)
+    configure_run(config, model, threads=run.info.get("threads"))
     saved = run.checkpoints
     intact = saved.steps() if files_checked else [step for step in saved.steps() if not saved.problems(step)]
     kind = RebuiltRL if isinstance(config, RLConfig) else RebuiltSFT

@@ -1,56 +1,46 @@
-"""Rollouts that are sampled again as they were recorded, with an environment that answers anew."""
+"""Completions that are repeated as they were recorded, for an environment that answers and grades anew."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
+from hone.errors import UserError
 from hone.inference.text import before_stop
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import roll_out
-from hone.orchestrator.groups import GroupSampler
 from hone.orchestrator.types import Finished, Request
-from hone.types import Example, Rollout, Segment, ragged, where
-
-
-def resample_recorded(
-    sampler: GroupSampler,
-    examples: Sequence[Example],
-    draws: Sequence[int],
-    step: int,
-    recorded: Sequence[Rollout],
-) -> list[Rollout]:
-    """Return what `sampler.sample` gives if the policy is version `step` and chooses the tokens of `recorded`.
-
-    If versions may change meanwhile, each token gets its recorded one. Raises ValueError if `recorded` has another
-    number of them.
-    """
-    places = sampler.maker.places(draws, step)
-    rollouts = {"{}-{}-{}".format(*place): one for place, one in zip(places, recorded, strict=True)}
-    lag = sampler.config.orchestrator.max_async_level
-    policy = RecordedPolicy(rollouts, sampler.maker.renderer, step, lag)
-    return roll_out(sampler.env, policy, sampler.maker, examples, draws, step, sampler.sampling)
+from hone.types import Rollout, Segment, ragged, where
 
 
 class RecordedPolicy:
-    """A `Sampler` that repeats what was `recorded`, by sample id, as version `version` of a policy.
+    """A `Policy` that repeats what was `recorded`, by sample id, as this `version`.
 
     A token gets its recorded version, clipped to the `lag` versions before this one and this one. A turn that was not
-    recorded (the environment answers where it did not before) is answered with an end token alone.
+    recorded (the environment answers where it did not before) is answered with an end token alone. Raises UserError for
+    a sample that was not recorded.
     """
 
-    def __init__(self, recorded: Mapping[str, Rollout], renderer: ChatRenderer, version: int, lag: int = 0) -> None:
-        self._recorded, self._renderer, self._version, self._lag = recorded, renderer, version, lag
+    def __init__(self, recorded: Mapping[str, Rollout], renderer: ChatRenderer, version: int = 0, lag: int = 0) -> None:
+        self.recorded, self.version = recorded, version
+        self._renderer, self._lag = renderer, lag
+
+    def load(self, version: int, path: Path | None = None) -> None: ...
+
+    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
+        raise AssertionError("no logprobs of other tokens are recorded")
 
     def sample(
         self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
     ) -> list[Segment]:
         turns = []
+        if missing := [request.sample_id for request in requests if request.sample_id not in self.recorded]:
+            raise UserError(f"the run has no completion {missing[0]}: compare it with another copy")
         for index, request in enumerate(requests):
-            turn = self._turn(request, self._recorded[request.sample_id], sampling.stop_strings)
+            turn = self._turn(request, self.recorded[request.sample_id], sampling.stop_strings)
             turns.append(segment_of(request, *turn, self._renderer, sampling.stop_strings))
             if finished is not None:
                 finished(index, turns[index])
@@ -62,9 +52,9 @@ class RecordedPolicy:
         indices = np.flatnonzero(recorded.sampled_mask)
         turns = np.split(indices, np.flatnonzero(np.diff(indices) > 1) + 1)
         if request.turn >= len(turns):
-            return Completion([self._renderer.end_of_turn_id], [0.0], "stop"), [self._version]
+            return Completion([self._renderer.end_of_turn_id], [0.0], "stop"), [self.version]
         turn = turns[request.turn]
-        versions = recorded.versions[turn].clip(self._version - self._lag, self._version).tolist()
+        versions = recorded.versions[turn].clip(self.version - self._lag, self.version).tolist()
         ids, logprobs = recorded.token_ids[turn].tolist(), recorded.logprobs[turn].tolist()
         reason = recorded.stop_reason
         if rollout.state is not None and request.turn < len(turns) - 1:

@@ -19,22 +19,14 @@ GATHERED_BYTES = 10**9
 """Largest file of weights in shards: so much of them rank 0 holds whole at once."""
 
 
-def export_weights(
-    folder: Path,
-    model: Decoder,
-    renderer: ChatRenderer,
-    card: str,
-    parameters: Mapping[str, torch.Tensor] | None = None,
-) -> None:
-    """Write config, safetensors, tokenizer with its chat template, and the model card (README.md) into `folder`; with
-    LoRA the adapter too.
+def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Tensor] | None = None) -> None:
+    """Write config and safetensors into `folder`; with LoRA the adapter too.
 
     `parameters` by name stand in for the model's own: a copy of an earlier version.
     """
     save_model(model, folder, parameters=parameters)
     if model.lora is not None:
         save_adapter(model, folder / ADAPTER, parameters)
-    add_tokenizer(folder, renderer, card)
 
 
 def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:

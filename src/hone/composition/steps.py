@@ -1,0 +1,197 @@
+"""The steps of RL, in one process, in several, or again in `hone verify`; `build` makes their parts from a config.
+
+Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
+minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups
+whose rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the
+counter and the schedule go on. No value network, no KL by default, one update per batch, no replay.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from hone.composition.parts import evaluate_policy
+from hone.composition.training import Loop
+from hone.config.rl import RLConfig
+from hone.environments import Environment
+from hone.errors import Halt
+from hone.model.chat import ChatRenderer
+from hone.orchestrator.curriculum import Curriculum
+from hone.orchestrator.groups import Advantages, GroupSampler, trainable
+from hone.orchestrator.ledger import Ledger
+from hone.orchestrator.mix import close_draws, mix_metrics, pool_metrics, shares
+from hone.orchestrator.recorder import RunRecorder
+from hone.orchestrator.types import Policy, Update, Updates
+from hone.runs.saving import Ending, Snapshot
+from hone.runs.signals import StepAbandoned
+from hone.types import Group
+
+
+@dataclass(eq=False)
+class Tasks:
+    """The tasks of a run by name: to `train` on, with `curricula` that draw the examples, and for `evaluation`.
+
+    `renderer` writes the prompts. `advantages` replaces the algorithm's function, if a program gave one.
+    """
+
+    train: Mapping[str, Environment]
+    evaluation: Mapping[str, Environment]
+    curricula: Mapping[str, Curriculum]
+    renderer: ChatRenderer
+    advantages: Advantages | None = None
+
+
+Teach = Callable[[Sequence[Group]], list[Group]]
+"""Returns the groups with a teacher's logprobs of the sampled tokens."""
+
+
+@dataclass
+class PendingStep:
+    """A step that the trainer has got; its update was not taken yet."""
+
+    step: int
+    groups: list[Group]
+    metrics: dict[str, float]
+    totals: dict[str, float]
+
+
+def build(
+    config: RLConfig,
+    tasks: Tasks,
+    policy: Policy | None,
+    trainer: Updates,
+    recorder: RunRecorder,
+    state: Mapping[str, Any] | None = None,
+    teacher: Teach | None = None,
+) -> Steps:
+    """Make the steps of a run, which go on from the `state` in a checkpoint (None: from the beginning).
+
+    Without a policy nothing can be sampled, and `update` takes groups from elsewhere. The recorder has a run directory,
+    or keeps a step in memory.
+    """
+    ledger, samplers = Ledger(state["ledger"] if state else None), dict[str, GroupSampler]()
+    for name, one in config.tasks().items():
+        curriculum = tasks.curricula[name]
+        curriculum.restore(ledger.of(name))
+        if policy is not None:
+            env, own = tasks.train[name], tasks.advantages
+            samplers[name] = GroupSampler(one, env, tasks.renderer, policy, curriculum, own, name)
+    return Steps(config, tasks, policy, samplers, trainer, ledger, recorder, teacher)
+
+
+@dataclass(eq=False)
+class Steps(Loop):
+    """The loop: draw, sample, grade, take advantages (`sample`); pack, train (`update`); publish, evaluate (`measure`).
+
+    With `max_async_level` k > 0 up to k batches are on their way to the trainer while the next one is sampled, and new
+    weights reach the sampler in the middle of that. Draws keep their order whatever k is.
+    """
+
+    config: RLConfig
+    tasks: Tasks
+    policy: Policy | None
+    samplers: Mapping[str, GroupSampler]
+    trainer: Updates
+    ledger: Ledger
+    recorder: RunRecorder
+    teacher: Teach | None
+    metrics: dict[str, float] = field(default_factory=dict, init=False)
+    """Metrics of the last recorded step."""
+    _pending: deque[PendingStep] = field(default_factory=deque, init=False)
+
+    def __post_init__(self) -> None:
+        self.saver = self.recorder.saver
+
+    @property
+    def next_step(self) -> int:
+        """The step that comes next: updates that were taken, and those on their way."""
+        return self.version + len(self._pending)
+
+    def step(self) -> dict[str, float]:
+        return self.update(self.sample())
+
+    def sample(self) -> list[Group]:
+        """Draw the next prompts, sample a group of completions of each, grade them, and take their advantages."""
+        if not self.begin():
+            raise StepAbandoned
+        step, groups, draw = self.next_step, list[Group](), len(self.ledger.entries)
+        for name, count in shares(self.config, step).items():
+            if count:
+                made = self.samplers[name].groups(step, count, draw, self.recorder.phase)
+                groups, draw = groups + made, draw + len(self.tasks.curricula[name].draw(len(made)))
+        if self.teacher is None:
+            return groups
+        with self.recorder.phase("teacher"):
+            return self.teacher(groups)
+
+    def update(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""
+        step, orch, groups = self.next_step, self.config.orchestrator, list(groups)
+        metrics, batch = mix_metrics(groups, self.config, step), trainable(groups, self.config)
+        self.trainer.put(step, batch)
+        close_draws(self.ledger, self.tasks.curricula, groups, step)
+        totals = {"tokens/total": self.ledger.tokens} | pool_metrics(self.tasks.curricula)
+        self._pending.append(PendingStep(step, groups, metrics, totals))
+        while self._pending and (len(self._pending) > orch.max_async_level or self.trainer.ready):
+            self._take()
+        return self.metrics
+
+    def begin(self, last: bool = False) -> bool:
+        goes_on = super().begin(last)
+        self.trainer.release(self.version)
+        return goes_on
+
+    def measure(self, version: int, last: bool) -> dict[str, float]:
+        """Publish the version to the sampler, and evaluate it every `eval.interval` versions and at the end."""
+        with self.recorder.phase("publish"):
+            gap = self.trainer.publish(version)
+        self._measured = metrics = self.recorder.published(version, gap)
+        evals, envs = self.config.orchestrator.eval, self.tasks.evaluation
+        if self.policy is None or evals is None or not envs or (version % evals.interval and not last):
+            return metrics
+        samples, rows = [], []
+        for name, one in self.config.eval_tasks().items():
+            with self.recorder.phase("evaluate"):
+                result = evaluate_policy(one, envs[name], self.tasks.renderer, self.policy)
+            result = replace(result, env_id=name or result.env_id)
+            samples += result.samples
+            rows += [{"env": name} | row for row in result.rows()] if len(envs) > 1 else result.rows()
+            metrics |= result.metrics()
+        self.recorder.evaluated(version, samples, rows)
+        return metrics
+
+    def finish(self, complete: bool = True) -> Ending:
+        while self._pending:
+            self._take()
+        return super().finish(complete)
+
+    def record_end(self, version: int, metrics: dict[str, float]) -> None:
+        self.recorder.record(version, metrics, [], Update({}, self.fingerprint()))
+
+    def give_up(self) -> None:
+        """Record what the trainer has got already; nothing is published or measured any more."""
+        self.trainer.give_up()
+        while self._pending:
+            with suppress(Halt):  # the first one ends the run
+                self._take(begin=False)
+
+    def snapshot(self, checkpoint: bool) -> Snapshot:
+        """Return the state to save, of which a `checkpoint` will be made or not."""
+        tensors, part = self.trainer.snapshot(checkpoint)
+        return Snapshot(tensors, self.ledger.state(before=self.version), part)
+
+    def _take(self, begin: bool = True) -> None:
+        """Take the next update, and record its step.
+
+        Begin the new version if another update is on its way, or if `done` has to know whether it is at the target.
+        """
+        update, pending = self.trainer.take(), self._pending.popleft()
+        measured, self._measured = dict(self._measured), {}
+        self.metrics = measured | pending.metrics | update.metrics | pending.totals
+        self.recorder.record(pending.step, self.metrics, pending.groups, update)
+        if begin and (self._pending or (self.config.stop and not self.done)):
+            self.begin()
