@@ -31,6 +31,15 @@ class Recipe:
         """The command line that writes into `out`."""
         return [*self.args, "--output-dir", str(out), *more]
 
+    def killed_and_resumed(self, trap: Trap, folder: Path) -> Path:
+        """Run into `folder`/run and be killed at the trap; resume, and end like the unbroken run. Returns that run."""
+        out, log = folder / "run", folder / "log"
+        assert trials.run(self.argv(out), log, trap) == trials.KILLED, log.read_text()
+        states.intact_checkpoints(out)
+        assert trials.run(self.argv(out, "--resume"), log) == 0, log.read_text()
+        states.assert_ended_like(out, self.unbroken)
+        return out
+
     def stop_late(self, out: Path, log: Path) -> None:
         """Run into `out`, and be killed in step 7 within a line of metrics, with checkpoints 4 and 6 complete."""
         late = Trap(At("write", "metrics.jsonl", STEPS, "half"))

@@ -117,10 +117,7 @@ def test_an_answer_that_never_comes_costs_its_own_sample_or_is_told_to_the_model
 
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(recipe.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
-    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, recipe.unbroken)
+    recipe.killed_and_resumed(Trap(KILLS[event]), tmp_path)
 
 
 def test_a_copied_run_is_verified_and_replayed(recipe, tmp_path):

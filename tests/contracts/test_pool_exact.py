@@ -50,10 +50,7 @@ def test_the_pool_shrinks_and_each_of_it_comes_once_per_epoch(recipe):
 
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(recipe.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
-    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, recipe.unbroken)
+    recipe.killed_and_resumed(Trap(KILLS[event]), tmp_path)
 
 
 def test_it_is_verified_and_replayed(recipe, tmp_path):

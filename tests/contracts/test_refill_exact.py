@@ -15,7 +15,6 @@ from itertools import groupby
 import numpy as np
 import pytest
 import states
-import trials
 from recipes import PROMPTS, ROLLOUTS, STEPS, Recipe
 from traps import At, Call, Trap
 
@@ -61,10 +60,7 @@ def test_each_draw_ends_in_one_state_and_the_batch_is_full_where_enough_groups_d
 
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, recipe, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(recipe.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
-    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, recipe.unbroken)
+    recipe.killed_and_resumed(Trap(KILLS[event]), tmp_path)
 
 
 def test_it_is_verified_replayed_and_regraded(recipe, tmp_path):

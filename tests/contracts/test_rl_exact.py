@@ -48,11 +48,7 @@ def test_another_seed_gives_other_samples(recipe, tmp_path):
 
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, rl, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(rl.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
-    assert states.fingerprint(out) != states.fingerprint(rl.unbroken)
-    assert trials.run(rl.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, rl.unbroken)
+    rl.killed_and_resumed(Trap(KILLS[event]), tmp_path)
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(rl, tmp_path):

@@ -78,10 +78,7 @@ def test_a_metric_of_training_ends_it_after_its_step(longer, tmp_path):
 
 @pytest.mark.parametrize("event", KILLS)
 def test_killed_and_resumed_equals_never_killed(event, stopped, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    assert trials.run(stopped.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
-    assert trials.run(stopped.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, stopped.unbroken)
+    out = stopped.killed_and_resumed(Trap(KILLS[event]), tmp_path)
     assert Run(out).info["target"] == Run(stopped.unbroken).info["target"]
 
 
