@@ -85,13 +85,12 @@ def test_a_checkpoint_on_the_way_that_does_not_fit_is_named(copied, replay, caps
 
 def test_what_can_not_be_replayed_says_why(bench, rl_run, sft_run, replay, copied, tmp_path, capsys):
     fails(capsys, replay(sft_run), "has no rollouts to replay", f"hone verify {sft_run}")
-    fails(capsys, replay(rl_run, "--to-step", "9"), "--to-step 9", "at most 6")
     fails(capsys, replay(copied, "--output-dir", str(copied / "weights" / "mine")), "where nothing may be written")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes.txt").write_text("mine")
     fails(capsys, replay(copied, "--output-dir", str(tmp_path / "full")), "holds something else")
     (copied / "rollouts" / "step_000003.parquet").unlink()
-    fails(capsys, replay(copied), "no rollouts of step 3", "--to-step 3")
+    fails(capsys, replay(copied), "no rollouts of step 3", "another copy of the run")
     shutil.rmtree(copied / "checkpoints")
     fails(capsys, replay(copied), "has no intact checkpoint before version 6", "initial model model can't be loaded (")
 

@@ -107,7 +107,7 @@ READ_ONLY = [
 ]
 EXECUTING = [
     ["verify", "run", "--steps", "1"],
-    ["replay", "run", "--to-step", "1"],
+    ["replay", "run"],
     ["regrade", "run"],
     ["regrade", "run", "--env.args", "{}"],
     ["regrade", "run", "--env", "reverse-text"],

@@ -72,7 +72,7 @@ def refused(cls: type, *argv: str) -> str:
         (RLConfig, "--orchestrator.env countdown", "orchestrator.env.id", "countdown"),
         (RegradeConfig, "--env gsm8k --env.args.mode sparse", "env.args", {"mode": "sparse"}),
         (RegradeConfig, "@ env.toml --env.args.mode sparse", "env.id", "gsm8k"),
-        (RegradeConfig, "--json --every 2", "as_json.file", None),
+        (RegradeConfig, "--json --steps 0:2", "as_json.file", None),
         (RegradeConfig, "outputs/a --json a.json", "as_json.file", Path("a.json")),
         (SFTConfig, "@ free.toml --data.env.args.n 16", "data.env.args", {"answer": "5", "nothing": None, "n": 16}),
         (SFTConfig, "@ free.toml", "threads", None),

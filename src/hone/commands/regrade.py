@@ -172,7 +172,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         raise UserError(f"{run.path} is a run of `hone {kind}`, which records no rollouts: name a run of `hone rl`")
     if not (known := run.rollout_steps()):
         raise UserError(f"{run.path} has no rollouts yet: there is nothing to grade")
-    steps = steps_within(config.steps, known, "--steps")[:: config.every]
+    steps = steps_within(config.steps, known, "--steps")
     graders = load_graders(run, config)
     judgements.record_in(run.path, "read")
     regraded = _grade(run, steps, graders, config)

@@ -1,7 +1,7 @@
 """`hone replay RUN`: retrain from the recorded rollouts, and see whether the same weights come out.
 
 hone replay outputs
-hone replay outputs --to-step 40 --output-dir version_40
+hone replay outputs --output-dir version_40
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
             raise UserError(f"{folder} holds something else: choose an empty or new --output-dir")
         refuse_inside_run(folder, "--output-dir")
     rebuilt = rebuild(recorded, config.model, replay_only=True)
-    start, until = span(recorded, rebuilt, config.to_step)
+    start, until = span(recorded, rebuilt)
     print_labelled("run", f"{path}: {status_of(recorded.info, None)}, {recorded.info['id']}")
     print_labelled("replaying", f"steps {start} to {until - 1} from {rebuilt.name(start)}; no environment, no sampling")
     status, began = Status(), time.monotonic()
@@ -75,7 +75,7 @@ def replay_run(recorded: Run, config: ReplayConfig) -> int:
     return code
 
 
-def span(recorded: Run, rebuilt: Rebuilt, to_step: int | None) -> tuple[int, int]:
+def span(recorded: Run, rebuilt: Rebuilt) -> tuple[int, int]:
     """Return (version to begin with, version to reach). Raises UserError if there is no way from one to the other."""
     path, updates = recorded.path, rebuilt.records.updates
     if not updates:
@@ -86,12 +86,9 @@ def span(recorded: Run, rebuilt: Rebuilt, to_step: int | None) -> tuple[int, int
         drifted = f"at step {rebuilt.first} the run was resumed with --allow-drift"
         why = drifted if rebuilt.first else rebuilt.missing_model
         raise UserError(f"{path} has no intact checkpoint before version {last}, and not the initial model ({why})")
-    until = last if to_step is None else to_step
-    if not start < until <= last:
-        raise UserError(f"--to-step {until} must be after version {start}, where the replay begins, and at most {last}")
-    if missing := sorted({*range(start, until)} - rebuilt.records.rollout_steps):
-        raise UserError(f"{path} has no rollouts of step {missing[0]}: replay up to there (--to-step {missing[0]})")
-    return start, until
+    if missing := sorted({*range(start, last)} - rebuilt.records.rollout_steps):
+        raise UserError(f"{path} has no rollouts of step {missing[0]}: restore them from another copy of the run")
+    return start, last
 
 
 def report(recorded: Run, rebuilt: Rebuilt, result: Replayed) -> int:

@@ -18,8 +18,6 @@ class ReplayConfig(ExecutedRun):
     No environment and no sampling: this checks the training half of a run, in a fraction of its time.
     """
 
-    to_step: int | None = Field(default=None, ge=1)
-    """End with this version; by default the last one."""
     output_dir: Path | None = None
     """Write the weights that were reached into this folder, in Hugging Face layout."""
     model: str | None = None
@@ -101,8 +99,6 @@ class RegradeConfig(ExecutedRun):
     """The task that grades."""
     steps: Span = None
     """Only these steps: `60:80` is 60 to 79."""
-    every: int = Field(default=1, ge=1)
-    """Of the steps, one in so many."""
     from_: Span = Field(default=None, validation_alias=AliasChoices("from_", "from"))
     """The change is measured from these steps on; by default from the tenth of the run that was paid best."""
     to: Span = None

@@ -105,9 +105,7 @@ class StudyConfig(BaseConfig):
     baseline: Annotated[str | None, Meta("study")] = None
     """Name of the cell that the others are compared with; by default the first."""
     seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
-    """How many seeds: each cell is trained once with each."""
-    first_seed: int = Field(default=0, ge=0)
-    """The lowest of them; the others follow it."""
+    """How many seeds, from 0 on: each cell is trained once with each."""
     x: str | None = None
     """Setting over which a curve is fitted, such as `sft.max_steps`: one for each choice of the other settings."""
     eval: StudyEvalConfig = StudyEvalConfig()
@@ -132,8 +130,3 @@ class StudyConfig(BaseConfig):
             if used and getattr(self, kind) is None:
                 raise UserError(f"cells set keys of {kind}, but the study has no such stage: set {kind}.file")
         return self
-
-    @property
-    def seed_list(self) -> list[int]:
-        """The seeds."""
-        return [self.first_seed + number for number in range(self.seeds)]

@@ -87,7 +87,7 @@ def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
     if not used:
         raise UserError(f"cell {cell.name!r} has max_steps = 0 in each of its stages: leave it out")
     stages = []
-    for seed in study.seed_list:
+    for seed in range(study.seeds):
         stage: Stage | None = None
         for kind, config in used.items():
             own = NEUTRAL | {"seed": seed, "threads": study.threads}
