@@ -14,7 +14,6 @@ import algorithms
 import families
 import gap_depth
 import grading
-import grading_overlap
 import lora
 import numpy as np
 import parser_drift
@@ -105,15 +104,6 @@ def test_grading(run) -> None:
 def test_grading_compares_each_answer_once() -> None:
     pairs = [pair for turn in range(3) for pair in grading.workload(100, turn)]
     assert len(set(pairs)) == 300
-
-
-def test_grading_overlap(run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    flags = ("--settings", "1 core, 1 thread", "--graders", "cheap", "--steps", "1", "--sft-steps", "2")
-    figures = run(grading_overlap.main, *flags)["settings"]["1 core, 1 thread"]["cheap"]
-    (row,) = figures["steps"]
-    assert figures["speedup"] == row["after"]["step"] / row["overlap"]["step"]
-    assert figures["seconds"] == row and row["after"]["step"] > row["after"]["sample_and_grade"] > 0
 
 
 def test_serving(run) -> None:

@@ -205,19 +205,6 @@ def test_workers_cost_little_and_stand_hostile_graders():
     assert traces["pool"]["memory_limit_gib"] < 4.5 and traces["pebble"]["memory_limit_gib"] is None
 
 
-def test_grading_while_others_are_sampled_pays_where_a_core_is_left():
-    """With one thread of the engine. On one core a grader that computes is not faster for it."""
-    result = json.loads((RESULTS / "grading_overlap.json").read_text())
-    assert (result["workload"]["prompts"], result["workload"]["rollouts"]) == (8, 8)
-    two, one = (result["settings"][name] for name in ("2 cores, 1 thread", "1 core, 1 thread"))
-    for figures in (*two.values(), *one.values()):
-        assert len(figures["steps"]) >= 5
-        ratios = [row["after"]["step"] / row["overlap"]["step"] for row in figures["steps"]]
-        assert figures["speedup"] == median(ratios)
-    assert two["burns"]["speedup"] >= 1.05 and two["waits"]["speedup"] >= 1.15 and two["cheap"]["speedup"] >= 0.95
-    assert one["burns"]["speedup"] <= 1 and one["cheap"]["speedup"] <= 1
-
-
 def test_a_parser_that_loses_the_answers_is_told_from_a_model_that_gets_worse():
     """Three seeds: the recorded reward falls from 0.7 or more to 0.3 or less, most groups come to have one reward, and
     completions grow; at least 90 % of the fall is the parser's. The audit refuses the task.
