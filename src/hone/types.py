@@ -142,8 +142,8 @@ def joined(parts: Sequence[tuple[int, Columns]]) -> dict[str, Column]:
             values, counts = (np.concatenate([getattr(one, key) for one in full]) for key in ("values", "counts"))
             found[name] = Ragged(values, counts)
         else:
-            dense = [columns.get(name, np.zeros(size, kind.dtype)) for size, columns in parts]
-            found[name] = np.concatenate(dense)  # type: ignore[arg-type]
+            plain = [columns.get(name, np.zeros(size, kind.dtype)) for size, columns in parts]
+            found[name] = np.concatenate(plain)  # type: ignore[arg-type]
     return found
 
 

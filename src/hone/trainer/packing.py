@@ -165,12 +165,12 @@ def pack(
         pools=tuple(segment.sequence.pool for segment in segments),
         minibatch=minibatch,
         parents=tuple(segment.parent for segment in segments) if shares else None,
-        columns=joined([(int(n), _of_loss(segment)) for n, segment in zip(loss_lengths_S, segments, strict=True)]),
+        columns=joined([(int(n), _loss_columns(segment)) for n, segment in zip(loss_lengths_S, segments, strict=True)]),
     )
 
 
-def _of_loss(segment: _Segment) -> Columns:
-    """Return the columns of the segment's loss tokens."""
+def _loss_columns(segment: _Segment) -> Columns:
+    """Return the columns of its loss tokens."""
     sequence = segment.sequence
     places = np.arange(len(sequence))
     return where(sequence.columns, sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
