@@ -36,9 +36,9 @@ def messages() -> list[str]:
 def fleet(tmp_path: Path, messages: list[str]):
     """Makes a policy of servers, as it would sample from one."""
 
-    def make(model: Decoder, *urls: str) -> ServerPolicy:
+    def make(model: Decoder, *urls: str, **settings: Any) -> ServerPolicy:
         asked = ("hone/tiny", RENDERER, 64, tmp_path / "spool", model.num_parameters)
-        servers = [reach(endpoint(url, timeout=60.0), *asked) for url in urls]
+        servers = [reach(endpoint(url, timeout=60.0, **settings), *asked) for url in urls]
         return ServerPolicy(Fleet(servers, messages.append), RENDERER, (), Spool(tmp_path / "spool", model))
 
     return make
@@ -206,6 +206,24 @@ def test_a_server_that_was_started_anew_between_two_calls_is_given_the_weights(f
         with serving(weights_root=tmp_path, port=port) as again:
             same(policy.sample(requests(), LONG), expected)
             assert again.service.steps > 0
+
+
+def test_a_request_that_comes_to_a_server_started_anew_is_asked_of_another(
+    fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(weights_root=tmp_path) as one, serving(weights_root=tmp_path) as other:
+        proxy = Proxy(other.port)
+        policy = fleet(random_model(seed=1), one.url, proxy.url, max_retries=1)
+        policy.load(4)
+        expected = policy.sample(requests(), LONG)
+        with serving(weights_root=tmp_path) as again, held(other, monkeypatch):
+            sampling = InThread(lambda: policy.sample(requests(), LONG))
+            until(lambda: other.service.running > 0, "it is at work")
+            proxy.cut()
+            proxy = Proxy(again.port, proxy.port)
+            same(sampling.result(), expected)
+            assert again.service.steps > 0, "it answered, from weights of its own"
+        assert [change["change"] for change in policy.fleet.changes] == ["lost"]
 
 
 def test_when_all_are_lost_it_waits_for_one_to_come_back(fleet, tmp_path: Path, messages: list[str]) -> None:

@@ -236,7 +236,7 @@ class _Call:
         except (Gone, Late) as error:
             self.fleet.mark_lost(member, error)
             return
-        if several and _is_new(served, member.loaded):  # its answers came before its end
+        if several and _is_new(served, member.loaded):  # after its answers
             self.fleet.mark_lost(member, Gone(f"{member.server.name} was started anew", None))
         else:
             self.fleet.check(member, served, member.loaded if several else began)
@@ -276,10 +276,15 @@ class _Call:
         return min(present, key=lambda member: member.tokens)
 
     async def _post(self, member: Member, body: dict[str, Any]) -> Any:
-        """Return a server's answer; raise an error in its tokens before the other answers have come."""
-        client, server = self.clients[member], member.server
-        began = self.began.setdefault(member, member.loaded)
+        """Return a server's answer; raise an error in its tokens before the other answers have come.
+
+        Raises Gone if one of several was started anew: a request that is tried again may come to weights of before.
+        """
+        client, server, loaded = self.clients[member], member.server, member.loaded
+        began = self.began.setdefault(member, loaded)
         answer = await client.post("/v1/completions", body | {"model": server.model})
+        if not self.fleet.single and loaded.path is not None and _is_new(await served_by(member, client), loaded):
+            raise Gone(f"{server.name} was started anew", None)
         with readable(server, "versions of its tokens"):
             versions = {v for choice in answer["choices"] for v in choice.get("policy_versions") or ()}
         for version in versions:
