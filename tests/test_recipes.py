@@ -89,16 +89,6 @@ def rl(path: str) -> RLConfig:
     return parse(RLConfig, ["@", f"examples/{path}"], "rl")
 
 
-def test_every_recipe_is_read_by_a_test_here() -> None:
-    folders = {file.split("/")[0] for file in NUMBERS} | set(TINY)
-    files = {
-        str(path.relative_to(ROOT / "examples"))
-        for name in folders
-        for path in (ROOT / "examples" / name).glob("*.toml")
-    }
-    assert files == NUMBERS.keys() | {f"{task}/{name}" for task in TINY for name in ("tiny.toml", "tiny_sft.toml")}
-
-
 @pytest.mark.parametrize("file", NUMBERS)
 def test_numbers(file: str) -> None:
     config = rl(file)

@@ -48,14 +48,3 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
     printed = capsys.readouterr().out
     assert len(re.findall(r"\[[\d, ]+\] \[[0, ]+\]$", printed, re.MULTILINE)) == 4
     assert "Done: 1 step. Weights: outputs/run/weights/step_1" in printed
-
-
-def test_the_page_names_every_path_and_every_field_of_our_own() -> None:
-    from hone.inference.server.protocol import OFF, ChatRequest, CompletionRequest
-
-    app = (ROOT / "src/hone/inference/server/app.py").read_text()
-    for place in re.findall(r'"((?:GET|POST) [^"{]+)": ', app):
-        assert f"`{place}`" in PAGE, place
-    without_effect = {*OFF, "user", "metadata", "store", "service_tier"}
-    for name in {*CompletionRequest.model_fields, *ChatRequest.model_fields} - without_effect:
-        assert f"`{name}`" in PAGE or name in ("model", "max_completion_tokens", "parallel_tool_calls"), name

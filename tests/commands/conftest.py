@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,12 @@ def bench(tmp_path_factory, tiny_model_dir) -> Bench:
 def rl_run(bench) -> Path:
     """Read only."""
     return bench.rl("rl")
+
+
+@pytest.fixture
+def copied(rl_run, tmp_path) -> Path:
+    """A copy of the RL run, to tamper with."""
+    return shutil.copytree(rl_run, tmp_path / "copied")
 
 
 @pytest.fixture(scope="session")

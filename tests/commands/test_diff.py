@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 from pathlib import Path
 
 import pytest
@@ -25,11 +24,6 @@ def diff(bench, capsys):
         return code, capsys.readouterr().out
 
     return call
-
-
-@pytest.fixture
-def copied(rl_run, tmp_path) -> Path:
-    return shutil.copytree(rl_run, tmp_path / "copied")
 
 
 def test_equal_runs(bench, rl_run, diff):
@@ -85,21 +79,12 @@ def test_a_task_whose_grader_changed(bench, rl_run, diff, tmp_path, tiny_model_d
     assert "it may be     the task's module " in printed
 
 
-PLANTED = {
-    "order": (lambda rows: [row.update(example_id="ffff") for row in rows[:4]], "order: the example of draw 8 is"),
-    "token": (lambda rows: rows[1]["token_ids"].__setitem__(-1, 1), "tokens: token "),
-    "reward": (lambda rows: rows[1].update(reward=0.25), "rewards: the reward of sample 4-8-1 is"),
-    "advantage": (lambda rows: rows[1].update(advantage=0.25), "advantages: that of sample 4-8-1 is"),
-}
-
-
-@pytest.mark.parametrize("what", PLANTED)
-def test_a_planted_divergence_is_found_at_its_step_and_quantity(what, rl_run, copied, diff):
-    change, expected = PLANTED[what]
-    tampering.edit_rollouts(copied, 4, change, fit_hashes=True)
+def test_a_planted_divergence_is_found_at_its_step_and_quantity(rl_run, copied, diff):
+    """Each other quantity is in tests/reproduce/test_compare.py."""
+    tampering.edit_rollouts(copied, 4, lambda rows: rows[1].update(reward=0.25), fit_hashes=True)
     tampering.edit_metrics(copied, 4, "grad_norm", 0.5, fit_hashes=True)  # what follows from it
     code, printed = diff(rl_run, copied)
-    assert code == 1 and f"they part at step 4, {expected}" in printed
+    assert code == 1 and "they part at step 4, rewards: the reward of sample 4-8-1 is" in printed
     assert "equal         steps 0 to 3" in printed
 
 

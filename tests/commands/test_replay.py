@@ -26,11 +26,6 @@ def replay(tmp_path):
     return call
 
 
-@pytest.fixture
-def copied(rl_run, tmp_path) -> Path:
-    return shutil.copytree(rl_run, tmp_path / "copied")
-
-
 def test_a_replay_reaches_the_weights_of_the_run(bench, rl_run, replay, tmp_path, capsys):
     before = tampering.snapshot(rl_run)
     assert replay(rl_run, "--output-dir", str(tmp_path / "replayed"), cwd=bench.folder) == 0

@@ -33,12 +33,6 @@ def verify(bench):
     return call
 
 
-@pytest.fixture
-def copied(rl_run, tmp_path) -> Path:
-    """A copy of the RL run, to tamper with."""
-    return shutil.copytree(rl_run, tmp_path / "copied")
-
-
 def test_a_run_of_several_ranks_is_done_again_on_its_completions_within_a_tolerance(copied, verify, capsys):
     config = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text(config.replace("micro_batch_tokens = 4096", "micro_batch_tokens = 50"))

@@ -6,7 +6,6 @@ Changing what is compared here is a decision to report.
 - The sampler's logprobs of these alone are the trainer's, within 1e-5.
 - A run that is killed and resumed ends with the same bytes; `hone verify` and `hone replay` find it equal.
 - A text ends before the stop string; its tokens are trained on.
-- A run without cuts has no column for them.
 """
 
 from __future__ import annotations
@@ -77,8 +76,3 @@ def test_it_is_verified_and_replayed(recipe, tmp_path):
     recipe.rebuilt(tmp_path)
     certificate = json.loads((tmp_path / "copied.verify.json").read_text())
     assert certificate["verdict"] == "verified" and len(certificate["steps"]) == STEPS
-
-
-def test_a_run_without_cuts_has_no_column_for_them(cook):
-    names = pq.read_schema(cook("rl", "fp32").unbroken / "rollouts" / "step_000000.parquet").names
-    assert names[-1] == "completion" and "kept_ids" not in names

@@ -259,12 +259,6 @@ async def half_a_pair_as_a_number(client: Any, example: Any) -> Any:
     return NoNumber(TypeError())
 
 
-@failing(Outcome.GRADER_TIMEOUT, "took more than 0.5 s")
-async def hangs(client: Any, example: Any) -> float:
-    await asyncio.Event().wait()
-    return 1.0
-
-
 @pytest.mark.parametrize(("agent", "outcome", "words"), FAILING, ids=[agent.__name__ for agent, *_ in FAILING])
 def test_a_program_that_fails_costs_its_own_sample(agent: Any, outcome: Outcome, words: str) -> None:
     async def some(client: Any, example: Any) -> Any:
