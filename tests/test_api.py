@@ -336,15 +336,12 @@ def test_what_is_wrong_is_one_sentence_with_the_remedy(here, settings, monkeypat
         "there is no data set": task(dataset=None),
         "dataset is a Table: give a path": task(dataset=Table()),
         "dataset is a dict: .* of one split": task(dataset={"train": ROWS}),
-        "dataset is empty: give at least one row": task(dataset=[]),
         "dataset, row 1: Object of type set is not JSON": task(dataset=[ROWS[0], {"prompt": {1}}]),
         "dataset, row 0: .*Out of range float": task(dataset=[{"prompt": "a", "x": float("inf")}]),
         "reward takes MODULE:FUNCTION.* give functions as reward_funcs": task(reward=fine),
         "data takes a file.* give rows as dataset": task(data=ROWS),
         "need as many finite weights": task(reward_weights=[1, 2]),
-        "reward_weights is 2.0; it must be a list": task(reward_weights=2.0),
         "reward_weights is '12'; it must be a list": task(reward_weights="12"),
-        r"reward_weights is \{1: 2\}; it must be a list": task(reward_weights={1: 2}),
         r"reward_weights is \['a'\]; it must be a list": task(reward_weights=["a"]),
         "observers must be a list of": lambda: hone.RL(
             dataset=ROWS, reward_funcs=fine, observers=[print], output_dir="out", **settings

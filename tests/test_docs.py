@@ -31,7 +31,6 @@ from hone.config.parse import parse
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
-from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -218,12 +217,8 @@ def test_the_python_page_runs_in_order(here: Path, tiny_model_dir: Path, capfd):
 
 
 def test_the_algorithms_page_names_each_and_its_own_functions_train(here: Path, tiny_model_dir: Path):
-    text = ALGORITHMS_PAGE.read_text()
     named = [row[0] for row in table(ALGORITHMS_PAGE, "| `") if row[0] in ALGORITHMS]
     assert named == 2 * list(ALGORITHMS)  # what each is, and what each learns
-    (sentence,) = re.findall(r"\+ 1e-4\. (.*?) count groups", text, re.DOTALL)
-    counting = [name for name, keys in ALGORITHMS.items() if keys["trainer.loss.count_filtered"]]
-    assert re.findall(r"`([a-z_+]+)`", sentence) == counting
     stand_in(Path("outputs/tiny-sft/weights/step_900"), tiny_model_dir)
     (program,) = blocks(ALGORITHMS_PAGE, "python")
     small = "**{'orchestrator.batch_size': 8, 'orchestrator.rollouts_per_example': 4, 'orchestrator.eval': False},"
@@ -347,8 +342,6 @@ def test_the_tables_are_those_of_the_code():
     (block,) = [body for body in blocks(TASKS, "toml") if "curriculum" in body]
     given: dict[str, Any] = tomllib.loads(block)["orchestrator"]["curriculum"]
     assert PoolConfig(**given["pool"]) == PoolConfig() and CurriculumConfig(**given).window == 1
-    text = " ".join(TASKS.read_text().split())
-    assert f"Of its {len(SCORED) + len(REFUSED)} tasks {len(SCORED)} are taken" in text
 
 
 def test_every_pip_command_installs_what_an_index_has():

@@ -6,12 +6,12 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from split_runs import free_port
 
 from hone.cli import main
 
@@ -25,9 +25,7 @@ def test_the_server_is_started_asked_and_trained_with_as_the_page_says(
     command, training = re.findall(r"^```bash\n(.*?)\n```", PAGE, re.MULTILINE | re.DOTALL)
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("KEY", "secret")
     server_command = shlex.split(command.removeprefix("export KEY=secret\n"))
     argv = [sys.executable, "-m", "hone.cli", *server_command, "--port", str(port)]

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 from processes import children, wait_until_gone
+from real_server import until
 from run_folders import snapshot
 
 from hone.cli import main
@@ -118,13 +119,6 @@ def no_survivor(run: Path) -> Iterator[None]:
     finally:
         if pid := holder(run):
             os.kill(pid, signal.SIGKILL)
-
-
-def until(condition, what: str) -> None:
-    deadline = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def hone(cwd: Path, *argv: str) -> subprocess.CompletedProcess[str]:

@@ -12,16 +12,11 @@ from pathlib import Path
 
 import openai
 import pytest
+from split_runs import free_port
 
 from hone import cli
 from hone.config.inference import ServeConfig
 from hone.config.parse import parse
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def test_a_file_written_for_rl_serves_too(tmp_path: Path) -> None:

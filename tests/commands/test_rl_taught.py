@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
 import tomllib
@@ -19,6 +18,7 @@ import pytest
 from real_server import Served, serving
 from recorded import Bench
 from refusals import fails
+from split_runs import free_port
 
 from hone.cli import main
 from hone.model.hf import load_model
@@ -176,9 +176,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, tiny_model_dir: Path, monk
     serve, train = map(shlex.split, block.splitlines())
     shutil.copytree(tiny_model_dir, tmp_path / "outputs/tiny-rl/weights/step_150")
     shutil.copytree(ROOT / "examples", tmp_path / "examples")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     path = os.pathsep.join(str(Path(entry).resolve()) for entry in sys.path if entry)
     argv = [sys.executable, "-m", "hone.cli", *(word.replace("8001", port) for word in serve)]
     env = {**os.environ, "PYTHONPATH": path}

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import pytest
-import torch
 
 from hone.cli import main
 from hone.composition.sft import SFT
@@ -48,12 +47,6 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
         while not sft.done:
             losses.append(sft.step()["loss"])
     assert losses == Run(by_command).metrics().column("loss").to_pylist()[:4] and sft.ending == "done"
-    assert contents(tmp_path / "out") == contents(by_command)
-
-
-def test_a_program_in_inference_mode_trains_all_the_same(settings, by_command, tmp_path):
-    with torch.inference_mode(), SFT(**settings, output_dir=tmp_path / "out") as sft:
-        sft.train()
     assert contents(tmp_path / "out") == contents(by_command)
 
 

@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 import states
 import trials
-from recipes import KEEP_LAST, STEPS, Recipe
+from recipes import KEEP_LAST, Recipe
 from traps import At, Call, Trap
 
 pytestmark = pytest.mark.long
@@ -185,23 +184,13 @@ def test_rl_killed_at_a_random_moment(seed, rl, cook, tmp_path):
     resume(recipe, out, log)
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_sft_killed_at_a_random_moment(seed, sft, tmp_path):
-    out, log, rng = tmp_path / "run", tmp_path / "log", random.Random(seed)
-    while not killed_at_random(sft, sft.argv(out), log, rng):
-        pass
-    resume(sft, out, log)
-
-
-@pytest.mark.parametrize("seed", range(10))
-def test_a_run_that_refills_killed_at_a_random_moment(seed, cook, tmp_path):
-    """Whenever it is killed, each draw ends in one state, and the bytes are those of a run that was not."""
-    recipe, out, log, rng = cook("refill", "fp32"), tmp_path / "run", tmp_path / "log", random.Random(seed)
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(("kind", "precision"), [("sft", "bf16_linear"), ("refill", "fp32")])
+def test_others_killed_at_a_random_moment(kind, precision, seed, cook, tmp_path):
+    recipe, out, log, rng = cook(kind, precision), tmp_path / "run", tmp_path / "log", random.Random(seed)
     while not killed_at_random(recipe, recipe.argv(out), log, rng):
         pass
     resume(recipe, out, log)
-    ledger = json.loads((out / "checkpoints" / f"step_{STEPS}" / "state.json").read_text())["ledger"]
-    assert [entry["draw"] for entry in ledger] == list(range(len(ledger)))
 
 
 @pytest.mark.parametrize("signums", [(15,), (2,), (2, 2), (15, 9)])
@@ -239,12 +228,3 @@ def test_killed_in_a_run_from_the_checkpoint_of_another(event, rl, tmp_path):
     assert trials.run(branch, log) == 0, log.read_text()
     states.assert_ended_like(out, rl.unbroken)
     assert states.everything(source) == before
-
-
-def test_a_run_that_was_killed_and_resumed_is_verified(rl, tmp_path):
-    """By its own checkpoints and rollouts, two random steps of it executed again."""
-    out, log = tmp_path / "run", tmp_path / "log"
-    rl.stop_late(out, log)
-    resume(rl, out, log)
-    assert trials.run(["verify", str(out), "--steps", "2", "--seed", "0"], log) == 0, log.read_text()
-    assert trials.run(["diff", str(out), str(rl.unbroken)], log) == 0, log.read_text()

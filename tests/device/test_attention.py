@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-FOLDER = Path(__file__).parent
+from .conftest import report
+
 LAYERS, HEADS = 3, 4
 
 
 @pytest.fixture(scope="module", params=["gqa", "no gqa"])
 def found(request: pytest.FixtureRequest) -> tuple[bool, dict[str, Any]]:
     """Whether `varlen_attn` groups heads, as from torch 2.12 on, and what attention_on_gpu.py prints then."""
-    path = os.pathsep.join([str(FOLDER), str(FOLDER.parents[1] / "src")])
-    done = subprocess.run(
-        [sys.executable, str(FOLDER / "attention_on_gpu.py"), request.param],
-        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
-    return request.param == "gqa", json.loads(done.stdout)
+    return request.param == "gqa", report("attention_on_gpu.py", request.param)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])

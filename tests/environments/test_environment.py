@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rollouts_made import rollout_of
+from rollouts_made import one_token
 
 from hone.environments import Rubric, SingleTurnEnv, TagParser, load_rows
 from hone.errors import UserError
-from hone.types import Outcome, Rollout
+from hone.types import Outcome
 
 TAGS = TagParser("t")
 
@@ -24,18 +24,6 @@ def words(completion):
 
 def make(func=exact, **kwargs) -> SingleTurnEnv:
     return SingleTurnEnv(rubric=Rubric([func]), parser=TAGS, id="toy", **kwargs)
-
-
-def trajectory(messages) -> Rollout:
-    return rollout_of(
-        np.array([1, 2], dtype=np.int64),
-        np.array([False, True]),
-        np.zeros(2, dtype=np.float32),
-        np.array([-1, 0], dtype=np.int32),
-        messages,
-        "length",
-        "s",
-    )
 
 
 def test_rows_become_examples():
@@ -127,6 +115,6 @@ def test_reward_functions_see_the_completion_without_its_prompt():
     env = make(look)
     example = env.example(question="2 + 2?")
     completion = [{"role": "assistant", "content": "<t>4</t>"}]
-    for given in ("<t>4</t>", completion, example.prompt + completion, trajectory(example.prompt + completion)):
+    for given in ("<t>4</t>", completion, example.prompt + completion, one_token(example.prompt + completion)):
         env.grade(example, given)
     assert seen == [completion] * 4

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from rollouts_made import rollout_of
+from rollouts_made import one_token
 
 from hone.environments import Parser, Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
@@ -36,15 +36,8 @@ def grade(env: SingleTurnEnv, completion="<t>4</t>"):
 
 
 def trajectory(text: str, stop_reason: str, sample_id: str = "s") -> Rollout:
-    return rollout_of(
-        np.array([1, 2], dtype=np.int64),
-        np.array([False, True]),
-        np.zeros(2, dtype=np.float32),
-        np.array([-1, 0], dtype=np.int32),
-        [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}],
-        stop_reason,
-        sample_id,
-    )
+    messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": text}]
+    return one_token(messages, stop_reason, sample_id)
 
 
 def test_the_reward_is_the_weighted_sum_and_an_abstaining_component_is_absent():

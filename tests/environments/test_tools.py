@@ -157,7 +157,6 @@ def test_functions_that_are_no_tools_are_refused() -> None:
         (call("add", "[" * 5000), "error: the arguments of add are no JSON object"),
         (call("", "print(1)"), "error: the call cannot be read: 'print(1)'"),
         (call("eval", {}), "error: there is no tool 'eval'; there is add, find, wait, crash"),
-        (call("__init__", {}), "error: there is no tool '__init__'"),
         ({"id": "c1"}, "error: the call cannot be read"),
         ("junk", "error: the call cannot be read"),
         (

@@ -4,30 +4,20 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-import torch
 
-from hone.config.shared import InitConfig
 from hone.errors import UserError
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
-from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import build_tiny_tokenizer
 
-CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))
+from .many_jobs import CONFIG, peaked
+
 PROMPTS = [[5, 6, 7], [9, 8, 7, 6, 5, 4, 10, 11], [12], [5, 6, 7, 8]]
-
-
-def model(precision="fp32"):
-    decoder = random_decoder(CONFIG, seed=2, precision=precision)
-    with torch.no_grad():
-        decoder.embed.mul_(8)  # a peaked distribution: different tokens have clearly different logprobs
-    decoder.refresh()
-    return decoder
 
 
 def test_a_sample_keeps_its_tokens_whatever_is_sampled_beside_it():
     """Finished neighbours leave the batch, waves cut it: the token sequence of a key stays."""
-    engine = Engine(model())
+    engine = Engine(peaked())
     jobs = [Job(tuple(p), 1000 + i, 5 + 7 * i) for i, p in enumerate(PROMPTS)]
     params = SamplingParams(ignore_eos=True)
     together = [c.token_ids for c in engine.run(jobs, params)]
@@ -38,7 +28,7 @@ def test_a_sample_keeps_its_tokens_whatever_is_sampled_beside_it():
 
 
 def test_stop_ids_end_a_completion_and_are_kept():
-    engine = Engine(model())
+    engine = Engine(peaked())
     free = engine.generate(PROMPTS, SamplingParams(max_tokens=25, n=4, ignore_eos=True))
     stop = free[0][0].token_ids[6]
     stopped = engine.generate(PROMPTS, SamplingParams(max_tokens=25, n=4, ignore_eos=True, stop=(stop,)))
@@ -52,7 +42,7 @@ def test_stop_ids_end_a_completion_and_are_kept():
 
 
 def test_the_models_eos_ends_a_completion_unless_ignored():
-    engine, jobs = Engine(model()), [Job((5, 6), key, 200) for key in range(20)]
+    engine, jobs = Engine(peaked()), [Job((5, 6), key, 200) for key in range(20)]
     free, stopped = (engine.run(jobs, SamplingParams(ignore_eos=on)) for on in (True, False))
     ends = [next((i + 1 for i, t in enumerate(c.token_ids) if t in CONFIG.eos_token_ids), 200) for c in free]
     assert [len(c.token_ids) for c in stopped] == ends and min(ends) < 200
@@ -60,7 +50,7 @@ def test_the_models_eos_ends_a_completion_unless_ignored():
 
 
 def test_a_completion_is_handed_over_as_soon_as_it_has_ended():
-    engine, seen = Engine(model()), {}
+    engine, seen = Engine(peaked()), {}
     jobs = [Job((65, 66), key, limit) for key, limit in ((1, 5), (2, 2), (3, 4))]
     completions = engine.run(
         jobs, SamplingParams(ignore_eos=True), lambda index, completion: seen.update({index: (completion, engine.busy)})
@@ -72,13 +62,13 @@ def test_a_completion_is_handed_over_as_soon_as_it_has_ended():
 
 def test_a_prompt_beyond_the_context_is_refused_in_one_sentence():
     with pytest.raises(UserError, match="exceeds the model's context of 2048"):
-        Engine(model()).generate([[5] * 2044], SamplingParams(max_tokens=5))
+        Engine(peaked()).generate([[5] * 2044], SamplingParams(max_tokens=5))
     with pytest.raises(UserError, match="no tokens"):
-        Engine(model()).generate([[]], SamplingParams(max_tokens=5))
+        Engine(peaked()).generate([[]], SamplingParams(max_tokens=5))
 
 
 def test_a_job_without_room_for_a_token_is_refused():
-    engine = Engine(model())
+    engine = Engine(peaked())
     for call in (engine.add, lambda job: engine.run([job], SamplingParams())):
         with pytest.raises(UserError, match="max_tokens is 0; it must be at least 1"):
             call(Job((5, 6), 0, 0))
@@ -87,7 +77,7 @@ def test_a_job_without_room_for_a_token_is_refused():
 
 def test_stop_strings_end_a_completion_wherever_tokens_begin():
     """The token that completes the string is the last one; others are as without it; reasons are told apart."""
-    decoder, tokenizer = model(), build_tiny_tokenizer()
+    decoder, tokenizer = peaked(), build_tiny_tokenizer()
     free = SamplingParams(max_tokens=60, n=8, ignore_eos=True)
     engine = Engine(decoder, tokenizer=tokenizer)
     plain = list(chain(*engine.generate(PROMPTS, free)))

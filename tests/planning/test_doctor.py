@@ -57,17 +57,11 @@ def test_a_check_that_fails_is_a_warning_and_an_old_python_is_all_that_is_report
     assert {finding.area for finding in diagnose(OFFLINE)} == {"python"}
 
 
-@pytest.mark.parametrize(
-    ("torch", "words"),
-    [
-        ("import os\nos._exit(7)", "it ends the interpreter"),
-    ],
-)
-def test_a_torch_that_breaks(torch: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "torch.py").write_text(torch)
+def test_a_torch_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("import os\nos._exit(7)")
     monkeypatch.syspath_prepend(tmp_path)
     found = examined("device")["torch"]
-    assert found.status == "error" and words in found.text and "torch>=2.11" in found.fix
+    assert found.status == "error" and "it ends the interpreter" in found.text and "torch>=2.11" in found.fix
 
 
 GPU = ["A100", 80 * 2**30, 80 * 2**30]

@@ -29,6 +29,12 @@ def rollout_of(
     return Rollout(sample_id, messages, stop_reason, (segment,), **facts)
 
 
+def one_token(messages: list[Message], stop_reason: str = "length", sample_id: str = "s") -> Rollout:
+    """A rollout of which one token was sampled."""
+    zeros, versions = np.zeros(2, dtype=np.float32), np.array([-1, 0], dtype=np.int32)
+    return rollout_of(np.array([1, 2]), np.array([False, True]), zeros, versions, messages, stop_reason, sample_id)
+
+
 def with_first(rollout: Rollout, **changes: Any) -> Rollout:
     """The rollout with another first segment."""
     return replace(rollout, segments=(replace(rollout.first, **changes), *rollout.segments[1:]))

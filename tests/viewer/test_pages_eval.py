@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
+import samples_made
 from made_runs import INFO, client, links_of, row, text_of, write_run
 
 from hone.runs.files import write_json
@@ -15,23 +16,10 @@ from hone.viewer.evals import paired, read_eval
 
 
 def sample(index: int, text: str, outcome: str, reward: float | None, rollout: int = 0, **changes) -> dict:
-    made = {
-        "example": index,
-        "rollout": rollout,
-        "example_id": f"e{index}",
-        "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"question {index}?"}],
-        "completion": [{"role": "assistant", "content": text}],
-        "answer": "4",
-        "info": {},
-        "reward": reward,
-        "components": {"format": 1.0},
-        "outcome": outcome,
-        "detail": f"said {text}",
-        "stop_reason": "stop",
-        "prompt_tokens": 5,
-        "completion_tokens": 7,
-    }
-    return made | changes
+    made = samples_made.row(index, rollout, text, outcome, reward) | {"example_id": f"e{index}", "answer": "4"}
+    made["prompt"] = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"question {index}?"}]
+    counts = {"prompt_tokens": 5, "completion_tokens": 7}
+    return made | {"components": {"format": 1.0}, "detail": f"said {text}"} | counts | changes
 
 
 BEFORE = [

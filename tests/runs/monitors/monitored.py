@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +49,3 @@ def raise_alarm(run: RunWriter, step: int, name: str, evidence: str, action: Any
 def failures(folder: Path) -> list[tuple[str, str]]:
     """(monitor, cause) of the monitors that failed, as events.jsonl has them."""
     return [(event["monitor"], event["cause"]) for event in Run(folder).events() if event["kind"] == FAILED]
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 300.0) -> None:
-    """Until the condition holds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it never came"
-        time.sleep(0.05)

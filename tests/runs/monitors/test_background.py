@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from monitored import config, failures, steps, wait_for
+from graders import wait_for
+from monitored import config, failures, steps
 
 from hone.runs import Run
 from hone.runs import monitors as background

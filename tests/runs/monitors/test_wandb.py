@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from monitored import config, failures, raise_alarm, steps, wait_for
+from graders import wait_for
+from monitored import config, failures, raise_alarm, steps
 from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
