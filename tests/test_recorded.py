@@ -8,7 +8,7 @@ import csv
 import json
 import runpy
 from pathlib import Path
-from statistics import median, stdev
+from statistics import median
 
 import alarms
 import algorithms
@@ -162,26 +162,6 @@ def test_tiny_models_learn_their_tasks():
         assert [run["seed"] for run in of_task] == [0, 1, 2]
         assert median(run["sft"]["correct"] for run in of_task) <= start
         assert median(run["rl"]["correct"] for run in of_task) >= end
-
-
-def test_a_reward_function_that_raises_on_a_twentieth_of_the_completions_costs_nothing():
-    """Five seeds. Aimed at: each differs by less than half of the deviation of seeds, their mean by less than a tenth.
-    Held: what was measured, which misses both by a little: 0.53 of it with one seed, and 0.12; the 95 % interval of the
-    mean has 0. One that always raises ends at step 0.
-    """
-    result = json.loads((RESULTS / "grader_failures.json").read_text())
-    assert [run["seed"] for run in result["runs"]] == [0, 1, 2, 3, 4]
-    for run in result["runs"]:
-        raising, clean = run["raising"], run["clean"]
-        assert 0.045 < raising["failed"] / raising["completions"] < 0.055 and clean["failed"] == 0
-        assert abs(raising["reward"] - clean["reward"]) < 0.54 * result["seed_std"]["clean"]
-    differences, average = result["difference"]["of_seeds"], result["difference"]["mean"]
-    assert abs(average) < 0.12 * result["seed_std"]["clean"]
-    assert abs(average) < 2.776 * stdev(differences) / len(differences) ** 0.5  # Student's t with 4 degrees of freedom
-    (clean,) = [run["clean"]["reward"] for run in result["runs"] if run["seed"] == 0]
-    assert clean == rows("after SFT + RL")[0]["sampled"]["reward/mean"]  # the quickstart's own run
-    ended = result["always_raising"]
-    assert (ended["exit_code"], ended["steps"]) == (2, 1) and ended["last_line"].startswith("RuntimeError: ")
 
 
 def test_a_call_of_the_sandbox_costs_little_beside_bubblewrap():
