@@ -29,7 +29,7 @@ from hone.model.config import DecoderConfig
 from hone.model.decoder import PRECISIONS, Decoder
 from hone.model.hf import load_model
 from hone.trainer.logprobs import token_logprobs
-from hone.trainer.packing import Sequence, pack, split_micro_batches
+from hone.trainer.packing import Sequence, deal, pack
 from hone.trainer.step import Trainer
 
 ENGINES: dict[str, tuple[bool, dict[str, Any]]] = {
@@ -272,7 +272,7 @@ def _train_rate(
         ids = rng.stream(0, "bench", i).integers(3, config.vocab_size, length)
         logprobs = np.full(length, -math.log(config.vocab_size), dtype=np.float32)
         sequences.append(Sequence(ids, np.arange(length) > 0, logprobs, advantage=(-1.0) ** i, group=i))
-    batches = split_micro_batches(sequences, sum(lengths), bench.device)
+    batches = deal(sequences, sum(lengths), bench.device)
 
     def seconds(checkpointing: str) -> dict[str, list[float]]:
         model = bench.random_model(config, precision)

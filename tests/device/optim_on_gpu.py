@@ -17,7 +17,7 @@ from rank_worker import sequences
 from hone.algorithms.losses import sft_objective
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import deal
 from hone.trainer.step import Trainer
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=128))
@@ -30,7 +30,7 @@ def make_trainer(precision: str, seed: int, settings: dict[str, object]) -> Trai
 
 def result(precision: str, settings: dict[str, object]) -> dict[str, object]:
     def train(trainer: Trainer, count: int) -> list[dict[str, float]]:
-        return [trainer.step(split_micro_batches(sequences(0), 60, "cuda:0")) for _ in range(count)]
+        return [trainer.step(deal(sequences(0), 60, "cuda:0")) for _ in range(count)]
 
     straight, resumed = make_trainer(precision, 1, settings), make_trainer(precision, 2, settings)
     lines = train(straight, 3)

@@ -23,7 +23,7 @@ from hone.orchestrator.colocated import segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, trainable, with_advantages
 from hone.reproduce.recorded import RecordedPolicy
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import deal
 from hone.types import Outcome, Ragged, Rollout, Segment, joined
 
 RENDERER = load_renderer("hone/tiny")
@@ -239,7 +239,7 @@ def test_a_failing_environment_costs_its_own_sample_only():
     assert [s.reward for s in group.scores][::2] == [1.0, 1.0] and np.isnan(group.scores[1].reward)
     assert group.scores[0].components == {"correctness": 1.0, "guesses": 2.0}, "the rubric sees the state"
     assert group.advantages[1] == 0.0
-    (batch,) = split_micro_batches(trainable([group], RLConfig()).sequences, 1000, share_prompts=True)
+    (batch,) = deal(trainable([group], RLConfig()).sequences, 1000, share_prompts=True)
     assert set(batch.samples) == {-1, 0, 2, 3}
 
 

@@ -14,7 +14,7 @@ from hone.orchestrator.colocated import segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.orchestrator.types import Request
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import deal
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score
 
 
@@ -98,9 +98,7 @@ def test_states_advantages_and_what_is_packed():
     partly = groups_of(["1", "x", "0"])[0]
     assert [group_state(g) for g in (trained, filtered, failed, partly)] == ["trained", "filtered", "failed", "trained"]
     assert trained.advantages.tolist() == [0.5, -0.5] and partly.advantages.tolist() == [0.5, 0.0, -0.5]
-    batch = split_micro_batches(
-        trainable([trained, filtered, failed, partly], RLConfig()).sequences, 1000, share_prompts=True
-    )[0]
+    batch = deal(trainable([trained, filtered, failed, partly], RLConfig()).sequences, 1000, share_prompts=True)[0]
     assert batch.num_loss_tokens == 4 * 3 and len(batch) == 2 + 4 * 3, "the prompt is laid down once"
     assert set(batch.groups) == {10}
     assert batch.advantages[batch.loss_indices][::3].tolist() == [0.5, -0.5, 0.5, -0.5]
@@ -281,11 +279,9 @@ def test_truncated_completions_are_kept_or_masked_but_always_in_the_mean():
     members = [rollout("1"), rollout("0", stop_reason="length"), rollout("0.2")]
     groups = with_advantages(grade_groups(ENV, examples, [0], members, RLConfig()), RLConfig())
     assert groups[0].advantages == pytest.approx([0.6, -0.4, -0.2])
-    assert (
-        split_micro_batches(trainable(groups, RLConfig()).sequences, 1000, share_prompts=True)[0].num_loss_tokens == 9
-    )
+    assert deal(trainable(groups, RLConfig()).sequences, 1000, share_prompts=True)[0].num_loss_tokens == 9
     mask = RLConfig(orchestrator={"truncated": "mask"})
-    masked = split_micro_batches(trainable(groups, mask).sequences, 1000, share_prompts=True)[0]
+    masked = deal(trainable(groups, mask).sequences, 1000, share_prompts=True)[0]
     assert masked.num_loss_tokens == 6
     assert masked.advantages[masked.loss_indices][::3].tolist() == pytest.approx([0.6, -0.2])
 

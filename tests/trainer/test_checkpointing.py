@@ -15,7 +15,7 @@ from hone.config.shared import InitConfig
 from hone.model.attention import PackedAttention
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.memory import takes_products_in_fp32
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import deal
 from hone.trainer.parallel import ALONE
 
 MODES = ("none", "layer", "selective")
@@ -31,7 +31,7 @@ def test_no_mode_changes_a_bit(case: str, share: bool) -> None:
         gradients = []
         for parameter in trainer.model.parameters():
             parameter.register_hook(lambda grad, gradients=gradients: gradients.append(grad.clone()))
-        lines = [trainer.step(split_micro_batches(sequences(step), 60, share_prompts=share)) for step in range(2)]
+        lines = [trainer.step(deal(sequences(step), 60, share_prompts=share)) for step in range(2)]
         results.append((lines, trainer.fingerprint(), gradients))
     for lines, fingerprint, gradients in results[1:]:
         assert lines == results[0][0] and fingerprint == results[0][1]

@@ -15,7 +15,7 @@ from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_hidden, token_logprobs
-from hone.trainer.packing import Batch, Sequence, pack, split_micro_batches
+from hone.trainer.packing import Batch, Sequence, deal, pack
 from hone.trainer.step import BatchUse, Trainer
 from hone.trainer.wire import from_arrays, to_arrays
 from hone.types import Columns, Ragged, joined, ragged, split, where
@@ -119,7 +119,7 @@ def test_a_first_update_has_the_ratio_1_and_the_gradient_of_plain_autograd_in_fl
     found: dict[str, torch.Tensor] = {}
     masters = trainer.optimizer.masters
     trainer.optimizer.adamw.step = lambda: found.update({name: m.grad.clone() for name, m in masters.items()})
-    metrics = trainer.step(split_micro_batches(made, max_tokens, share_prompts=True))
+    metrics = trainer.step(deal(made, max_tokens, share_prompts=True))
     assert metrics["logprob_gap/max"] < 1e-5 and metrics["clipped"] == 0
     assert metrics["entropy"] == pytest.approx(float(entropy.detach().mean()), rel=1e-5)
     for name, gradient in right.items():

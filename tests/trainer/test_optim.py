@@ -18,7 +18,7 @@ from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.checkpoint import load_groups, save_groups
-from hone.trainer.packing import split_micro_batches
+from hone.trainer.packing import deal
 from hone.trainer.step import Trainer
 
 PRECISIONS = ["fp32", "bf16_linear", "bf16"]
@@ -32,7 +32,7 @@ def make_trainer(precision: str = "bf16_linear", **optim) -> Trainer:
 
 
 def train(trainer: Trainer, count: int) -> list[dict[str, float]]:
-    return [trainer.step(split_micro_batches(sequences(0), 60)) for _ in range(count)]
+    return [trainer.step(deal(sequences(0), 60)) for _ in range(count)]
 
 
 def weights(trainer: Trainer) -> torch.Tensor:
@@ -64,7 +64,7 @@ def test_muon_updates_as_torchs_does_on_separate_matrices(precision: str, monkey
     adamw = torch.optim.AdamW(rest.values(), betas=(0.9, 0.95), weight_decay=0.0, fused=True)
     for step in range(4):
         lr, before = trainer.lr, masters["layers.0.qkv_proj.weight"].detach().clone()
-        trainer.step(split_micro_batches(sequences(step), 60))
+        trainer.step(deal(sequences(step), 60))
         grads = {name: m.grad for name, m in masters.items() if m.grad is not None}
         assert torch.nn.utils.get_total_norm(grads.values()) < 1.001, "clipped"
         for name, grad in separate(grads).items():

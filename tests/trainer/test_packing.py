@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from hone.trainer.packing import RowPacker, Sequence, pack, split_micro_batches
+from hone.trainer.packing import RowPacker, Sequence, deal, pack
 
 
 def sequence(length: int, start: int = 0, loss_from: int = 1, **values) -> Sequence:
@@ -39,7 +39,7 @@ def test_pack_lays_sequences_end_to_end_with_all_their_values():
 
 def test_micro_batches_keep_order_and_share_the_step_s_denominator():
     sequences = [sequence(length, start=100 * i) for i, length in enumerate([4, 4, 3, 9, 2])]
-    batches = split_micro_batches(sequences, max_tokens=8)
+    batches = deal(sequences, max_tokens=8)
     assert [len(batch) for batch in batches] == [8, 3, 9, 2]
     joined = torch.cat([batch.token_ids for batch in batches]).tolist()
     assert joined == [t for s in sequences for t in s.token_ids.tolist()]
@@ -106,7 +106,7 @@ def test_micro_batches_keep_a_group_together_if_it_fits_and_count_its_prompt_onc
 
     sizes = {12: [10 + 0, 12, 8], 10: [10, 10, 6 + 0, 8]}
     for max_tokens, expected in sizes.items():
-        batches = split_micro_batches(group(0, 3) + group(1, 4) + group(2, 2), max_tokens, share_prompts=True)
+        batches = deal(group(0, 3) + group(1, 4) + group(2, 2), max_tokens, share_prompts=True)
         assert [len(batch) for batch in batches] == expected
         assert {batch.num_loss_tokens for batch in batches} == {18}
         samples = [t for b in batches for t in b.token_ids[b.loss_indices].tolist()]

@@ -23,7 +23,7 @@ from hone.model.hf import load_model, merged
 from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder
 from hone.trainer.fingerprint import fingerprint
-from hone.trainer.packing import Sequence, deal, split_micro_batches
+from hone.trainer.packing import Sequence, deal
 from hone.trainer.parallel import Ranks
 
 TOLERANCE = {"fp32": 1e-5, "bf16_linear": 4e-3, "bf16": 2e-3}
@@ -234,7 +234,7 @@ def test_every_loss_token_is_dealt_once_in_equally_many_micro_batches(world: int
         given = sequences(0, count)
         ranks = dealt(given, 100, world, share)
         assert len({len(batches) for batches in ranks}) == 1
-        one = split_micro_batches(given, 100, "cpu", share)
+        one = deal(given, 100, "cpu", share)
         assert len(ranks[0]) == math.ceil(len(one) / world), "no rank has more to do than it must"
         total = sum(sequence.num_loss_tokens for sequence in given)
         tokens = []

@@ -8,7 +8,7 @@ from hone.algorithms.losses import policy_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer.packing import Sequence, split_micro_batches
+from hone.trainer.packing import Sequence, deal
 from hone.trainer.step import Trainer
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=32, heads=4, kv_heads=2, head_dim=8, intermediate=48))
@@ -43,7 +43,7 @@ def gradients_and_metrics(sequences: list[Sequence], max_tokens: int, share: boo
     objective = policy_objective(LossConfig(kl_coef=0.1))
     reference = random_decoder(CONFIG, seed=2)
     trainer = Trainer(model, OptimConfig(), SchedulerConfig(), 10, objective, temperature=0.8, reference=reference)
-    batches = split_micro_batches(sequences, max_tokens, share_prompts=share)
+    batches = deal(sequences, max_tokens, share_prompts=share)
     for batch in batches:
         trainer._accumulate(batch)
     gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

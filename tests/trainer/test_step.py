@@ -9,7 +9,7 @@ from hone.algorithms.losses import policy_objective, sft_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer.packing import Sequence, pack, split_micro_batches
+from hone.trainer.packing import Sequence, deal, pack
 from hone.trainer.step import Trainer
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48))
@@ -40,8 +40,8 @@ def weights(trainer: Trainer) -> torch.Tensor:
 @pytest.mark.parametrize("objective", [sft_objective, policy_objective(LossConfig())])
 def test_splitting_a_batch_changes_neither_loss_nor_gradient(objective):
     whole, split = make_trainer(objective), make_trainer(objective)
-    one = whole.step(split_micro_batches(sequences(), 10_000))
-    many = split.step(split_micro_batches(sequences(), 20))
+    one = whole.step(deal(sequences(), 10_000))
+    many = split.step(deal(sequences(), 20))
     assert many["loss"] == pytest.approx(one["loss"], rel=1e-5)
     assert many["grad_norm"] == pytest.approx(one["grad_norm"], rel=1e-5)
     assert many["entropy"] == pytest.approx(one["entropy"], rel=1e-5)
@@ -60,7 +60,7 @@ def test_sft_loss_is_the_mean_nll_of_a_plain_forward():
         for t in np.flatnonzero(s.loss_mask):
             total -= float(logprobs[t - 1, s.token_ids[t]])
             count += 1
-    assert trainer.step(split_micro_batches(sequences(), 64))["loss"] == pytest.approx(total / count, rel=1e-5)
+    assert trainer.step(deal(sequences(), 64))["loss"] == pytest.approx(total / count, rel=1e-5)
 
 
 def test_the_host_waits_for_a_gpu_twice_a_step_however_many_micro_batches_it_has(monkeypatch):
@@ -76,7 +76,7 @@ def test_the_host_waits_for_a_gpu_twice_a_step_however_many_micro_batches_it_has
     trainer = make_trainer(objective, reference=random_decoder(CONFIG, seed=2))
     trainer.record_tokens = True
     for max_tokens in (10_000, 40, 20):
-        batches = split_micro_batches(sequences(), max_tokens, share_prompts=True)
+        batches = deal(sequences(), max_tokens, share_prompts=True)
         reads.clear()
         trainer.step(batches)
         # `numpy` is part of `tolist`, and `__int__` of the rotary table's on a CPU.
@@ -200,8 +200,8 @@ def test_gradients_of_bf16_weights_are_summed_in_fp32():
         return Trainer(model, OptimConfig(lr=1e-2, max_norm=1e9), SchedulerConfig(), 10, sft_objective)
 
     given = zipf_tokens(64, 128)
-    exact = gradients(trainer("fp32"), split_micro_batches(given, 10_000))
-    one = gradients(trainer("bf16"), split_micro_batches(given, 10_000))
-    many = gradients(trainer("bf16"), split_micro_batches(given, 128))
+    exact = gradients(trainer("fp32"), deal(given, 10_000))
+    one = gradients(trainer("bf16"), deal(given, 10_000))
+    many = gradients(trainer("bf16"), deal(given, 128))
     for found in (one, many):  # 0.05 where either is summed in bf16
         assert max(error(found[name], exact[name]) for name in exact) < 0.008

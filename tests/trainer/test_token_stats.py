@@ -11,7 +11,7 @@ from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
-from hone.trainer.packing import Sequence, split_micro_batches
+from hone.trainer.packing import Sequence, deal
 from hone.trainer.step import Trainer
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=48))
@@ -47,7 +47,7 @@ def test_entropies_and_logprobs_are_those_of_the_weights_before_the_update(max_t
     made = trainer()
     save_model(made.model, tmp_path)
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    made.step(split_micro_batches(sequences(), max_tokens, share_prompts=share))
+    made.step(deal(sequences(), max_tokens, share_prompts=share))
     stats = made.token_stats()
     assert stats is not None and stats.entropies.dtype == np.float16 and stats.logprobs.dtype == np.float32
     found = stats.by_completion()
@@ -67,7 +67,7 @@ def test_entropies_and_logprobs_are_those_of_the_weights_before_the_update(max_t
 def test_recording_changes_no_bit_of_a_step():
     with_it, without = trainer(), trainer(record=False)
     for _ in range(3):
-        batch = split_micro_batches(sequences(), 60, share_prompts=True)
+        batch = deal(sequences(), 60, share_prompts=True)
         assert with_it.step(batch) == without.step(batch)
         assert with_it.fingerprint() == without.fingerprint()
     assert without.token_stats() is None

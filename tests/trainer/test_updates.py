@@ -14,7 +14,7 @@ from hone.config.rl import AdvantageConfig, CorrectionConfig, LossConfig, Orches
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_logprobs
-from hone.trainer.packing import Batch, Sequence, pack, split_micro_batches, split_minibatches
+from hone.trainer.packing import Batch, Sequence, deal, pack, split_minibatches
 from hone.trainer.step import Trainer
 from hone.types import Counts
 
@@ -253,14 +253,14 @@ def test_a_token_without_a_finite_logprob_is_dropped_and_counted():
 
     trainer = make_trainer()
     assert close(gradients(trainer, Batch(made), 40, True), plain(loss, "token"))
-    metrics = make_trainer().step(split_micro_batches(made, 40))
+    metrics = make_trainer().step(deal(made, 40))
     tokens = sum(s.num_loss_tokens for s in made)
     assert metrics["dropped"] == pytest.approx(2 / tokens) and math.isfinite(metrics["logprob_gap/max"])
 
 
 def test_clamped_ratios_are_counted():
     made = [replace(s, logprobs=np.where(s.loss_mask, -30.0, 0.0).astype(np.float32)) for s in sequences()]
-    assert make_trainer().step(split_micro_batches(made, 40))["ratio_clamped"] == 1.0
+    assert make_trainer().step(deal(made, 40))["ratio_clamped"] == 1.0
 
 
 def test_updates_of_minibatches_are_those_of_steps_on_parts_with_the_old_logprobs_fixed():
@@ -274,7 +274,7 @@ def test_updates_of_minibatches_are_those_of_steps_on_parts_with_the_old_logprob
     by_hand, norms = make_trainer(), []
     for _ in range(2):
         for part in parts:
-            norms.append(by_hand.step(split_micro_batches(part, 40, share_prompts=True))["grad_norm"])
+            norms.append(by_hand.step(deal(part, 40, share_prompts=True))["grad_norm"])
     assert all(map(torch.equal, once.model.parameters(), by_hand.model.parameters()))
     assert metrics["grad_norm"] == pytest.approx(sum(norms) / 6)
     assert (once.version, metrics["optimizer/skipped"]) == (1, 0.0)
@@ -325,6 +325,6 @@ def test_the_gap_to_the_sampler_is_that_before_the_first_update():
     trainer = make_trainer(updates_per_batch=2, minibatches=3)
     metrics = trainer.step(trainer.deal(Batch(sequences()), 40, True))
     first = make_trainer()
-    alone = first.step(split_micro_batches(split_minibatches(sequences(), 3)[0], 40, share_prompts=True))
+    alone = first.step(deal(split_minibatches(sequences(), 3)[0], 40, share_prompts=True))
     assert metrics["logprob_gap/mean"] == pytest.approx(alone["logprob_gap/mean"])
     assert metrics["logprob_gap/max"] == alone["logprob_gap/max"]

@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from hone.trainer.packing import Batch, Sequence, split_micro_batches
+from hone.trainer.packing import Batch, Sequence, deal
 from hone.trainer.wire import from_arrays, to_arrays
 from hone.transport import Order, decode, encode
 from hone.types import Counts
@@ -56,7 +56,7 @@ def test_sequences_go_through_a_file_bit_for_bit(tmp_path, count, own, rewarded)
     back = batch.sequences
     assert (batch.filtered, batch.longest) == (Counts(5, 2, 1), 64)
     assert len(back) == count and all(map(equal, made, back))
-    for ours, theirs in zip(split_micro_batches(made, 12), split_micro_batches(back, 12), strict=True):
+    for ours, theirs in zip(deal(made, 12), deal(back, 12), strict=True):
         for field in dataclasses.fields(ours):
             a, b = getattr(ours, field.name), getattr(theirs, field.name)
             assert a is b or a == b if not hasattr(a, "dtype") else (a.dtype == b.dtype and a.equal(b)), field.name

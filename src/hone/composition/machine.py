@@ -215,12 +215,8 @@ def default_threads(parameters: int, ranks: Ranks = ALONE) -> int:
     """Return 1 for a small model, else one per core that this process may use, of which several ranks on a machine have
     equal shares.
     """
-    return 1 if parameters < SMALL_MODEL else max(1, _cores() // ranks.local_world)
-
-
-def _cores() -> int:
-    """Return the cores of this process: its share of them, where a run's roles share the machine."""
-    return int(os.environ.get(CORES) or share_of_cores(1))
+    cores = int(os.environ.get(CORES) or share_of_cores(1))  # a share of them, where a run's roles share the machine
+    return 1 if parameters < SMALL_MODEL else max(1, cores // ranks.local_world)
 
 
 @contextmanager

@@ -182,34 +182,22 @@ def _advantages(segment: _Segment) -> np.ndarray:
     return np.broadcast_to(own, len(segment.sequence))[segment.start : segment.stop]
 
 
-def split_micro_batches(
+def deal(
     sequences: list[Sequence],
     max_tokens: int | None,
     device: torch.device | str = "cpu",
     share_prompts: bool = False,
+    ranks: Ranks = ALONE,
     minibatches: int = 1,
 ) -> list[PackedBatch]:
-    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens (None: what suits `device`).
+    """Cut a step's sequences, in order, into micro-batches of at most `max_tokens` tokens (None: what suits `device`),
+    and return those of this rank; all ranks know all `sequences`.
 
     A sequence longer than that is a micro-batch of its own (a sequence is never cut). Those that share a prompt, which
     counts once, stay together if they fit. With `minibatches`, each of which gets an update of its own, a micro-batch
-    has sequences of one.
-    """
-    return deal(sequences, max_tokens, device, share_prompts, ALONE, minibatches)
-
-
-def deal(
-    sequences: list[Sequence],
-    max_tokens: int | None,
-    device: torch.device | str,
-    share_prompts: bool,
-    ranks: Ranks,
-    minibatches: int = 1,
-) -> list[PackedBatch]:
-    """Deal this rank's micro-batches of a step whose `sequences` all ranks know; alone, those of `split_micro_batches`.
-
-    Each rank gets equally many, as few as `max_tokens` allows, of about as many tokens each. Where there are not enough
-    sequences, a rank gets one without loss. Every micro-batch carries the `num_loss_tokens` of all ranks.
+    has sequences of one. Each rank gets equally many, as few as `max_tokens` allows, of about as many tokens each.
+    Where there are not enough sequences, a rank gets one without loss. Every micro-batch carries the `num_loss_tokens`
+    of all ranks.
     """
     max_tokens = max_tokens or MICRO_BATCH_TOKENS[torch.device(device).type]
     total = sum(sequence.num_loss_tokens for sequence in sequences)
