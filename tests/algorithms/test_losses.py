@@ -82,7 +82,7 @@ def test_sapo():
     taus = [1.0, 1.0, 1.0, 1.05, 1.05]
     gates = [sigmoid(tau * (r - 1)) for tau, r in zip(taus, RATIOS, strict=True)]
     check(
-        lambda new: sapo(new, OLD, ADVANTAGES, 1.0, 1.05),
+        lambda new: sapo(new, OLD, ADVANTAGES),
         [-4 / tau * gate * a for tau, gate, a in zip(taus, gates, A, strict=True)],
         [-4 * gate * (1 - gate) * r * a for gate, r, a in zip(gates, RATIOS, A, strict=True)],
     )

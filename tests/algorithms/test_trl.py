@@ -237,14 +237,10 @@ def test_what_clips_is_tried() -> None:
     ("flags", "settings"),
     [
         ("--algorithm grpo --trainer.loss.type sapo", {"loss_type": "sapo"}),
-        (
-            "--algorithm grpo --trainer.loss.type sapo --trainer.loss.tau-positive 2 --trainer.loss.tau-negative 3",
-            {"loss_type": "sapo", "sapo_temperature_pos": 2.0, "sapo_temperature_neg": 3.0},
-        ),
         ("--algorithm grpo --trainer.loss.dual-clip 3", {"loss_type": "grpo", "delta": 3.0, **CLIP}),
         ("--algorithm grpo --trainer.loss.aggregation token", {"loss_type": "bnpo", **CLIP}),
     ],
-    ids=["sapo", "sapo, other temperatures", "dual clip", "bnpo"],
+    ids=["sapo", "dual clip", "bnpo"],
 )
 def test_losses(flags: str, settings: dict[str, Any], tmp_path: Path) -> None:
     step = Step.made()

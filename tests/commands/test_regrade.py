@@ -127,15 +127,13 @@ def test_a_parser_that_lost_the_answers_is_told_from_a_model_that_lost_them(drif
     assert "To see what else the recorded grader loses:\n  hone audit early\n" in printed
 
 
-def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys):
+def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys, monkeypatch):
     tampering.edit_rollouts(drifted, 3, lambda rows: rows[2].update(reward=0.0, outcome="wrong"))
     assert regrade(drifted)["check"]["same"] == 79
     assert "the first that differs: sample 3-0-2 was wrong (0), and is now correct (1)" in capsys.readouterr().out
-    assert regrade(drifted, "--env.args.reads", "100", "--check", "20")["check"] == {
-        "completions": 20,
-        "same": 20,
-        "impossible": None,
-    }
+    monkeypatch.setattr("hone.reproduce.regrade.CHECKED", 20)
+    found = regrade(drifted, "--env.args.reads", "100")
+    assert found["check"] == {"completions": 20, "same": 20, "impossible": None}
 
 
 def test_failures_are_counted_and_in_no_mean(folder, capsys):

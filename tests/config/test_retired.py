@@ -9,8 +9,10 @@ import pytest
 import tomli_w
 
 from hone.config.base import BaseConfig
+from hone.config.inference import ServeConfig
 from hone.config.parse import CONFIG_OF, from_settings, parse
 from hone.config.plan import PlanConfig
+from hone.config.reproduce import RegradeConfig
 from hone.config.retired import RETIRED
 from hone.config.rl import RLConfig
 from hone.config.runs import ViewConfig
@@ -26,6 +28,11 @@ HARMLESS = [
     (PlanConfig, "plan.gbit", "gbit = 10.0"),
     (ViewConfig, "view.chat", "chat = []"),
     (ViewConfig, "view.api_key_var", 'api_key_var = "None"'),
+    (RLConfig, "trainer.loss.tau_positive", "trainer.loss.tau_positive = 1.0"),
+    (RLConfig, "trainer.loss.tau_negative", "trainer.loss.tau_negative = 1.05"),
+    (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 2048"),
+    (ServeConfig, "serve.prefix_gib", "prefix_gib = 0.5"),
+    (RegradeConfig, "regrade.check", "check = 256"),
 ]
 """(config, key of RETIRED, line of a file that is dropped)."""
 FILES = [
@@ -36,6 +43,11 @@ FILES = [
     (PlanConfig, "plan.gbit", "gbit = 100"),
     (ViewConfig, "view.chat", 'chat = ["http://localhost:8000/v1"]'),
     (ViewConfig, "view.api_key_var", 'api_key_var = "KEY"'),
+    (RLConfig, "trainer.loss.tau_positive", "trainer.loss.tau_positive = 2.0"),
+    (RLConfig, "trainer.loss.tau_negative", "trainer.loss.tau_negative = 3"),
+    (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 512"),
+    (ServeConfig, "serve.prefix_gib", "prefix_gib = 0"),
+    (RegradeConfig, "regrade.check", "check = 0"),
 ]
 """(config, key of RETIRED, line of a file that is refused)."""
 FLAGS = [
@@ -49,6 +61,11 @@ FLAGS = [
     (PlanConfig, "plan.gbit", "--gbit 100"),
     (ViewConfig, "view.chat", "--chat http://localhost:8000/v1"),
     (ViewConfig, "view.api_key_var", "--api-key-var KEY"),
+    (RLConfig, "trainer.loss.tau_positive", "--trainer.loss.tau-positive 1"),
+    (RLConfig, "trainer.loss.tau_negative", "--trainer.loss.tau-negative 1.05"),
+    (ServeConfig, "serve.prefill_tokens", "--prefill-tokens 2048"),
+    (ServeConfig, "serve.prefix_gib", "--prefix-gib 1"),
+    (RegradeConfig, "regrade.check", "--check 20"),
 ]
 """(config, key of RETIRED, flags that are refused)."""
 

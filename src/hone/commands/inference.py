@@ -76,8 +76,8 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     engine = Engine(
         model,
         kv_bytes=int(kv_gib * GIB),
-        prefill_tokens=config.prefill_tokens,
-        prefix_bytes=int(config.prefix_gib * GIB),
+        prefill_tokens=2048,
+        prefix_bytes=GIB // 2,
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.decodes_with_graphs(model.device.type),
         tokenizer=renderer.tokenizer,

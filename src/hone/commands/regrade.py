@@ -238,7 +238,6 @@ def _grade(run: Run, steps: list[int], graders: Graders, config: RegradeConfig) 
             graders.new,
             graders.own,
             seed=run.info["seed"],
-            check=config.check,
             task=graders.name,
             max_failed=config.grading.max_failed,
             keep_scores=config.output is not None,

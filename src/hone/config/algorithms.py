@@ -37,10 +37,6 @@ class LossConfig(BaseConfig):
     """The ratio is clipped above at 1 + eps_high (0.28, gspo: 4e-4); cispo: at eps_high (5); dppo: a rise (0.2)."""
     dual_clip: float | None = Field(default=None, gt=1)
     """With a negative advantage, clip the ratio above at this; by default 3 if `max_async_level` > 0, else not."""
-    tau_positive: float = Field(default=1.0, gt=0)
-    """Temperature of sapo's gate where the advantage is positive."""
-    tau_negative: float = Field(default=1.05, gt=0)
-    """Temperature of sapo's gate elsewhere."""
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"

@@ -40,10 +40,6 @@ class ServeConfig(EngineConfig):
     """As in training; of no effect on vLLM, see `dtype`."""
     threads: int | None = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
-    prefill_tokens: int = Field(default=2048, ge=1)
-    """Prompt tokens computed between two decode steps: longer prompts are computed in chunks, while others decode."""
-    prefix_gib: float = Field(default=0.5, ge=0)
-    """Memory for keys and values of recent prompts, in GiB, for others that begin like them; 0 keeps none."""
     max_model_len: int | None = Field(default=None, ge=1)
     """Longest sequence that vLLM serves, in tokens; without it, the model's own limit."""
     output_dir: Path | None = None

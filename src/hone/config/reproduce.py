@@ -103,8 +103,6 @@ class RegradeConfig(ExecutedRun):
     """The change is measured from these steps on; by default from the tenth of the run that was paid best."""
     to: Span = None
     """To these steps; by default to the last tenth."""
-    check: int = Field(default=256, ge=0)
-    """So many completions are also graded by the run's own task, which should give what was recorded; 0 checks none."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
     as_json: JsonConfig | None = Field(default=None, validation_alias=AliasChoices("as_json", "json"))

@@ -15,6 +15,8 @@ class Retired(NamedTuple):
 
 
 _CHAT = "`hone view` has no chat box any more: leave it out, and talk to a model with `hone chat MODEL`"
+_SAPO = "sapo's temperatures are those of its paper, 1.0 and 1.05: leave it out"
+_PREFIXES = "the server takes 2,048 prompt tokens at a time, and 0.5 GiB for prefixes: leave it out"
 
 RETIRED: dict[str, Retired] = {
     "push_to_hub": Retired(
@@ -31,6 +33,11 @@ RETIRED: dict[str, Retired] = {
         (None, "None", False, True),
         "each rollout is graded when it ends, and scores are the same either way: leave this key out",
     ),
+    "trainer.loss.tau_positive": Retired((1.0,), _SAPO),
+    "trainer.loss.tau_negative": Retired((1.05,), _SAPO),
+    "serve.prefill_tokens": Retired((2048,), _PREFIXES),
+    "serve.prefix_gib": Retired((0.5,), _PREFIXES),
+    "regrade.check": Retired((256,), "the run's own task always grades a part again: leave it out"),
 }
 """By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""
 

@@ -33,6 +33,8 @@ COLUMNS = (
 """Columns that are read of a run's rollouts."""
 SHOWN = 3
 """Completions about which two graders disagree that are kept of each step."""
+CHECKED = 256
+"""Completions that the run's own task grades, too; they should come out as recorded."""
 LONGEST = 200
 """Characters of the reason why a completion could not be graded."""
 
@@ -153,13 +155,12 @@ def regrade(
     own: Grader | None,
     *,
     seed: int,
-    check: int,
     task: str = "",
     max_failed: float = 1.0,
     keep_scores: bool = False,
     progress: Callable[[int], None] = lambda done: None,
 ) -> Regraded:
-    """Grade the completions of these steps with `grader`, and about `check` of them with `own`, the run's own task.
+    """Grade the completions of these steps with `grader`, and about CHECKED of them with `own`, the run's own task.
 
     Of a run of several tasks, only those of `task` are graded.
     If `grader` is `own`, all are checked. The main part of the recorded reward is that of the run's own task or, if its
@@ -172,7 +173,7 @@ def regrade(
         recorded = read_step(run, step, task, takes_ids)
         pairs = grader.grade(recorded, seed)
         if own is not None:
-            quota = min((done + 1) * check // len(steps) - done * check // len(steps), len(recorded))
+            quota = min((done + 1) * CHECKED // len(steps) - done * CHECKED // len(steps), len(recorded))
             spread = spread_out(recorded, quota, bool(own.env.rubric.group_funcs))
             result.check(pairs if own is grader else own.grade(spread, seed))
         graded = [one.score for one in recorded if not one.score.outcome.is_failure]

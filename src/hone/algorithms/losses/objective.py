@@ -52,7 +52,7 @@ def token_loss(config: LossConfig, stale: bool = False) -> TokenLoss:
         "clip": lambda new, old, adv, lengths: clip(new, old, adv, low, high, dual_clip),
         "gspo": lambda new, old, adv, lengths: gspo(new, old, adv, lengths, low, high, dual_clip),
         "cispo": lambda new, old, adv, lengths: cispo(new, old, adv, high),
-        "sapo": lambda new, old, adv, lengths: sapo(new, old, adv, config.tau_positive, config.tau_negative),
+        "sapo": lambda new, old, adv, lengths: sapo(new, old, adv),
         "dppo": lambda new, old, adv, lengths: dppo(new, old, adv, low, high, config.ratio_penalty),
         "reinforce": lambda new, old, adv, lengths: reinforce(new, adv),
     }[config.type]
