@@ -528,7 +528,8 @@ def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regra
     assert main(["regrade", "out", "--trust-local-task"]) == 0
     assert "24 of 24 have the recorded reward and outcome" in capsys.readouterr().out
     # Another grader: of the run's own, whole groups are checked.
-    assert main(["regrade", "out", "--trust-local-task", "--env.args.weights", "[0.0, 1.0]", "--check", "7"]) == 0
+    monkeypatch.setattr("hone.reproduce.regrade.CHECKED", 7)
+    assert main(["regrade", "out", "--trust-local-task", "--env.args.weights", "[0.0, 1.0]"]) == 0
     assert "12 of 12 have the recorded reward and outcome" in capsys.readouterr().out
 
 
