@@ -31,7 +31,10 @@ from hone.config.parse import parse
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
+from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
 from hone.runs import Run
+from hone.runs.monitors import FINISH_SECONDS
+from hone.runs.trackers import TEXT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -217,8 +220,12 @@ def test_the_python_page_runs_in_order(here: Path, tiny_model_dir: Path, capfd):
 
 
 def test_the_algorithms_page_names_each_and_its_own_functions_train(here: Path, tiny_model_dir: Path):
+    text = ALGORITHMS_PAGE.read_text()
     named = [row[0] for row in table(ALGORITHMS_PAGE, "| `") if row[0] in ALGORITHMS]
     assert named == 2 * list(ALGORITHMS)  # what each is, and what each learns
+    (sentence,) = re.findall(r"\+ 1e-4\. (.*?) count groups", text, re.DOTALL)
+    counting = [name for name, keys in ALGORITHMS.items() if keys["trainer.loss.count_filtered"]]
+    assert re.findall(r"`([a-z_+]+)`", sentence) == counting
     stand_in(Path("outputs/tiny-sft/weights/step_900"), tiny_model_dir)
     (program,) = blocks(ALGORITHMS_PAGE, "python")
     small = "**{'orchestrator.batch_size': 8, 'orchestrator.rollouts_per_example': 4, 'orchestrator.eval': False},"
@@ -291,6 +298,16 @@ def test_the_guarded_task_of_the_page_outlives_its_grader(here: Path, capfd):
     assert "grader_timeout" in capfd.readouterr().out
 
 
+def test_the_commands_that_init_env_prints_are_those_of_the_page(here: Path, capfd):
+    for folder in ("examples", "my_task"):
+        shutil.rmtree(folder)
+    section = TASKS.read_text().split("## Write your own")[1]
+    shown = [shlex.split(line, comments=True) for line in FENCE.findall(section)[0][1].splitlines()]
+    assert main(shown[0][1:]) == 0
+    printed = capfd.readouterr().out.splitlines()[1:5]
+    assert [shlex.split(line.removeprefix("next: "), comments=True) for line in printed] == shown[1:]
+
+
 def test_the_plans_of_the_page_print_what_it_says(monkeypatch, capfd):
     monkeypatch.chdir(ROOT)
     for argv in shell_commands(PLAN):
@@ -339,9 +356,19 @@ def test_the_tables_are_those_of_the_code():
     values = {name: AlarmsConfig().of(name).threshold for name in rows}
     assert len(rows) == 18 and rows == {name: "" if t is None else f"{t:g}" for name, t in values.items()}
 
+    recorded = json.loads((ROOT / "benchmarks/results/alarms.json").read_text())
+    sick = [[step - run["onset"] for step in run["raised"].values()] for run in recorded["sick"].values()]
+    assert len(sick) == 12 and all(min(n for n in steps if n >= 0) <= 25 for steps in sick)
+    assert not recorded["healthy"]["false_alarms"]
+
+    text = WATCHING.read_text()
+    assert f"waits {FINISH_SECONDS:.0f} seconds" in text and f"{TEXT:,} characters" in text
+
     (block,) = [body for body in blocks(TASKS, "toml") if "curriculum" in body]
     given: dict[str, Any] = tomllib.loads(block)["orchestrator"]["curriculum"]
     assert PoolConfig(**given["pool"]) == PoolConfig() and CurriculumConfig(**given).window == 1
+    text = " ".join(TASKS.read_text().split())
+    assert f"Of its {len(SCORED) + len(REFUSED)} tasks {len(SCORED)} are taken" in text
 
 
 def test_every_pip_command_installs_what_an_index_has():

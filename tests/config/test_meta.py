@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from hone.cli import COMMANDS
 from hone.config.base import BaseConfig, dotted, lookup, shared_keys, walk
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -45,3 +48,22 @@ def test_keys_that_roles_must_agree_on_are_keys_that_each_can_set() -> None:
     of_a_folder = shared_values(RLConfig(model={"name": "M", "lora": {"rank": 3}}))
     assert list(of_a_folder) == ["model.name", "model.lora", "max_steps", "precision"]
     assert of_a_folder["model.lora"]["rank"] == 3 and shared_values(RLConfig())["model.init.layers"] == 2
+
+
+def test_every_kind_of_common_keys_has_a_heading_and_every_heading_has_keys() -> None:
+    classes = [command.config() for command in COMMANDS.values()]
+    kinds = {kind for cls in classes for words in cls.kinds().values() for kind in words}
+    assert kinds == {kind for cls in classes for key in walk(cls) for kind in (key.meta.common or "").split()}
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_the_docstring_of_a_number_names_its_unit(name: str) -> None:
+    cls = COMMANDS[name].config()
+    fields = {(): cls.model_fields}
+    for key in walk(cls):
+        description = fields[key.path[:-1]][key.path[-1]].description or ""
+        if key.section:
+            fields[key.path] = key.section.model_fields
+        for words, unit in UNITS.items() if key.type in (int, float) and "Key of `rl`" not in description else ():
+            named = re.search(rf"(^|_){words}$", key.path[-1]) is None or unit in description.lower()
+            assert named, f"{cls.__name__}: {dotted(key.path)} is in {unit}s"

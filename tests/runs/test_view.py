@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 from pathlib import Path
 
@@ -9,9 +10,32 @@ import pytest
 from run_folders import checkpoint, make_run, write_lines
 
 from hone.errors import UserError
+from hone.runs import view
 from hone.runs.view import RunTail, RunView
 
+SOURCE = Path(view.__file__).parents[1]
+WORDS = {*view.OF_STEPS, *view.OF_VERSIONS, view.PROCESS_LOGS, view.SPOOL, "wandb", "trackio"}
 """Names that are words of other things, too: only at the end of a path they stand for a folder."""
+FILES = {*view.NAMES, *view.GIVEN, view.PREVIOUS, view.LOCK, view.LAUNCHER, view.CERTIFICATE} - WORDS
+ELSEWHERE = {
+    "config/shared.py: weights",  # of a transport
+    "studies/running.py: evals",  # of a study
+    "viewer/card/files.py: report.html",  # a template
+    "environments/kept_source.py: rewards.py",  # how a traceback names a function's file
+}
+
+
+def names_in(path: Path) -> set[str]:
+    nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    ends = [node.right for node in nodes if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div)]
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and node.value in FILES}
+    return texts | {node.value for node in ends if isinstance(node, ast.Constant) and node.value in WORDS}
+
+
+def test_the_names_of_the_files_stand_in_one_module() -> None:
+    paths = [path for path in SOURCE.rglob("*.py") if path != Path(view.__file__)]
+    found = {f"{path.relative_to(SOURCE).as_posix()}: {name}" for path in paths for name in names_in(path)}
+    assert found <= ELSEWHERE
 
 
 def test_a_view_reads_a_run_that_is_being_written_by_an_older_hone(tmp_path: Path) -> None:
