@@ -36,7 +36,7 @@ from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, State
 from hone.orchestrator.types import Policy
 from hone.runs.metrics import component_means, outcome_shares
-from hone.trainer.packing import TRAINED, Batch
+from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment, dense, ragged
 
@@ -424,7 +424,8 @@ def _packed(group: Group, index: int, segment: Segment, teacher: TeacherConfig |
         advantage=advantage,
         group=group.draw,
         sample=index,
-        columns={name: segment.columns[name] for name in TRAINED if name in segment.columns},
+        # the teacher's are in the advantages
+        columns={name: one for name, one in segment.columns.items() if name != "teacher_logprobs"},
     )
 
 

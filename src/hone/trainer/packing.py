@@ -22,9 +22,6 @@ from hone.trainer import MICRO_BATCH_TOKENS
 from hone.trainer.parallel import ALONE, Ranks
 from hone.types import Columns, Counts, PackedBatch, joined, where
 
-TRAINED = ("candidates",)
-"""The columns of a segment that a train step reads."""
-
 
 @dataclass(frozen=True)
 class Sequence:
@@ -32,7 +29,7 @@ class Sequence:
 
     `logprobs` `[T]` float32 under the sampling distribution (RL only; by default 0); `advantage` is that of the whole
     sequence, or `[T]` float32 of each token; `group` and `sample` number its prompt and completion. `weight` is what
-    each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `columns` are those of `TRAINED`.
+    each of its tokens counts in the step's loss; None: 1 / the step's loss tokens. `columns` are the segment's.
     `reward` is the completion's where the trainer takes the KL off it, and `pool` the number of its task.
     """
 
