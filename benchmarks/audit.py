@@ -38,7 +38,7 @@ TASKS = {
 }
 FAST = """
 import json, sys, time
-from hone.audit.environment import audit_before_training
+from hone.extensions.audit.environment import audit_before_training
 from hone.environments import load_environment
 env = load_environment(sys.argv[1], **json.loads(sys.argv[2]))
 env.split("train")

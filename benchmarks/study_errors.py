@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from recording import show
 
-from hone.studies.analysis import ALPHA, POWER, Scatter
+from hone.extensions.studies.analysis import ALPHA, POWER, Scatter
 
 SEEDS, EXAMPLES = (3, 5, 8), 256
 SETTINGS = ((0.01, 0.15, 0.3), (0.02, 0.3, 0.1), (0.01, 0.3, 0.3), (0.03, 0.1, 0.3), (0.05, 0.05, 0.05))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[1] / "src" / "hone"
 CORE = (
-    "types rng errors digests redaction terminal web processes client serving hardware",
+    "types rng errors extension digests redaction terminal web processes client serving hardware pages",
     "config",
     "runs",
     "algorithms grading model trust",
@@ -28,12 +28,6 @@ CORE = (
 )
 """Rooms and files of the core, from what all import to what imports all."""
 EXTENSIONS = {
-    "viewer": "viewer/ pages.py commands/view.py commands/report.py",
-    "studies": "studies/ config/study.py commands/study.py",
-    "planning": "planning/ config/plan.py commands/plan.py commands/doctor.py",
-    "reproduce": "reproduce/ config/reproduce.py commands/diff.py commands/regrade.py commands/replay.py "
-    "commands/verify.py",
-    "audit": "audit/ config/audit.py commands/audit.py commands/preflight.py",
     "trackers": "runs/trackers.py",
     "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py commands/reward_check.py",
     "services": "environments/services.py orchestrator/teacher.py",
@@ -47,8 +41,9 @@ EXTENSIONS = {
     "orchestrator/placement.py orchestrator/remote_trainer.py orchestrator/shared_memory.py trainer/agreement.py "
     "trainer/serve.py trainer/wire.py transport.py",
     "cluster": "orchestrator/cluster/",
-    "chat": "config/chat.py commands/chat.py",
+    "moved": "extensions/",
 }
+"""Where extensions still lie among the rooms, and those that have moved."""
 
 
 def imports() -> dict[str, set[str]]:

@@ -11,8 +11,9 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from hone.cli import COMMANDS, Command
+from hone.cli import commands
 from hone.config.help import render
+from hone.extension import Command
 
 WIDTH = "104"
 """Columns of a help text: what a page shows without scrolling, with no table of contents beside it."""
@@ -37,12 +38,12 @@ def address(name: str) -> str:
 
 def on_config(config: Any) -> Any:
     """List the pages of the commands in the menu."""
-    config.nav.append({"Commands": [{f"hone {name}": address(name)} for name in COMMANDS]})
+    config.nav.append({"Commands": [{f"hone {name}": address(name)} for name in commands()]})
     return config
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for name, command in COMMANDS.items():
+    for name, command in commands().items():
         files.append(File.generated(config, address(name), content=page(name, command)))
     return files
 

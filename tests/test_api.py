@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import hone
-from hone.cli import COMMANDS, main
+from hone.cli import commands, main
 from hone.environments import Environment
 from hone.errors import UserError
 from hone.runs import Run
@@ -95,8 +95,8 @@ def here_and_now(text: str, *args: object) -> None:
 
 def test_names_stay_what_they_are_whatever_is_imported():
     assert hone.RL.__name__ == "RL" and hone.SFT.__name__ == "SFT" and hone.Run is Run
-    for command in COMMANDS.values():
-        import_module(f"hone.commands.{command.function.partition('.')[0]}")
+    for command in commands().values():
+        command.load(f"commands.{command.function}")
     for function, name in ((hone.rl, "rl"), (hone.sft, "sft"), (hone.evaluate, "evaluate")):
         assert callable(function) and function.__module__ == "hone.api" and function.__name__ == name
     assert set(hone.__all__) <= set(dir(hone))
@@ -528,7 +528,7 @@ def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regra
     assert main(["regrade", "out", "--trust-local-task"]) == 0
     assert "24 of 24 have the recorded reward and outcome" in capsys.readouterr().out
     # Another grader: of the run's own, whole groups are checked.
-    monkeypatch.setattr("hone.reproduce.regrade.CHECKED", 7)
+    monkeypatch.setattr("hone.extensions.reproduce.regrade.CHECKED", 7)
     assert main(["regrade", "out", "--trust-local-task", "--env.args.weights", "[0.0, 1.0]"]) == 0
     assert "12 of 12 have the recorded reward and outcome" in capsys.readouterr().out
 

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from hone.algorithms.gap import band_of
-from hone.cli import COMMANDS, main
+from hone.cli import commands, main
 from hone.config.alarms import AlarmsConfig
 from hone.config.algorithms import ALGORITHMS
 from hone.config.parse import parse
@@ -100,14 +100,14 @@ def test_commands_parse_python_compiles_and_links_lead_somewhere(page: Path, her
     for argv in shell_commands(page):
         if (words := words_of_hone(argv)) is None:
             continue
-        name = next((name for name in (" ".join(words[:2]), words[0]) if name in COMMANDS), None)
+        name = next((name for name in (" ".join(words[:2]), words[0]) if name in commands()), None)
         assert name, f"{page.name}: {shlex.join(argv)}: hone has no such command"
         if words[:2] == ["eval", "@"]:
             words[1:3] = []  # a run's config, which is made into flags before they are parsed
         for index, word in enumerate(words):  # the config of a run that the page's own commands would make
             if word == "@" and words[index + 1].startswith("outputs/"):
                 words[index + 1] = "examples/reverse_text/tiny" + "_sft" * ("sft" in words[index + 1]) + ".toml"
-        parse(COMMANDS[name].config(), words[len(name.split()) :], f"hone {name}")
+        parse(commands()[name].config(), words[len(name.split()) :], f"hone {name}")
     for body in blocks(page, "python"):
         compile(body, page.name, "exec")
     for target in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
@@ -396,7 +396,7 @@ def test_the_commands_in_the_example_configs_parse(monkeypatch):
         text = path.read_text().replace("\\\n#", "")
         for line in re.findall(r"^#   +((?:hone )?(?:sft|rl) @? ?.*|(?:hone )?rl --.*)$", text, re.MULTILINE):
             words = words_of_hone(shlex.split(line, comments=True)) or []
-            config = parse(COMMANDS[words[0]].config(), words[1:], words[0])
+            config = parse(commands()[words[0]].config(), words[1:], words[0])
             steps = tomllib.loads(text)["max_steps"]
             if "--max-steps" in words:
                 steps = int(words[words.index("--max-steps") + 1])

@@ -20,9 +20,9 @@ from hone.environments.services import HTTPReward, Judge
 from hone.errors import Halt, UserError
 from hone.evaluation import client as chat_client
 from hone.evaluation.client import ChatClient, Failure
+from hone.extensions.planning.doctor import Subject, check_hub
 from hone.inference import client as server_client
 from hone.inference.client import ServerClient
-from hone.planning.doctor import Subject, check_hub
 from hone.types import Rollout
 from hone.web import MIB, is_local, shown_url, without_local_proxy
 

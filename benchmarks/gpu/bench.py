@@ -20,11 +20,11 @@ import torch
 from recording import cpu_model
 
 import hone
+from hone.extensions.planning.shape import KNOWN
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.hf import save_model
 from hone.model.tokenizer import save_tokenizer
-from hone.planning.shape import KNOWN
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers")
 TINY = {"num_layers": 2, "hidden_size": 32, "intermediate_size": 64, "num_heads": 2, "num_kv_heads": 1, "head_dim": 16}

@@ -12,20 +12,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hone.api import evaluate, rl, sft, study
-    from hone.composition.rl import RL
-    from hone.composition.sft import SFT
-    from hone.environments.services import HTTPReward, Judge
-    from hone.runs import Run
+    from hone.api import evaluate as evaluate
+    from hone.api import rl as rl
+    from hone.api import sft as sft
+    from hone.composition.rl import RL as RL
+    from hone.composition.sft import SFT as SFT
+    from hone.environments.services import HTTPReward as HTTPReward
+    from hone.environments.services import Judge as Judge
+    from hone.runs import Run as Run
 
 __version__ = "0.2.0"
-__all__ = ["RL", "SFT", "HTTPReward", "Judge", "Run", "evaluate", "rl", "sft", "study"]
-
 _HOMES = {
     "rl": "hone.api",
     "sft": "hone.api",
     "evaluate": "hone.api",
-    "study": "hone.api",
     "RL": "hone.composition.rl",
     "SFT": "hone.composition.sft",
     "Run": "hone.runs",
@@ -35,11 +35,17 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'hone' has no attribute {name!r}: it has {', '.join(__all__)}")
-    value = globals()[name] = getattr(import_module(_HOMES[name]), name)
+    if (home := _HOMES.get(name)) is None:
+        from hone.extension import gathered
+
+        homes = gathered("EXPORTS", _HOMES)
+        if name == "__all__":
+            return sorted(homes)
+        if (home := homes.get(name)) is None:
+            raise AttributeError(f"module 'hone' has no attribute {name!r}: it has {', '.join(sorted(homes))}")
+    value = globals()[name] = getattr(import_module(home), name)
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*globals(), *__getattr__("__all__")])

@@ -23,12 +23,10 @@ if TYPE_CHECKING:
     from hone.composition.training import Training
     from hone.config.rl import RLConfig
     from hone.config.sft import SFTConfig
-    from hone.config.study import StudyConfig
     from hone.environments.references import Reference
     from hone.environments.rubric import RewardFunc
     from hone.evaluation.result import EvalResult
     from hone.orchestrator.groups import Advantages
-    from hone.studies.study import Study
 
 prepare_process()
 
@@ -140,19 +138,6 @@ def evaluate(
             write_file(evaluation.folder / name, text)
         write_json(evaluation.folder / INFO, Run(evaluation.folder).info | {"kept": sorted(kept)})
     return result
-
-
-@called_from(python=True)
-def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
-    """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
-
-    `config` is a TOML file, a `StudyConfig` or nothing, `settings` are keys of it. What is done is not done again.
-    """
-    from hone.config.parse import from_settings
-    from hone.config.study import StudyConfig
-    from hone.studies.study import Study
-
-    return Study(from_settings(StudyConfig, config, settings)).run()
 
 
 def _ended(training: Training) -> Run:

@@ -13,32 +13,13 @@ import traceback
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import partial
-from importlib import import_module
-from typing import Any, NamedTuple
+from typing import Any
 
 from hone import __version__
 from hone.errors import RankLost, UserError, called_from
+from hone.extension import Command, gathered
 from hone.redaction import redact
 from hone.terminal import hanging, raw, safe_output
-
-
-class Command(NamedTuple):
-    """A line of `hone --help`; its config class, below hone.config; and the function, below hone.commands, that gets
-    the config and returns the exit code.
-    """
-
-    summary: str
-    config_class: str
-    function: str
-
-    def config(self) -> Any:
-        """Import the class of the config."""
-        return _import(f"hone.config.{self.config_class}")
-
-    def run(self, config: Any) -> int:
-        """Import the function and call it; returns the exit code."""
-        return _import(f"hone.commands.{self.function}")(config)
-
 
 COMMANDS = {
     "quickstart": Command("a tiny model from nothing, in minutes", "init.QuickstartConfig", "quickstart.run"),
@@ -51,18 +32,7 @@ COMMANDS = {
     "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole", "trainer.run"),
     "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole", "training.orchestrator"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
-    "study": Command("train variants over seeds: which settings matter", "study.StudyConfig", "study.run"),
-    "chat": Command("talk to a model, or to a run's before and after", "chat.ChatConfig", "chat.run"),
     "inference": Command("serve a model over the OpenAI protocol", "inference.ServeConfig", "inference.run"),
-    "plan": Command("what a run will do, take and cost, before it starts", "plan.PlanConfig", "plan.run"),
-    "audit": Command("find a broken reward, or chat template, beforehand", "audit.AuditConfig", "audit.run"),
-    "replay": Command("retrain a run from its recorded rollouts", "reproduce.ReplayConfig", "replay.run"),
-    "verify": Command("check a run: its files, and steps done again", "reproduce.VerifyConfig", "verify.run"),
-    "diff": Command("where two runs part: step and quantity", "reproduce.DiffConfig", "diff.run"),
-    "regrade": Command("grade a run's completions with another grader", "reproduce.RegradeConfig", "regrade.run"),
-    "view": Command("look at runs in a browser: curves, and their samples", "runs.ViewConfig", "view.run"),
-    "report": Command("the run card: what came of a run, and how sure", "runs.ReportConfig", "report.run"),
-    "doctor": Command("check this machine, and print fixes", "plan.DoctorConfig", "doctor.run"),
     "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
     "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
     "runs stop": Command("end a running run, saved", "runs.RunsStopConfig", "runs.stop"),
@@ -74,12 +44,12 @@ COMMANDS = {
         "what you predicted, and how it came out", "runs.RunsPredictionsConfig", "runs.score_predictions"
     ),
 }
-"""By name; `hone runs` lists those that begin with it."""
+"""Of the core, by name; `hone runs` lists those that begin with it."""
 
 
-def _import(path: str) -> Any:
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(module), name)
+def commands() -> dict[str, Command]:
+    """Return the commands of the core and of all extensions."""
+    return gathered("COMMANDS", COMMANDS)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -89,13 +59,17 @@ def main(argv: list[str] | None = None) -> int:
         return _guarded(lambda: print(f"hone {__version__}"))
     group = "runs " if argv[:1] == ["runs"] else ""
     words = argv[1:] if group else argv
-    listed = {name: command.summary for name, command in COMMANDS.items() if name.startswith("runs ") == bool(group)}
+    try:
+        known = commands()
+    except UserError as error:
+        return _fail(str(error))
+    listed = {name: command.summary for name, command in known.items() if name.startswith("runs ") == bool(group)}
     if not group:
-        listed["runs"] = f"look at runs, and end one: {', '.join(n[5:] for n in COMMANDS if n.startswith('runs '))}"
+        listed["runs"] = f"look at runs, and end one: {', '.join(n[5:] for n in known if n.startswith('runs '))}"
     if not words or words[0] in ("-h", "--help", "help"):
         return _guarded(lambda: _print_commands(group, listed))
     name = group + words[0]
-    if name in COMMANDS:
+    if name in known:
         return call(name, words[1:], f"hone {name}")
     close = get_close_matches(name, listed, n=1, cutoff=0.7 if group else 0.5)
     hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(listed)}"
@@ -141,17 +115,16 @@ def call(name: str, argv: list[str], prog: str) -> int:
 def _run(name: str, argv: list[str], prog: str) -> int:
     from hone.commands import detach
 
+    command = commands()[name]
     try:
         from hone.config.parse import parse
     except ImportError:
-        if name != "doctor":
+        if not command.bare:
             raise
-        from hone.commands import doctor  # it needs the standard library only, and says what is missing
-
-        return doctor.run_without_config(argv)
+        return command.load(f"commands.{command.bare}")(argv)
     detach.end_with_launcher()
     _check_text(argv)
-    config_class = COMMANDS[name].config()
+    config_class = command.config()
     config = parse(config_class, argv, prog)
     if name == "rl" and "model" not in config.model_fields_set and not any(word.startswith("@") for word in argv):
         from hone.config.help import render
@@ -166,7 +139,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
             return detach.start(name, argv)
         detach.enter()
     prepare_process()
-    return COMMANDS[name].run(config)
+    return command.run(config)
 
 
 def prepare_process() -> None:

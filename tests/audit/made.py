@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hone.audit.probes import Prober, Subject, subjects_of
 from hone.environments import Environment, SingleTurnEnv, TagParser, load_environment
+from hone.extensions.audit.probes import Prober, Subject, subjects_of
 from hone.types import Example
 
 TAGS = TagParser("answer")

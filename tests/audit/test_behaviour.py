@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from made import prober, right, sums, task_file
 
-from hone.audit.behaviour import check_behaviour
-from hone.audit.probes import subjects_of
-from hone.audit.report import Verdict
 from hone.config.shared import GradingConfig
 from hone.environments import Rubric, load_environment
+from hone.extensions.audit.behaviour import check_behaviour
+from hone.extensions.audit.probes import subjects_of
+from hone.extensions.audit.report import Verdict
 
 pytestmark = pytest.mark.audit
 

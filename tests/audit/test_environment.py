@@ -8,11 +8,11 @@ import pytest
 from made import TAGS, Sums, prober, right, sums, task_file
 from rich.console import Console
 
-from hone.audit.environment import audit_before_training, audit_environment
-from hone.audit.probes import AT_ONCE, Text
-from hone.audit.report import Check, Finding, Report, Verdict, show_report
 from hone.environments import Rubric
 from hone.environments.environment import Limits
+from hone.extensions.audit.environment import audit_before_training, audit_environment
+from hone.extensions.audit.probes import AT_ONCE, Text
+from hone.extensions.audit.report import Check, Finding, Report, Verdict, show_report
 from hone.types import Outcome
 
 NOISY = """

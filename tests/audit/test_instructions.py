@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from made import Sums, prober, right, sums
 
-from hone.audit.instructions import asked_forms, check_instructions, forms_in
-from hone.audit.report import Check, Finding, Verdict
 from hone.environments import AnswerParser, LastNumberParser, Parser, Rubric
+from hone.extensions.audit.instructions import asked_forms, check_instructions, forms_in
+from hone.extensions.audit.report import Check, Finding, Verdict
 from hone.types import Example
 
 

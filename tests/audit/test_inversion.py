@@ -8,12 +8,12 @@ import guessing
 import pytest
 from made import TAGS, form, prober, right, sums
 
-from hone.audit.conversations import call_message, made_up_call, terse_text, wrong_text
-from hone.audit.inversion import check_inversion, contribution
-from hone.audit.probes import Subject, play_many
-from hone.audit.report import Check, Verdict
 from hone.environments import Range, Rubric, ToolEnv, calls_of
 from hone.errors import UserError
+from hone.extensions.audit.conversations import call_message, made_up_call, terse_text, wrong_text
+from hone.extensions.audit.inversion import check_inversion, contribution
+from hone.extensions.audit.probes import Subject, play_many
+from hone.extensions.audit.report import Check, Verdict
 from hone.types import Example, Message
 
 EITHER = Range(right=(1.0, 1.0), wrong=(0.0, 0.0))

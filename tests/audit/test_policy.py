@@ -9,11 +9,11 @@ import pytest
 from made import right, sums
 from rollouts_made import rollout_of
 
-from hone.audit.policy import policy_check
-from hone.audit.report import Check, Finding, Verdict
 from hone.composition.evaluating import evaluate_weights, load_weights
 from hone.environments import NumberParser, Rubric
 from hone.evaluation.result import EvalResult, EvalSample
+from hone.extensions.audit.policy import policy_check
+from hone.extensions.audit.report import Check, Finding, Verdict
 from hone.inference.types import SamplingParams
 from hone.types import Example, Outcome, Score
 

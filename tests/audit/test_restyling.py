@@ -7,11 +7,20 @@ import re
 import pytest
 from made import subject
 
-from hone.audit import restyling as prose
-from hone.audit.answers import Form, Kind, kind_of, kind_of_text, same_answer, statement_of, value_of, wrong_for
-from hone.audit.probes import Subject
-from hone.audit.restyling import RESTYLINGS
 from hone.environments import Rubric, SingleTurnEnv
+from hone.extensions.audit import restyling as prose
+from hone.extensions.audit.answers import (
+    Form,
+    Kind,
+    kind_of,
+    kind_of_text,
+    same_answer,
+    statement_of,
+    value_of,
+    wrong_for,
+)
+from hone.extensions.audit.probes import Subject
+from hone.extensions.audit.restyling import RESTYLINGS
 
 STYLES = {restyling.name: restyling for restyling in RESTYLINGS}
 ENV = SingleTurnEnv(rubric=Rubric([lambda completion: 0.0]), id="any")

@@ -9,10 +9,6 @@ from pathlib import Path
 import pytest
 from made import TAGS, form, prober, right, sums
 
-from hone.audit.environment import audit_before_training
-from hone.audit.probes import Prober, Text, subjects_of
-from hone.audit.report import Finding, Verdict
-from hone.audit.reward import check_exploits, check_reference, check_restylings
 from hone.environments import (
     Environment,
     NumberParser,
@@ -25,6 +21,10 @@ from hone.environments import (
 )
 from hone.environments.functions import given_task
 from hone.environments.parsers import visible_text
+from hone.extensions.audit.environment import audit_before_training
+from hone.extensions.audit.probes import Prober, Text, subjects_of
+from hone.extensions.audit.report import Finding, Verdict
+from hone.extensions.audit.reward import check_exploits, check_reference, check_restylings
 from hone.types import Example
 
 pytestmark = pytest.mark.audit

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from made import TAGS, Sums, form, prober, right, sums
 
-from hone.audit.probes import Prober
-from hone.audit.report import Check, Finding, Verdict
-from hone.audit.reward import check_reference
-from hone.audit.statistics import check_signal
 from hone.environments import Rubric
+from hone.extensions.audit.probes import Prober
+from hone.extensions.audit.report import Check, Finding, Verdict
+from hone.extensions.audit.reward import check_reference
+from hone.extensions.audit.statistics import check_signal
 
 
 def found(check: Check) -> dict[str, Finding]:

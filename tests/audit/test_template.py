@@ -9,8 +9,8 @@ import pytest
 from chat_templates import CHATML, LLAMA3, QWEN3, QWEN3_THINKING
 from test_bridge import SPECIALS
 
-from hone.audit.template import audit_template
 from hone.errors import UserError
+from hone.extensions.audit.template import audit_template
 from hone.model.files import write_json
 from hone.model.tokenizer import IM_END, build_tiny_tokenizer, save_tokenizer
 

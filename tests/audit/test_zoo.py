@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 from made import ZOO, write_zoo_task
 
-from hone.audit.environment import audit_before_training, audit_environment
-from hone.audit.report import Report
 from hone.environments import load_environment
+from hone.extensions.audit.environment import audit_before_training, audit_environment
+from hone.extensions.audit.report import Report
 
 pytestmark = pytest.mark.audit
 

@@ -3,7 +3,7 @@
 import sys
 
 from hone.cli import main
-from hone.planning import doctor
+from hone.extensions.planning import doctor
 
 if __name__ == "__main__":
     doctor.SECONDS = 600.0

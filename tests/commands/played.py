@@ -13,9 +13,9 @@ import numpy as np
 from hone.cli import call
 from hone.config.parse import parse
 from hone.config.rl import RLConfig, TrainerRole
+from hone.extensions.reproduce.execution import groups_from_rows
+from hone.extensions.reproduce.records import Records
 from hone.orchestrator.groups import trainable
-from hone.reproduce.execution import groups_from_rows
-from hone.reproduce.records import Records
 from hone.runs.reader import Run
 from hone.trainer.agreement import shared_values
 from hone.trainer.wire import to_arrays

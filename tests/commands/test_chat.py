@@ -13,10 +13,10 @@ from refusals import fails
 from rich.console import Console
 
 from hone.cli import main
-from hone.commands import chat
-from hone.config.chat import ChatConfig
 from hone.config.shared import LoraConfig
 from hone.errors import UserError
+from hone.extensions.chat import commands as chat
+from hone.extensions.chat.config import ChatConfig
 from hone.inference import Engine, SamplingParams
 from hone.model import load_model
 from hone.model.chat import load_renderer

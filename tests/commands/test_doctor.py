@@ -12,9 +12,9 @@ from pathlib import Path
 import patient
 
 from hone.config.parse import parse
-from hone.config.plan import DoctorConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.extensions.planning.config import DoctorConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 

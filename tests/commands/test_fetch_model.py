@@ -12,8 +12,8 @@ from hone.cli import main
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.extensions.planning.doctor import Subject, check_run
 from hone.model import fetch, files
-from hone.planning.doctor import Subject, check_run
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,9 @@ from hone.commands.training import forecast
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig
+from hone.extensions.planning import devices
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
-from hone.planning import devices
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,6 @@ import pytest
 
 import hone
 from hone.cli import main
-from hone.commands.preflight import Audit
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments.agents import AgentLimits
@@ -19,6 +18,7 @@ from hone.environments.data import given_rows
 from hone.environments.functions import AgentTask, given_task
 from hone.environments.loading import load_environment
 from hone.errors import UserError
+from hone.extensions.audit.preflight import Audit
 
 pytestmark = pytest.mark.audit
 

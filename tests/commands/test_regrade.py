@@ -131,7 +131,7 @@ def test_a_reward_that_does_not_come_out_again_is_named(drifted, capsys, monkeyp
     tampering.edit_rollouts(drifted, 3, lambda rows: rows[2].update(reward=0.0, outcome="wrong"))
     assert regrade(drifted)["check"]["same"] == 79
     assert "the first that differs: sample 3-0-2 was wrong (0), and is now correct (1)" in capsys.readouterr().out
-    monkeypatch.setattr("hone.reproduce.regrade.CHECKED", 20)
+    monkeypatch.setattr("hone.extensions.reproduce.regrade.CHECKED", 20)
     found = regrade(drifted, "--env.args.reads", "100")
     assert found["check"] == {"completions": 20, "same": 20, "impossible": None}
 

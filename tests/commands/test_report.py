@@ -14,8 +14,8 @@ from samples_made import BARE, RIGHT, WRONG, evaluation
 from samples_made import make_run as make_evaluated
 
 from hone.cli import main
+from hone.extensions.viewer.card.files import PAGE, RECORD
 from hone.runs import Run
-from hone.viewer.card.files import PAGE, RECORD
 
 CARD = (PAGE, RECORD)
 TASK = '''
@@ -97,7 +97,7 @@ def test_a_card_that_fails_does_not_fail_the_run(bench, monkeypatch, capsys, err
     def raising(*args, **kwargs):
         raise error
 
-    monkeypatch.setattr("hone.viewer.card.facts.facts_of", raising)
+    monkeypatch.setattr("hone.extensions.viewer.card.facts.facts_of", raising)
     run = bench.rl("failing", "--max-steps", "1", "--display", "plain")
     assert f"{words}: hone report failing writes it." in capsys.readouterr().out
     assert Run(run).info["status"] == "done"

@@ -20,8 +20,8 @@ from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
 from hone.environments.agents import AgentLimits
 from hone.environments.data import given_rows
 from hone.environments.functions import AgentTask
+from hone.extensions.viewer.card.facts import facts_of
 from hone.runs import Run
-from hone.viewer.card.facts import facts_of
 
 ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1)} for i in range(8)]
 REWARDS = """

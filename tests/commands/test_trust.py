@@ -18,9 +18,9 @@ from recorded import PARITY
 from starlette.testclient import TestClient
 
 from hone.cli import main
-from hone.viewer.app import create_app
-from hone.viewer.catalog import Catalog
-from hone.viewer.site import Site
+from hone.extensions.viewer.app import create_app
+from hone.extensions.viewer.catalog import Catalog
+from hone.extensions.viewer.site import Site
 
 Config = dict[str, Any]
 Attack = Callable[[Config], None]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from hone.cli import COMMANDS
+from hone.cli import commands
 from hone.config.base import walk
 from hone.config.eval import EvalConfig
 from hone.config.help import render
 from hone.config.parse import parse
-from hone.config.reproduce import RegradeConfig
 from hone.config.rl import RLConfig
 from hone.config.runs import RunsShowConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.extensions.reproduce.config import RegradeConfig
 
 
 @pytest.fixture(autouse=True)
@@ -26,9 +26,9 @@ def flags_in(page: str) -> list[str]:
     return [word for word in lines if word != "-h,"]
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", list(commands()))
 def test_every_field_has_a_docstring_and_is_shown_with_it(name: str) -> None:
-    cls = COMMANDS[name].config()
+    cls = commands()[name].config()
     lines = render(cls, f"hone {name}", "all").splitlines()
     page = " ".join(" ".join(lines).split())
     assert page.startswith(f"usage: hone {name} ") and max(map(len, lines)) <= 120

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from hone.cli import COMMANDS
+from hone.cli import commands
 from hone.config.base import BaseConfig, dotted, lookup, shared_keys, walk
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -51,14 +51,14 @@ def test_keys_that_roles_must_agree_on_are_keys_that_each_can_set() -> None:
 
 
 def test_every_kind_of_common_keys_has_a_heading_and_every_heading_has_keys() -> None:
-    classes = [command.config() for command in COMMANDS.values()]
+    classes = [command.config() for command in commands().values()]
     kinds = {kind for cls in classes for words in cls.kinds().values() for kind in words}
     assert kinds == {kind for cls in classes for key in walk(cls) for kind in (key.meta.common or "").split()}
 
 
-@pytest.mark.parametrize("name", list(COMMANDS))
+@pytest.mark.parametrize("name", list(commands()))
 def test_the_docstring_of_a_number_names_its_unit(name: str) -> None:
-    cls = COMMANDS[name].config()
+    cls = commands()[name].config()
     fields = {(): cls.model_fields}
     for key in walk(cls):
         description = fields[key.path[:-1]][key.path[-1]].description or ""

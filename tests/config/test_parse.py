@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from hone.config.audit import AuditConfig
 from hone.config.eval import EvalConfig
 from hone.config.hoist import task_label
 from hone.config.init import InitModelConfig
 from hone.config.parse import CONFIG_OF, parse
-from hone.config.reproduce import DiffConfig, RegradeConfig
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.extensions.audit.config import AuditConfig
+from hone.extensions.reproduce.config import DiffConfig, RegradeConfig
 
 
 @pytest.fixture(autouse=True)

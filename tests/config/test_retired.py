@@ -11,13 +11,13 @@ import tomli_w
 from hone.config.base import BaseConfig
 from hone.config.inference import ServeConfig
 from hone.config.parse import CONFIG_OF, from_settings, parse
-from hone.config.plan import PlanConfig
-from hone.config.reproduce import RegradeConfig
 from hone.config.retired import RETIRED
 from hone.config.rl import RLConfig
-from hone.config.runs import ViewConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
+from hone.extensions.planning.config import PlanConfig
+from hone.extensions.reproduce.config import RegradeConfig
+from hone.extensions.viewer.config import ViewConfig
 from hone.runs.settings import changes, flat, read_toml, run_toml
 
 HARMLESS = [

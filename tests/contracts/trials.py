@@ -23,7 +23,7 @@ context.set_forkserver_preload(
     [
         *(
             "hone.commands.training",
-            "hone.commands.preflight",
+            "hone.extensions.audit.preflight",
             "hone.composition.rl",
             "hone.commands.eval",
             "pyarrow.parquet",

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from hone.audit.environment import audit_before_training
-from hone.audit.report import Verdict
 from hone.environments import Rubric, SingleTurnEnv
 from hone.environments.references import forms
 from hone.errors import UserError
+from hone.extensions.audit.environment import audit_before_training
+from hone.extensions.audit.report import Verdict
 from hone.types import Example
 
 

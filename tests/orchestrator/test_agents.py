@@ -25,6 +25,7 @@ from hone.environments.agents import AgentLimits, Rewarded, checked_rollout
 from hone.environments.data import given_rows
 from hone.environments.functions import AgentTask, FunctionTask, Source
 from hone.errors import Halt, UserError
+from hone.extensions.planning.data import facts_of_tasks
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
@@ -32,7 +33,6 @@ from hone.orchestrator.agents import ProgramCalls
 from hone.orchestrator.colocated import EnginePolicy, segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable, with_advantages
-from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Rollout, Score, Segment
 
 RENDERER = load_renderer("hone/tiny")

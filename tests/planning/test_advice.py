@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 
 from hone.config.parse import from_settings, parse
-from hone.config.plan import PlanConfig
 from hone.config.rl import RLConfig
+from hone.extensions.planning.advice import missing
+from hone.extensions.planning.arithmetic import Steps
+from hone.extensions.planning.config import PlanConfig
+from hone.extensions.planning.data import Facts, look_at
+from hone.extensions.planning.devices import DEVICES, Device
+from hone.extensions.planning.report import Plan, plan_of, short
+from hone.extensions.planning.shape import KNOWN, shape_of
 from hone.inference.memory import GIB
 from hone.model.config import DecoderConfig
-from hone.planning.advice import missing
-from hone.planning.arithmetic import Steps
-from hone.planning.data import Facts, look_at
-from hone.planning.devices import DEVICES, Device
-from hone.planning.report import Plan, plan_of, short
-from hone.planning.shape import KNOWN, shape_of
 
 ROOT = Path(__file__).parents[2]
 SPLIT = "examples/reverse_text/rl"

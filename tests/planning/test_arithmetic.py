@@ -9,7 +9,7 @@ import pytest
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
-from hone.planning.arithmetic import Steps, checkpoints_kept
+from hone.extensions.planning.arithmetic import Steps, checkpoints_kept
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,11 +11,11 @@ from hone.cli import call
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.extensions.planning.calibration import calibrate
+from hone.extensions.planning.data import look_at
+from hone.extensions.planning.devices import Device
+from hone.extensions.planning.report import Plan, measured_words, plan_of
 from hone.inference.memory import GIB
-from hone.planning.calibration import calibrate
-from hone.planning.data import look_at
-from hone.planning.devices import Device
-from hone.planning.report import Plan, measured_words, plan_of
 
 SMALL = "--model.name hone/tiny --model.init.layers 1 --model.init.hidden 48 --precision fp32"
 RL = f"{SMALL} --max-steps 5 --seq-len 64 --orchestrator.batch-size 4 --orchestrator.rollouts-per-example 2"

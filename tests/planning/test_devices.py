@@ -8,8 +8,8 @@ import pytest
 
 from hone import hardware
 from hone.errors import UserError
+from hone.extensions.planning.devices import DEVICES, device_named, this_device
 from hone.hardware import ram
-from hone.planning.devices import DEVICES, device_named, this_device
 
 NAMES = {"h100": "h100", "RTX 4090": "rtx4090", "rtx-4090": "rtx4090", "24gb": "rtx4090", "48GB": "l40s"}
 NAMES |= {"80": "h100", "141": "h200", "a100-80gb": "a100", "a100-40": "a100-40"}

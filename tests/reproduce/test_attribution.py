@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from hone.environments import Range, Rubric
-from hone.reproduce.attribution import (
+from hone.extensions.reproduce.attribution import (
     POINT,
     MainPart,
     Split,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hone.reproduce.compare import StepRecord, first_difference
+from hone.extensions.reproduce.compare import StepRecord, first_difference
 
 
 def row(draw: int, sample: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hone.reproduce.regrade import Pair, Recorded, sort_by_typical_length
+from hone.extensions.reproduce.regrade import Pair, Recorded, sort_by_typical_length
 from hone.types import Example, Outcome, Rollout, Score
 
 

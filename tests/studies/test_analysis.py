@@ -9,7 +9,7 @@ from scipy import stats
 
 from hone.errors import UserError
 from hone.evaluation.intervals import Interval
-from hone.studies.analysis import at_equal_cost, detectable, effects, fit_curve, holm, interval_of, p_value
+from hone.extensions.studies.analysis import at_equal_cost, detectable, effects, fit_curve, holm, interval_of, p_value
 
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
 

@@ -19,14 +19,14 @@ from hone.config.eval import EvalConfig
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.config.shared import EnvConfig, GradingConfig
-from hone.config.study import StudyConfig
 from hone.errors import UserError
+from hone.extensions.studies.cells import cells_of, runs_of, task_of
+from hone.extensions.studies.config import StudyConfig
+from hone.extensions.studies.report import sentences, write_report
+from hone.extensions.studies.results import COSTS, SeedResult, compared, right_leniently
+from hone.extensions.studies.running import Tasks, beside
+from hone.extensions.studies.study import Study
 from hone.runs import Run
-from hone.studies.cells import cells_of, runs_of, task_of
-from hone.studies.report import sentences, write_report
-from hone.studies.results import COSTS, SeedResult, compared, right_leniently
-from hone.studies.running import Tasks, beside
-from hone.studies.study import Study
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = {name: str(ROOT / "examples/reverse_text" / file) for name, file in
@@ -175,7 +175,9 @@ def test_a_folder_in_which_a_study_could_not_begin_is_taken_and_any_other_is_lef
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_a_study_with_its_exit_code_and_the_report(signum, code, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("hone.studies.running.Runner._start_what_may", lambda self: os.kill(os.getpid(), signum))
+    monkeypatch.setattr(
+        "hone.extensions.studies.running.Runner._start_what_may", lambda self: os.kill(os.getpid(), signum)
+    )
     (tmp_path / "study.toml").write_text(f'[rl]\nfile = "{FILES["rl"]}"\n[[cells]]\nname = "a"\n')
     assert main(["study", "@", str(tmp_path / "study.toml"), "--output-dir", str(tmp_path / "out")]) == code
     assert (tmp_path / "out" / "study.html").exists()
@@ -258,7 +260,7 @@ def test_what_is_right_leniently_is_read_once_and_in_whole(tmp_path: Path, monke
     assert right_leniently(run, GradingConfig(), reads=False) is None
     assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
     with monkeypatch.context() as patched:
-        patched.setattr("hone.viewer.card.lenient.read_recorded", None)
+        patched.setattr("hone.extensions.viewer.card.lenient.read_recorded", None)
         assert right_leniently(run, GradingConfig()) == pytest.approx(0.5)
     record = json.loads((run / "report.json").read_text())
     record["lenient"]["examples"].pop()  # as if the time had not been enough

@@ -14,13 +14,13 @@ from urllib.parse import urljoin
 from starlette.testclient import TestClient
 
 import hone.runs.rollouts
+from hone.extensions.viewer.app import create_app
+from hone.extensions.viewer.catalog import Catalog
+from hone.extensions.viewer.site import Site
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer
 from hone.runs.files import write_json
 from hone.runs.rollouts import write_rollouts
 from hone.runs.view import rollouts_file
-from hone.viewer.app import create_app
-from hone.viewer.catalog import Catalog
-from hone.viewer.site import Site
 
 INFO = {
     "format": "hone-run-1", "id": "id-a", "kind": "rl", "status": "done", "seed": 0, "command": ["rl"], "exact": True,

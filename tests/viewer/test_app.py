@@ -13,9 +13,9 @@ import pytest
 from made_runs import INFO, client
 
 from hone.errors import UserError
+from hone.extensions.viewer.catalog import Catalog
+from hone.extensions.viewer.site import json_block, with_code
 from hone.runs.files import write_json
-from hone.viewer.catalog import Catalog
-from hone.viewer.site import json_block, with_code
 
 
 def make_run(folder: Path, **facts) -> Path:
@@ -115,9 +115,9 @@ def test_viewing_needs_no_heavy_library_and_writes_nothing(root) -> None:
     code = (
         "import sys\n"
         "from starlette.testclient import TestClient\n"
-        "from hone.viewer.app import create_app\n"
-        "from hone.viewer.catalog import Catalog\n"
-        "from hone.viewer.site import Site\n"
+        "from hone.extensions.viewer.app import create_app\n"
+        "from hone.extensions.viewer.catalog import Catalog\n"
+        "from hone.extensions.viewer.site import Site\n"
         f"site = Site(Catalog(__import__('pathlib').Path({str(root)!r})))\n"
         "client = TestClient(create_app(site), base_url='http://localhost')\n"
         "for path in ('/', '/run/a~rl/', '/run/a~rl/card/', '/curves/'):\n"

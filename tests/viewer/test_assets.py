@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hone.viewer.site import ASSETS
+from hone.extensions.viewer.site import ASSETS
 
 
 def node(*arguments: str, text: str = "") -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from made_runs import row, write_run
 
-from hone.viewer.behaviours import behaviours
-from hone.viewer.store import Store
+from hone.extensions.viewer.behaviours import behaviours
+from hone.extensions.viewer.store import Store
 
 
 def step(size: int, *texts: str) -> list[dict]:

@@ -17,11 +17,11 @@ import tomli_w
 from made_runs import INFO, client, row, write_run
 
 from hone.cli import main
+from hone.extensions.viewer.card.facts import facts_of
+from hone.extensions.viewer.card.files import whole_page
 from hone.runs.files import sha256, write_json
 from hone.runs.rollouts import write_evaluation
 from hone.runs.view import rollouts_file
-from hone.viewer.card.facts import facts_of
-from hone.viewer.card.files import whole_page
 
 DEEP = "[" * 5000 + "]" * 5000
 TIME = "2026-01-01T00:00:00+00:00"

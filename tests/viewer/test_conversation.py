@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from hone.viewer.conversation import Call, messages_of, text_of, turns, turns_of_row
+from hone.extensions.viewer.conversation import Call, messages_of, text_of, turns, turns_of_row
 
 
 def call(name, arguments) -> dict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hone.viewer.diff import word_diff
+from hone.extensions.viewer.diff import word_diff
 
 
 def joined(parts) -> str:

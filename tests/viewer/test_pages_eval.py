@@ -10,9 +10,9 @@ import pytest
 import samples_made
 from made_runs import INFO, client, links_of, row, text_of, write_run
 
+from hone.extensions.viewer.evals import paired, read_eval
 from hone.runs.files import write_json
 from hone.runs.rollouts import write_evaluation
-from hone.viewer.evals import paired, read_eval
 
 
 def sample(index: int, text: str, outcome: str, reward: float | None, rollout: int = 0, **changes) -> dict:
@@ -107,7 +107,7 @@ def test_the_page_of_an_evaluation(root: Path) -> None:
 
 
 def test_long_lists_have_pages(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.viewer.evals.PAGE", 2)
+    monkeypatch.setattr("hone.extensions.viewer.evals.PAGE", 2)
     for path, second in {"eval/25/": "eval/25/?page=2", "change/0/25/?diff=1": "change/0/25/?diff=1&page=2"}.items():
         page = client(root).get(f"/run/a/{path}").text
         assert f"/run/a/{second}" in links_of(f"/run/a/{path}", page), path

@@ -13,7 +13,7 @@ import pytest
 from made_runs import client
 from run_folders import held, make_run, write_lines
 
-from hone.viewer.site import ASSETS
+from hone.extensions.viewer.site import ASSETS
 
 HOSTILE = """it's "<script>alert(1)</script>" & co"""
 OUTCOMES = ("correct", "wrong", "unparsable", "truncated", "grader_error", "grader_timeout")

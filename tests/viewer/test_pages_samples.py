@@ -70,7 +70,7 @@ def test_filters_narrow_a_step(root: Path) -> None:
 
 
 def test_a_large_step_has_pages_that_keep_the_filters(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.viewer.samples.ON_A_PAGE", 1)
+    monkeypatch.setattr("hone.extensions.viewer.samples.ON_A_PAGE", 1)
     ask = client(root)
     page = ask.get(f"{RUN}/step/0/?state=trained").text
     assert f"{RUN}/step/0/?state=trained&page=2" not in links_of(f"{RUN}/step/0/", page), "one group is trained on"

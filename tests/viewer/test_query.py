@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hone.errors import UserError
-from hone.viewer.query import Query, as_term
+from hone.extensions.viewer.query import Query, as_term
 
 
 def test_an_address_is_read_as_a_query() -> None:

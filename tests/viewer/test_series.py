@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from run_folders import write_lines
 
+from hone.extensions.viewer.series import Series, axes, extremes, read_series, to_json
 from hone.runs.files import write_file
-from hone.viewer.series import Series, axes, extremes, read_series, to_json
 
 
 def line(step: int, **more: float | None) -> dict:
@@ -98,7 +98,7 @@ def test_a_long_run_is_thinned_out_and_a_stack_keeps_common_rows(
     metrics = [line(step, a=step % 7, b=-(step % 5)) | ({"c": 1.0} if step % 1000 == 0 else {}) for step in range(5000)]
     metrics[1234]["reward/mean"] = 1e6
     series = series_of(tmp_path, metrics)
-    monkeypatch.setattr("hone.viewer.series.POINTS", 300)
+    monkeypatch.setattr("hone.extensions.viewer.series.POINTS", 300)
     made = to_json(series, ["reward/mean", "a", "b", "c"], stacks=[["a", "b"]])
     one, steps = made["series"]["reward/mean"], made["x"]["step"]
     assert len(one["y"]) <= 300 and len(steps) < 900

@@ -11,8 +11,8 @@ import pytest
 from made_runs import row, write_run
 
 from hone.errors import UserError
-from hone.viewer.query import PAGE, Query
-from hone.viewer.store import Store, duck, scan
+from hone.extensions.viewer.query import PAGE, Query
+from hone.extensions.viewer.store import Store, duck, scan
 
 HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
 

@@ -13,11 +13,11 @@ from made_runs import encode, row, tokenizer, write_run, write_tokens
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from hone.errors import UserError
+from hone.extensions.viewer import vocabulary
+from hone.extensions.viewer.store import Store
+from hone.extensions.viewer.tokens import QUANTITIES, blocks, read_tokens
+from hone.extensions.viewer.vocabulary import Vocabulary
 from hone.runs import Run
-from hone.viewer import vocabulary
-from hone.viewer.store import Store
-from hone.viewer.tokens import QUANTITIES, blocks, read_tokens
-from hone.viewer.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_each_token_has_its_colour_and_what_is_known_of_it(tmp_path: Path, tiny:
 def test_in_a_very_long_text_tokens_of_one_colour_are_one_element(
     tmp_path: Path, tiny: Vocabulary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hone.viewer.tokens._ELEMENTS", 3)
+    monkeypatch.setattr("hone.extensions.viewer.tokens._ELEMENTS", 3)
     run, one = sampled(tmp_path, "ab<c")
     tokens = read_tokens(run, one, tiny)
     assert spans(tokens.painted(range(5), "none")) == [("", "", "ab<c"), ("sp", "", "<|im_end|>")]

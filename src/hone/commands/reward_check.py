@@ -19,8 +19,8 @@ from typing import Any
 from hone import rng
 from hone.environments import Environment
 from hone.errors import first_line
+from hone.extensions.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
 from hone.pages import visible
-from hone.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
 from hone.runs import Run
 from hone.runs.alarms import REGRADED, in_words, took_step
 from hone.runs.observer import Finding, Observer

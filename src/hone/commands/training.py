@@ -24,11 +24,11 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
 from hone.environments import Environment, judgements
+from hone.extensions.planning.data import Facts, facts_of_tasks
+from hone.extensions.planning.devices import this_device
+from hone.extensions.planning.report import plan_of, short
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
-from hone.planning.data import Facts, facts_of_tasks
-from hone.planning.devices import this_device
-from hone.planning.report import plan_of, short
 from hone.runs import predictions, view
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
@@ -71,9 +71,9 @@ def orchestrator(config: RLConfig) -> int:
 
     The command that run.json records is that of the launcher, if there is one.
     """
-    from hone.commands.preflight import Audit
     from hone.composition.rl import RL
     from hone.composition.split import SeveralProcesses
+    from hone.extensions.audit.preflight import Audit
 
     typed = os.environ.get(COMMAND)
     words = json.loads(typed) if typed else sys.argv
@@ -95,8 +95,8 @@ def train_rl(config: RLConfig, refuses: bool = True, **task: Any) -> RL:
 
     `task` is what `RL` takes besides: `dataset`, `reward_funcs`, …
     """
-    from hone.commands.preflight import Audit
     from hone.composition.rl import RL
+    from hone.extensions.audit.preflight import Audit
 
     return _train(RL(config, observers=attached(config, "rl", Audit(refuses)), **task))
 
@@ -148,8 +148,8 @@ class Card(Observer):
         folder, display = self._run.folder, self._run.display
         self._again = command("hone", "report", str(folder))
         try:
-            from hone.viewer.card.facts import facts_of
-            from hone.viewer.card.files import write_card
+            from hone.extensions.viewer.card.facts import facts_of
+            from hone.extensions.viewer.card.files import write_card
 
             display.phase("report")
             card = facts_of(folder, partial(self._read, status == "done"), ours=True)
@@ -167,8 +167,8 @@ class Card(Observer):
     def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
         """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
         from hone.environments.rubric import is_async
-        from hone.viewer.card.lenient import read
-        from hone.viewer.card.measures import Leniency
+        from hone.extensions.viewer.card.lenient import read
+        from hone.extensions.viewer.card.measures import Leniency
 
         if len(self._envs) != 1:
             return Leniency("the run has several tasks")

@@ -13,14 +13,14 @@ from samples_made import BARE, LOST, RIGHT, WRONG, evaluation, make_run, row
 from hone.config.shared import GradingConfig
 from hone.errors import UserError
 from hone.evaluation.result import FailedRollout
+from hone.extensions.viewer.card.curve import MOST, curve
+from hone.extensions.viewer.card.facts import chosen, facts_of
+from hone.extensions.viewer.card.files import stored, to_json, whole_page, write_card
+from hone.extensions.viewer.card.lenient import read_recorded
+from hone.extensions.viewer.card.measures import Leniency
 from hone.runs.files import write_json
 from hone.runs.summary import certificate_path, pinned
 from hone.types import Example
-from hone.viewer.card.curve import MOST, curve
-from hone.viewer.card.facts import chosen, facts_of
-from hone.viewer.card.files import stored, to_json, whole_page, write_card
-from hone.viewer.card.lenient import read_recorded
-from hone.viewer.card.measures import Leniency
 
 
 def leniently(run, evaluated):

@@ -12,15 +12,15 @@ import pytest
 from samples_made import BARE, LOST, RIGHT, evaluation, make_run, row
 
 from hone import trust
-from hone.audit.answers import Kind, answer_of, wrong_answers
-from hone.audit.probes import subject_of
-from hone.audit.restyling import RESTYLINGS
 from hone.config.shared import GradingConfig
 from hone.environments import Environment, Rubric, SingleTurnEnv, TagParser, inline, load_environment
+from hone.extensions.audit.answers import Kind, answer_of, wrong_answers
+from hone.extensions.audit.probes import subject_of
+from hone.extensions.audit.restyling import RESTYLINGS
+from hone.extensions.viewer.card.facts import facts_of
+from hone.extensions.viewer.card.lenient import AT_ONCE, candidates, read, read_recorded
+from hone.extensions.viewer.card.measures import Evaluated
 from hone.types import Outcome
-from hone.viewer.card.facts import facts_of
-from hone.viewer.card.lenient import AT_ONCE, candidates, read, read_recorded
-from hone.viewer.card.measures import Evaluated
 
 TASKS = {
     "reverse-text": {},

@@ -7,7 +7,7 @@ import pytest
 from samples_made import LOST, RIGHT, WRONG, evaluation
 
 from hone.evaluation.intervals import clustered_share, mean_interval, share_interval, wilson
-from hone.viewer.card.measures import Evaluated, Level, changes, compare, mcnemar
+from hone.extensions.viewer.card.measures import Evaluated, Level, changes, compare, mcnemar
 
 
 @pytest.mark.parametrize(("right", "wrong"), [(0, 0), (1, 0), (5, 5), (30, 12), (12, 30), (246, 3), (1, 17)])

@@ -1,0 +1,85 @@
+"""What extensions add to hone. Each says it in a module that imports nothing heavy, by names and dotted paths:
+
+    COMMANDS = {"view": Command("look at runs in a browser", "ViewConfig", "view.run", __name__)}
+    EXPORTS = {"study": "hone.extensions.studies.study"}
+
+hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
+entry-point group `hone.extensions`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from functools import cache
+from glob import iglob
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from hone.errors import UserError
+
+GROUP = "hone.extensions"
+
+
+class Command(NamedTuple):
+    """A line of `hone --help`: the config's class, below `config` beside the `module` that says so; and the function,
+    below `commands` there, that gets the config and returns the exit code.
+
+    `bare`, below the same, gets the words of the command line where the packages that read a config are missing.
+    """
+
+    summary: str
+    config_class: str
+    function: str
+    module: str = "hone.cli"
+    bare: str = ""
+
+    def config(self) -> Any:
+        """Import the class of the config."""
+        return self.load(f"config.{self.config_class}")
+
+    def run(self, config: Any) -> int:
+        """Import the function and call it; return the exit code."""
+        return self.load(f"commands.{self.function}")(config)
+
+    def load(self, path: str) -> Any:
+        """Import what the path, beside the module, names."""
+        module, _, name = f"{self.module.rpartition('.')[0]}.{path}".rpartition(".")
+        return getattr(import_module(module), name)
+
+
+@cache
+def extensions() -> tuple[ModuleType, ...]:
+    """Import the modules that say what extensions add. Raises UserError if that of a package can't be imported."""
+    folders = sorted(path.parent.name for path in Path(__file__).parent.glob("extensions/*/extension.py"))
+    return (*(import_module(f"hone.extensions.{name}.extension") for name in folders), *_installed())
+
+
+def _installed() -> Iterator[ModuleType]:
+    files = (file for folder in sys.path for file in iglob(f"{folder or '.'}/*-info/entry_points.txt"))
+    if not any(f"[{GROUP}]" in Path(file).read_text(encoding="utf-8") for file in files):
+        return
+    from importlib.metadata import entry_points  # to import it takes 30 ms
+
+    for entry in entry_points(group=GROUP):
+        try:
+            yield entry.load()
+        except Exception as error:
+            package = entry.dist.name if entry.dist else entry.value
+            raise UserError(
+                f"the extension {entry.name} of hone can't be imported ({type(error).__name__}: {error}): "
+                f"`pip uninstall {package}`, or mend it"
+            ) from error
+
+
+def gathered(table: str, core: dict[str, Any]) -> dict[str, Any]:
+    """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
+    found = dict(core)
+    for module in extensions():
+        for name, value in getattr(module, table, {}).items():
+            if name in found:
+                raise UserError(f"{module.__name__} adds {name!r}, which hone has already: rename it there")
+            found[name] = value
+    return found

@@ -1,0 +1,197 @@
+"""The audit of a task: what its reward does with right answers in every style, and with wrong ones that know tricks.
+
+    report = audit_environment(load_environment("gsm8k"))
+    report.verdict, report.names()  # fail, {"growth"}
+
+Checks go from the reference over its restylings and the exploits to what follows from all of them: the inversion table,
+the signal. The fast part, which `rl` runs before step 0, leaves out what may hang or be executed, what needs fresh
+processes, and the model.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from hone.environments import Environment
+from hone.environments.environment import Limits
+from hone.extensions.audit.behaviour import check_behaviour
+from hone.extensions.audit.instructions import check_instructions
+from hone.extensions.audit.inversion import check_inversion
+from hone.extensions.audit.probes import Prober, subjects_of, with_derived
+from hone.extensions.audit.report import Check, Finding, Report, Verdict
+from hone.extensions.audit.reward import check_exploits, check_reference, check_restylings
+from hone.extensions.audit.statistics import check_signal
+
+FAST_REFERENCES, FAST_EXAMPLES = 32, 4
+"""Examples whose reference is tried before training, and those that are tried with other texts too."""
+BACKSTOP = 3.0
+"""Wall time of grading a text may be this many times its processor time: then a grader that sleeps is ended."""
+_NOT_TRIED = "what may hang a grader, or be executed by one, was not tried"
+_NOT_ISOLATED = Check(
+    "isolation",
+    "no other process can load this task",
+    (Finding("not-isolated", Verdict.NOTE, _NOT_TRIED, "load the task by its id, with arguments that JSON can hold"),),
+)
+_EXPLAINS = {
+    "always-right": {"false-positive", "garbage-paid", "inversion", "no-signal"},
+    "nondeterministic": {
+        "reference", "false-negative", "growth", "strict", "false-positive", "garbage-paid", "always-right",
+        "inversion", "range", "no-signal",
+    },
+}  # fmt: skip
+"""Findings that follow from another one: they are left out beside it, unless it is meant so."""
+
+
+def audit_environment(
+    env: Environment,
+    *,
+    num_examples: int = 32,
+    seed: int = 0,
+    split: str = "train",
+    timeout: float = 2.0,
+    max_tokens: int | None = None,
+    count_tokens: Callable[[str], int] | None = None,
+    allows: Mapping[str, str] | None = None,
+    more: Sequence[Callable[[], Check]] = (),
+    progress: Callable[[str], None] = lambda words: None,
+) -> Report:
+    """Audit a task in full, on `num_examples` examples of `split`, drawn by `seed`.
+
+    All functions of the task run in worker processes, also those marked `inline`; a text may take `timeout` seconds.
+    If no other process can load the task, texts hostile to a grader are left out. `max_tokens` limits a completion,
+    `count_tokens` measures a text. `allows` are intended findings, and why, besides the task's own
+    (`Environment.audit_allows`). `more` are further checks, as of a model. Raises UserError if the task has no data.
+    """
+    began = time.perf_counter()
+    isolated, env.isolated = env.isolated, True
+    limits, env.limits = env.limits, Limits(timeout=timeout, backstop=BACKSTOP)
+    try:
+        prober = with_derived(Prober(env, subjects_of(env, num_examples, seed, split), seed))
+        progress("the reference")
+        reference = check_reference(prober)
+        checks = [reference] if env.has_workers else [reference, _NOT_ISOLATED]
+        for other in env.splits:
+            if other != split and any(not probe.failed for probe in prober.references):
+                check = check_reference(with_derived(Prober(env, subjects_of(env, num_examples, seed, other), seed)))
+                checks.append(replace(check, name=f"{other} split", summary=f"{check.summary}, of the {other} split"))
+        checks += _further_checks(prober, True, max_tokens, count_tokens, progress)
+        checks += [check() for check in more]
+    finally:
+        env.close_workers()
+        env.isolated = isolated
+        env.limits = limits
+    facts = {
+        "examples": len(prober.subjects),
+        "texts": len(prober.graded),
+        "split": split,
+        "seed": seed,
+        "part": "full",
+    }
+    facts |= {"reference": prober.form} if prober.form else {}
+    return _report(env, checks, facts, allows or {}, began)
+
+
+def audit_before_training(
+    env: Environment,
+    *,
+    seed: int = 0,
+    max_tokens: int | None = None,
+    count_tokens: Callable[[str], int] | None = None,
+) -> Report:
+    """Audit a task in short: nothing that hangs a sound grader or is run by an unsound one, and no fresh processes."""
+    began = time.perf_counter()
+    prober = with_derived(Prober(env, subjects_of(env, FAST_REFERENCES, seed), seed))
+    reference = check_reference(prober)
+    few = prober.distinct[:FAST_EXAMPLES]
+    prober = replace(prober, subjects=few, graded=[probe for probe in prober.graded if probe.text.subject in few])
+    checks = [reference, *_further_checks(prober, False, max_tokens, count_tokens)]
+    facts = {"examples": len(few), "texts": len(prober.graded), "split": "train", "seed": seed, "part": "fast"}
+    facts["failed"] = sum(probe.failed for probe in prober.graded)
+    facts |= {"reference": prober.form} if prober.form else {}
+    return _report(env, checks, facts, {}, began)
+
+
+def _further_checks(
+    prober: Prober,
+    full: bool,
+    max_tokens: int | None,
+    count_tokens: Callable[[str], int] | None,
+    progress: Callable[[str], None] = lambda words: None,
+) -> list[Check]:
+    """Make the checks after that of the references; none if no reference got a reward."""
+    env, references = prober.env, prober.references
+    if references and all(probe.failed for probe in references):
+        return []
+    any_right = any(probe.correct for probe in references)
+    steps: list[tuple[str, Callable[[], Check], bool]] = [
+        ("harmless styles", lambda: check_restylings(prober), any_right),
+        ("exploits", lambda: check_exploits(prober, full and env.has_workers), True),
+        ("the best of a wrong answer, the worst of a right one", lambda: check_inversion(prober), True),
+        ("the signal", lambda: check_signal(prober), full),
+        ("the instructions", lambda: check_instructions(prober, max_tokens, count_tokens), True),
+        ("fresh processes", lambda: check_behaviour(env, prober.subjects), full),
+    ]
+    checks = []
+    for words, check, wanted in steps:
+        if wanted:
+            progress(words)
+            checks.append(check())
+    return checks
+
+
+def _report(
+    env: Environment, checks: Sequence[Check], facts: dict[str, Any], allows: Mapping[str, str], began: float
+) -> Report:
+    """Return the report, without what is allowed or follows from another finding."""
+    report = Report(env.label, tuple(checks), facts)
+    known = {key for finding in report.findings for key in (finding.name, *_keys(finding))}
+    report = allowing(report, {**env.audit_allows, **allows})
+    causes = (report.names() | report.names(Verdict.WARN)) & _EXPLAINS.keys()
+    explained = set().union(*(_EXPLAINS[name] for name in causes))
+    report = _with(report, lambda found: found if found.name not in explained else None)
+    if unused := {_dashed(name) for name in allows} - known:
+        title = f"allowed, but not found: {', '.join(sorted(unused))}"
+        remedy = "compare with the names of the findings, or leave it out"
+        check = Check("allowed", title, (Finding("unused-allow", Verdict.NOTE, title, remedy),))
+        report = replace(report, checks=(*report.checks, check))
+    return replace(report, seconds=time.perf_counter() - began)
+
+
+def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report:
+    """Return the report with each finding changed; None leaves it out."""
+    changed = [(check, [new for old in check.findings if (new := change(old))]) for check in report.checks]
+    return replace(report, checks=tuple(replace(check, findings=tuple(findings)) for check, findings in changed))
+
+
+def _dashed(name: str) -> str:
+    """Return a name with dashes, which the command line turns into underscores."""
+    return name.replace("_", "-")
+
+
+def _keys(finding: Finding) -> list[str]:
+    """Return what each text of a finding is allowed by."""
+    return [_dashed(f"{finding.name}:{what}") for what in finding.what]
+
+
+def allowing(report: Report, allows: Mapping[str, str]) -> Report:
+    """Return the report with the findings that are meant so, by their names, as notes that say why.
+
+    Of a finding some of whose texts are allowed, the others are left.
+    """
+    allowed = {_dashed(name): reason for name, reason in allows.items()}
+
+    def allow(finding: Finding) -> Finding:
+        pairs = zip(finding.what, _keys(finding), strict=True)
+        reasons = {what: allowed[key] for what, key in pairs if key in allowed}
+        if finding.verdict in (Verdict.PASS, Verdict.NOTE) or not (reasons or finding.name in allowed):
+            return finding
+        left = tuple(what for what in finding.what if what not in reasons)
+        if finding.name in allowed or not left:
+            reason = allowed.get(finding.name) or "; ".join(dict.fromkeys(reasons.values()))
+            return replace(finding, verdict=Verdict.NOTE, allowed=reason)
+        return replace(finding, what=left, title=f"{finding.title} (allowed: {', '.join(reasons)})")
+
+    return _with(report, allow)

@@ -1,0 +1,42 @@
+"""Auditing a model's chat template: one conversation makes the round trip that training relies on."""
+
+from __future__ import annotations
+
+import time
+
+from hone.errors import UserError
+from hone.extensions.audit.report import Check, Finding, Report, Verdict
+from hone.model.chat import THINK, ChatRenderer, load_renderer
+from hone.model.rendering import END_THINK, squeeze
+from hone.types import Message
+
+QUESTION: Message = {"role": "user", "content": "What is blue?"}
+ANSWER = "The sky."
+
+
+def audit_template(name: str, chat_template: str | None = None) -> Report:
+    """Audit the chat template of a folder, hub id or `hone/tiny`, or `chat_template` (file or Jinja text).
+
+    Raises UserError if the model is missing, or hone can't load the template.
+    """
+    start = time.perf_counter()
+    renderer = load_renderer(name, chat_template)
+    try:
+        check_round_trip(renderer)
+        findings = ()
+    except UserError as error:
+        findings = (Finding("round-trip", Verdict.FAIL, str(error)),)
+    check = Check("round-trip", "a question and its answer", findings)
+    facts = {"digest": renderer.digest(), "opened_by_template": renderer.opened_by_template}
+    return Report(f"chat template of {name}", (check,), facts, time.perf_counter() - start)
+
+
+def check_round_trip(renderer: ChatRenderer) -> None:
+    """Raise UserError unless an answer continues its prompt, and its ids are read back as the answer.
+
+    The template may add an empty thought.
+    """
+    text = f"{THINK}\nhm\n{END_THINK}\n\n{ANSWER}" if renderer.opened_by_template else ANSWER
+    read = renderer.message(renderer.completion_ids([QUESTION], text))["content"]
+    if squeeze(read) not in (squeeze(text), squeeze(THINK + END_THINK + text)):
+        raise UserError(f"the answer {text!r} is read back as {read!r}: give another template with model.chat_template")

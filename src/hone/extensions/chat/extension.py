@@ -1,0 +1,5 @@
+"""`hone chat`: talks to a model."""
+
+from hone.extension import Command
+
+COMMANDS = {"chat": Command("talk to a model, or to a run's before and after", "ChatConfig", "run", __name__)}

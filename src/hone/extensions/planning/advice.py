@@ -1,0 +1,270 @@
+"""What to change before a run starts, one sentence each, with the remedy.
+
+`surprises` are settings that do something else than whoever wrote them thinks. `remedies` are settings that make a run
+fit into memory. `missing` is what a run can't start without.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hone.composition.memory import memory
+from hone.config.base import changed
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.config.shared import LoraConfig
+from hone.environments.loading import configured
+from hone.errors import UserError
+from hone.extensions.planning.arithmetic import Steps, checkpoints_kept
+from hone.extensions.planning.data import Facts, tasks_of
+from hone.extensions.planning.devices import DEVICES, Device
+from hone.inference.memory import GIB, KV_GIB
+from hone.model.config import DecoderConfig
+from hone.model.fetch import is_fetched
+from hone.model.files import TINY, is_hub_id
+from hone.trainer.memory import CHECKPOINTING, checkpoint_bytes, micro_batch_limit, trainer_of, weight_bytes
+
+if TYPE_CHECKING:
+    from hone.extensions.planning.report import Plan
+
+LONG = 2 * 3600
+"""Seconds of a run that nobody would like to do again."""
+CUT = 0.02
+"""Share of reference answers beyond the limit from which it is worth a word."""
+KEPT_GIB = 4
+"""Ids that a step's sampling may keep at worst, from which it is worth a word."""
+CUSTOMARY = {
+    ("RL", "large"): (2e-7, 1e-5, "1e-6"),
+    ("RL", "small"): (5e-7, 1e-4, "1e-6 to 1e-5"),
+    ("RL", "tiny"): (3e-5, 1e-3, "2e-4"),
+    ("SFT", "large"): (1e-6, 1e-4, "2e-5"),
+    ("SFT", "small"): (5e-6, 1e-3, "2e-5 to 1e-4"),
+    ("SFT", "tiny"): (1e-4, 5e-3, "2e-3"),
+}
+"""Learning rates (from, to, what is usual) of full training: from 0.4B parameters on, below, and under 20M."""
+
+
+def surprises(plan: Plan) -> Iterator[str]:
+    """Yield all of them, the gravest kinds first."""
+    config, shape, times = plan.config, plan.shape, plan.usual
+    if isinstance(config, RLConfig):
+        yield from _rollouts(config, plan.steps, plan.facts)
+        kind, section, prefix, key, longest = "RL", config.trainer, "trainer.", "seq_len", config.seq_len
+        intervals: dict[str, Any] = {"orchestrator.eval": config.orchestrator.eval}
+    else:
+        kind, section, prefix, key, longest = "SFT", config, "", "data.seq_len", config.data.seq_len
+        intervals = {"val": config.val}
+    if isinstance(config, RLConfig) and shape is not None:
+        sampling, most = config.orchestrator.sampling, 4 * shape.vocab_size * plan.steps.sampled_at_most
+        if sampling.cuts and not sampling.top_k and most > KEPT_GIB * GIB:
+            yield (
+                f"orchestrator.sampling has top_p or min_p without top_k, and may keep up to {shape.vocab_size:,} ids "
+                f"of each token: at worst {most / GIB:,.0f} GiB a step, in memory and in rollouts/; set top_k = 100 or "
+                "so beside it"
+            )
+    steps, warmup, lr = config.max_steps, section.scheduler.warmup_steps, section.optim.lr
+    if warmup > steps / 2:
+        yield (
+            f"scheduler.warmup_steps = {warmup} is more than half of the run's {steps} steps, so the learning rate "
+            f"hardly comes to its peak: set it to {max(1, steps // 20)}"
+        )
+    if shape is not None:
+        if longest > (context := shape.max_position_embeddings):
+            yield f"{key} = {longest} exceeds the model's {shape.context}: lower it to {context}"
+        count = shape.parameters
+        low, high, usual = CUSTOMARY[kind, "large" if count >= 4e8 else "small" if count >= 2e7 else "tiny"]
+        if config.model.lora:
+            low, high = 10 * low, 10 * high
+            usual = re.sub(r"e-(\d)", lambda power: f"e-{int(power[1]) - 1}", usual) + " with LoRA"
+        if not low <= lr <= high:
+            what = "will hardly move" if lr < low else "tends to destroy"
+            named = f"{count / 1e6:,.{0 if count > 1e7 else 1}f}M"
+            yield f"{prefix}optim.lr = {lr:g} {what} a model of {named} parameters: {usual} is usual in {kind}"
+    for name, section in (intervals | {"ckpt": config.ckpt}).items():
+        if section is not None and (section.interval or 0) > steps:
+            yield (
+                f"{name}.interval = {section.interval} is beyond max_steps = {steps}: nothing comes before the end; "
+                f"set it to {max(1, steps // 5)}"
+            )
+    if config.ckpt is None and times is not None and times.total > LONG:
+        yield (
+            f"no checkpoints in a run of about {times.total / 3600:,.0f} hours: add --ckpt.interval "
+            f"{max(1, int(1800 / times.step))} (every half hour)"
+        )
+    if config.ckpt is not None and shape is not None and plan.here:
+        size, free = disk_needed(config, shape), free_disk(config.output_dir)
+        if size > free:
+            keep = "" if config.ckpt.keep_last else ", for all are kept: add --ckpt.keep-last 2"
+            yield f"checkpoints will take {size / GIB:,.0f} GiB, and the disk has {free / GIB:,.0f} GiB free{keep}"
+    if config.budget is not None and times is not None:
+        tokens = plan.steps.total * plan.lengths.sequence
+        for name, need in {"hours": times.total / 3600, "usd": times.usd, "tokens": tokens}.items():
+            limit = getattr(config.budget, name)
+            if limit and need is not None and need > 1.1 * limit:
+                yield (
+                    f"budget.{name} = {limit:,g} ends the run after about {int(steps * limit / need):,} of {steps:,} "
+                    f"steps, for all of which it needs {need:,.3g}: lower max_steps, so that schedule and evaluations "
+                    "fit"
+                )
+
+
+def _rollouts(config: RLConfig, steps: Steps, facts: Facts) -> Iterator[str]:
+    """Yield what is odd about lengths, groups and evaluations."""
+    orch, evals = config.orchestrator, config.orchestrator.eval
+    most, group, temperature = orch.sampling.max_tokens, orch.rollouts_per_example, orch.sampling.temperature
+    if most is not None and facts.prompts and not facts.estimated:
+        references, longest = np.array(facts.references or [0]), max(facts.prompts)
+        if (cut := float(np.mean(references > facts.turns * most))) >= CUT:
+            yield (
+                f"orchestrator.sampling.max_tokens = {most} cuts {100 * cut:.0f} % of the task's own reference answers "
+                f"(the longest looked at has {references.max()} tokens): raise it to {_rounded(references.max())} or "
+                "more"
+            )
+        if longest + most > config.seq_len and facts.turns == 1:
+            yield (
+                f"seq_len = {config.seq_len} leaves {max(0, config.seq_len - longest)} tokens for a completion after "
+                f"the longest prompt looked at ({longest}), fewer than max_tokens = {most}: raise seq_len to "
+                f"{_rounded(longest + most)}"
+            )
+    if group < 4 and not orch.advantage.compares_the_batch:
+        yield (
+            f"orchestrator.rollouts_per_example = {group}: most groups of so few completions have equal rewards and "
+            "teach nothing; set 8 or 16"
+        )
+    if steps.prompts == 1 and group > 1:
+        yield (
+            f"orchestrator.batch_size = {orch.batch_size} counts completions, not prompts: with rollouts_per_example = "
+            f"{group} a step has a single prompt; for {orch.batch_size} prompts set batch_size to "
+            f"{orch.batch_size * group}"
+        )
+    if not 0.5 <= temperature <= 1.3:
+        kind = "hardly explores" if temperature < 0.5 else "samples much noise"
+        yield f"orchestrator.sampling.temperature = {temperature:g} {kind}: 1 is usual in training, 0.6 to 1.2 works"
+    if evals is None:
+        text = "no evaluation: the reward on training prompts will be the only sign"
+        yield f"{text}; add --orchestrator.eval.num-examples 128"
+    elif facts.held_out is not None and evals.num_examples > facts.held_out:
+        yield f"orchestrator.eval.num_examples = {evals.num_examples}, but only {facts.held_out} examples are held out"
+
+
+def _rounded(tokens: int) -> int:
+    """Return a little more, as people write such numbers."""
+    step = max(8, 1 << (int(tokens).bit_length() - 3))
+    return -(-int(tokens) // step) * step
+
+
+def disk_needed(config: RLConfig | SFTConfig, shape: DecoderConfig) -> int:
+    """Return the most bytes that checkpoints, one being written, and weights take on the disk."""
+    each = checkpoint_bytes(config, shape) if config.ckpt else 0
+    return (checkpoints_kept(config) + 1) * (each + weight_bytes(shape, config.precision))
+
+
+def free_disk(folder: Path) -> int:
+    """Return the bytes that are free on the disk of a folder, or of the nearest that exists above it."""
+    there = folder.absolute()
+    return shutil.disk_usage(next(path for path in (there, *there.parents) if path.exists())).free
+
+
+LEANER: dict[str, tuple[dict[str, Any], ...]] = {
+    "cpu": ({}, {"precision": "bf16"}),  # an update in 8 bits is not compiled there, and slow
+    "cuda": (
+        {},
+        {"optim.state": "8bit"},
+        {"optim.offload": True},
+        {"optim.offload": True, "precision": "bf16"},
+    ),
+}
+"""Ways to take less memory by device, the less costly first; each goes with every kind of checkpointing, which changes
+no bit."""
+
+
+def leaner(config: RLConfig | SFTConfig, device: str = "cuda") -> Iterator[tuple[dict[str, Any], RLConfig | SFTConfig]]:
+    """Yield (what is set, by the name of its key in the trainer's section; the config with it), the leanest last."""
+    prefix, is_muon = "trainer." if isinstance(config, RLConfig) else "", trainer_of(config).optim.type == "muon"
+    for settings in LEANER[device]:
+        if is_muon and any(key.startswith("optim.") for key in settings):
+            continue
+        for name in CHECKPOINTING:
+            values = settings | {"checkpointing": name}
+            yield values, changed(config, {key if key == "precision" else prefix + key: v for key, v in values.items()})
+
+
+def remedies(plan: Plan) -> Iterator[str]:
+    """Yield a line for each setting that helps alone, those that make it fit first; or for the first few that do
+    together; then the smallest card.
+    """
+    config, device, lengths, shape = plan.evaluated, plan.device, plan.lengths, plan.shape
+    assert shape is not None
+
+    def total(config: RLConfig | SFTConfig, card: Device = device) -> int:
+        return memory(config, shape, card.kind, *lengths.for_memory(config)).total
+
+    rl = isinstance(config, RLConfig)
+    section, prefix = ("trainer", "trainer.") if rl else ("data", "")
+
+    changes: dict[str, Any] = {
+        "--precision bf16": changed(config, {"precision": "bf16"}),
+        f"--{prefix}checkpointing layer": changed(config, {f"{prefix}checkpointing": "layer"}),
+    }
+    if device.kind == "cuda" and trainer_of(config).optim.type == "adamw":
+        changes[f"--{prefix}optim.state 8bit"] = changed(config, {f"{prefix}optim.state": "8bit"})
+        changes[f"--{prefix}optim.offload"] = changed(config, {f"{prefix}optim.offload": True})
+    if trainer_of(config).optim.type == "adamw" and not config.model.lora:
+        changes["--model.lora.rank 16"] = changed(config, {"model.lora": LoraConfig()})
+    if config.ckpt is not None and config.ckpt.background and device.kind == "cpu":
+        changes["--no-ckpt.background"] = changed(config, {"ckpt.background": False})
+    # A number is halved until the run fits, or it is as low as it may be.
+    value, least, fewer = micro_batch_limit(config, device.kind), max(256, lengths.longest), config
+    while value > least and total(fewer) > plan.room:
+        value = max(least, value // 2)
+        fewer = changed(config, {f"{section}.micro_batch_tokens": value})
+    changes[f"--{section}.micro-batch-tokens {value}"] = fewer
+    if rl:
+        if config.trainer.loss.kl_coef > 0:
+            changes["--trainer.loss.kl-coef 0 (no reference model)"] = changed(config, {"trainer.loss.kl_coef": 0.0})
+        cache, fewer = float(config.inference.kv_gib or KV_GIB), config
+        while cache > 0.25 and total(fewer) > plan.room:
+            cache = max(0.25, cache / 2)
+            fewer = changed(config, {"inference.kv_gib": cache})
+        changes[f"--inference.kv-gib {cache:g} (sampling in more waves)"] = fewer
+    if min(map(total, changes.values())) > plan.room:
+        for settings, one in leaner(config, device.kind):
+            if total(one) <= plan.room:
+                flags = [f"--{'' if key == 'precision' else prefix}{key} {value}" for key, value in settings.items()]
+                changes[" ".join(flags).replace(" True", "")] = one
+                break
+    for size, flag in sorted((total(one), flag) for flag, one in changes.items()):
+        if size < 0.98 * total(config):
+            fits = "fits" if size <= plan.room else f"still {(size - plan.room) / GIB:.1f} GiB too much"
+            yield f"{flag}: {size / GIB:.1f} GiB, {fits}"
+    if larger := [card for card in DEVICES.values() if total(config, card) <= card.memory]:
+        card = min(larger, key=lambda card: (card.memory, card.usd_per_hour or 0))
+        yield f"a card of {card.memory / GIB:.0f} GiB, such as the {card.name}: fits as it is"
+
+
+def missing(config: RLConfig | SFTConfig) -> dict[str, str]:
+    """Return what the run can't start without and is not here (model, task, data), each with what gives it.
+
+    What is only to be fetched from the hub is not missing.
+    """
+    absent, name = {}, config.model.name
+    if not (name == TINY or is_fetched(name) or is_hub_id(name) or Path(name).exists()):
+        run, weights, _ = name.partition("/weights/step_")
+        how = f"`hone init-model {name}` makes a small one, --model.name names another"
+        how = f"the run that writes to {run} makes it" if weights else how
+        absent["model"] = f"there is no model folder {name}: {how}"
+    for key, task in tasks_of(config).items():
+        try:
+            configured(task.id, task.args, task.template, key)
+        except UserError as error:
+            absent["task"] = str(error)
+    path = config.data.path if isinstance(config, SFTConfig) else None
+    if path and not Path(path).expanduser().exists():
+        absent["data"] = f"there is no file {path}: --data.path names another"
+    return absent

@@ -1,0 +1,1 @@
+"""`hone plan` and `hone doctor`."""

@@ -1,0 +1,50 @@
+"""`hone doctor`: a line for each thing that was looked at, and the command that fixes what is not well."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import shutil
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hone.extensions.planning.doctor import Subject, diagnose, lines, verdict
+from hone.terminal import printable, raw
+
+if TYPE_CHECKING:
+    from hone.extensions.planning.config import DoctorConfig
+
+OWN = ("--offline", "--no-offline", "--json", "--no-json", "--as-json")
+COLOURS = {"": "1", "warning": "33", "error": "1;31", "fix": "36"}
+"""Of a terminal: bold, yellow, bold red, cyan. Without rich, which may be what is broken."""
+
+
+def run(config: DoctorConfig) -> int:
+    """Print the findings; return the exit code: 1 if there is an error among them."""
+    return report(Subject(config.offline, config.run), config.as_json)
+
+
+def run_without_config(argv: list[str]) -> int:
+    """Do the same where the packages that read a config are missing, which is then among the findings."""
+    return report(Subject("--offline" in argv), "--json" in argv)
+
+
+def report(subject: Subject, as_json: bool) -> int:
+    """Look, print, and return the exit code. What libraries and tasks print goes to standard error."""
+    with contextlib.redirect_stdout(sys.stderr):
+        findings = diagnose(subject)
+    following = "make quickstart" if Path("Makefile").is_file() else "hone plan @ FILE.toml"
+    if subject.config:
+        following = shlex.join(["hone", "plan", *(word for word in sys.argv[2:] if word not in OWN)])
+    last, code = verdict(findings, following), int(any(finding.status == "error" for finding in findings))
+    if as_json:
+        print(json.dumps({"findings": [asdict(finding) for finding in findings], "verdict": last}, indent=2))
+        return code
+    width = min(shutil.get_terminal_size((120, 24)).columns, 140)
+    for status, line in (*lines(findings, width), ("ok", ""), ("", last)):
+        colour = COLOURS.get(status) if sys.stdout.isatty() else None
+        print(f"\033[{colour}m{printable(line)}\033[0m" if colour else line, file=raw(sys.stdout) if colour else None)
+    return code

@@ -1,0 +1,14 @@
+"""`hone plan` and `hone doctor`: what a run will take, and what this machine lacks."""
+
+from hone.extension import Command
+
+COMMANDS = {
+    "plan": Command("what a run will do, take and cost, before it starts", "PlanConfig", "plan.run", __name__),
+    "doctor": Command(
+        "check this machine, and print fixes",
+        "DoctorConfig",
+        "doctor.run",
+        __name__,
+        bare="doctor.run_without_config",
+    ),
+}

@@ -1,0 +1,176 @@
+"""Seconds and dollars of a run, from what the device can do and how much of that such work reaches.
+
+Sampling reads all weights and the keys and values of every sequence for each token: it is bound by memory bandwidth
+until the batch is large enough to be bound by arithmetic. Training is 6 FLOPs for each parameter and token (2 forward,
+4 backward), and attention besides. Both wait for the launch of their kernels, which is all that a tiny model does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.extensions.planning.arithmetic import Lengths, Steps
+from hone.extensions.planning.devices import Device
+from hone.inference.memory import kv_bytes_per_token, uses_graphs, wave
+from hone.model.config import DecoderConfig
+from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
+
+SMALL_MODEL = 10_000_000
+"""As `hone.composition.machine`."""
+TRAIN = {"cuda": 0.11, "cpu": 0.25}
+"""Shares of the peak FLOP/s that training reaches, by kind of device."""
+PREFILL, BANDWIDTH = 0.25, 0.5
+"""Shares of the peak FLOP/s that sampling reaches, and of the peak bytes/s."""
+LAUNCH = {"cuda": 300e-6, "cpu": 150e-6}
+"""Seconds in which a layer's kernels are launched, forward once."""
+DEQUANTIZED = {"8bit": 9.0, "4bit": 12.5}
+"""Bytes that are read and written for a weight of `model.lora.base` and its product in bf16: codes, indices of the
+levels, values before and after their scale."""
+SOURCE = {
+    "cuda": "prime-rl's 11.9k tokens/s of Qwen3-0.6B on an H100, which are 11 % of its peak",
+    "cpu": "a quarter of what a square product reaches here, as in benchmarks/results/rl_step.json",
+}
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of a step by phase, of one evaluation (`evaluate`), and of all checkpoints that the loop waits for
+    (`save`)."""
+
+    steps: int
+    sample: float = 0.0
+    grade: float = 0.0
+    train: float = 0.0
+    other: float = 0.0
+    evaluations: int = 0
+    evaluate: float = 0.0
+    start: float = 0.0
+    save: float = 0.0
+    usd_per_hour: float | None = None
+
+    @property
+    def step(self) -> float:
+        return self.sample + self.grade + (self.train + self.other)
+
+    @property
+    def total(self) -> float:
+        """Seconds of the whole run."""
+        return self.start + self.steps * self.step + self.evaluations * self.evaluate + self.save
+
+    @property
+    def usd(self) -> float | None:
+        return None if self.usd_per_hour is None else self.total / 3600 * self.usd_per_hour
+
+    def record(self) -> dict[str, float | None]:
+        """Return the seconds and dollars as JSON."""
+        return asdict(self) | {"step": self.step, "total": self.total, "usd": self.usd}
+
+
+def times(
+    config: RLConfig | SFTConfig,
+    shape: DecoderConfig,
+    device: Device,
+    lengths: Lengths | None = None,
+    usd_per_hour: float | None = None,
+    pool: int | None = None,
+) -> Times:
+    """Estimate the seconds of a run whose sequences have these `lengths`, by default a guess.
+
+    `usd_per_hour` is the price of the machine; `pool` are the examples that there are.
+    """
+    lengths = lengths or Lengths.of(config)
+    if device.kind == "cpu" and shape.parameters < SMALL_MODEL:  # it runs on one thread
+        device = replace(device, flops={name: rate / device.cores for name, rate in device.flops.items()})
+    budgeted = config.budget.usd_per_hour if config.budget else None
+    price = usd_per_hour or budgeted or device.usd_per_hour
+    start = 8.0 + 3 * shape.parameters / 1e9
+    steps = Steps.of(config, pool)
+    if isinstance(config, SFTConfig):
+        tokens = config.data.batch_size * lengths.completion
+        train = train_seconds(config, shape, device, tokens, lengths.completion / 2)
+        # A validation has forward passes only; of packed examples the length is a guess.
+        seen = steps.evaluated * lengths.completion / (2 if config.data.pack else 1)
+        return Times(
+            steps.steps,
+            train=train,
+            other=0.002,
+            evaluations=steps.evaluations,
+            evaluate=train / 3 * seen / tokens,
+            start=start,
+            usd_per_hour=price,
+        )
+    orch, rows = config.orchestrator, config.orchestrator.batch_size
+    prompts = rows // orch.rollouts_per_example
+    tokens = rows * lengths.completion + prompts * lengths.prompt
+    evaluate = 0.0
+    if orch.eval:
+        evaluate = sample_seconds(config, shape, device, steps.evaluated, orch.eval.num_examples, lengths)
+    return Times(
+        steps.steps,
+        sample=sample_seconds(config, shape, device, rows, prompts, lengths),
+        grade=2e-5 * rows,  # in full: a guess that leaves out what is graded beside sampling
+        train=train_seconds(config, shape, device, tokens, lengths.sequence / 2),
+        other=0.005 + shape.parameters * 4 / device.bandwidth,
+        evaluations=steps.evaluations,
+        evaluate=evaluate,
+        start=start,
+        save=steps.checkpoints * checkpoint_bytes(config, shape) / device.bandwidth,
+        usd_per_hour=price,
+    )
+
+
+def train_seconds(
+    config: RLConfig | SFTConfig, shape: DecoderConfig, device: Device, tokens: float, context: float
+) -> float:
+    """Return the seconds of forward, backward and update on `tokens` that see `context` others each on the average."""
+    rate, exact = (flops * TRAIN[device.kind] for flops in _flops(config, device))
+    if device.kind == "cuda" and config.precision != "bf16":
+        exact = device.flops["fp32"] * 0.6
+    lora = config.model.lora
+    micro_batches = max(1.0, tokens / micro_batch_limit(config, device.kind))
+    seconds = (2 if lora else 3) * tokens * 2 * shape.matrices / rate  # frozen weights have no gradient
+    if lora and lora.base:  # they are made for the forward and for the backward pass
+        made = 2 * micro_batches * DEQUANTIZED[lora.base]
+        seconds += made * shape.matrices / (device.bandwidth * BANDWIDTH)
+    seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
+    update = trained(shape, lora) * 28 / (device.bandwidth * BANDWIDTH)
+    passes = 1.0
+    if isinstance(config, RLConfig):
+        trainer = config.trainer
+        passes, updates = trainer.updates_per_batch, trainer.updates_per_batch * trainer.minibatches
+        before = (trainer.loss.kl_coef > 0) + (trainer.keeps_old and updates > 1)  # forward passes, a third of a pass
+        passes, update = passes + before / 3, update * updates
+    return update + passes * (seconds + 3 * micro_batches * shape.num_layers * LAUNCH[device.kind])
+
+
+def sample_seconds(
+    config: RLConfig, shape: DecoderConfig, device: Device, rows: int, prompts: int, lengths: Lengths
+) -> float:
+    """Return the seconds of prefilling `prompts` and decoding `rows` together, in waves if the cache holds fewer."""
+    rate, exact = (flops * PREFILL for flops in _flops(config, device))
+    prefill = prompts * lengths.prompt * 2 * shape.matrices / rate
+    at_once = wave(config, shape, device.kind, rows, int(lengths.longest))
+    base = config.model.lora and config.model.lora.base
+    weights = shape.matrices * (DEQUANTIZED[base] if base else 4 if config.precision == "fp32" else 2)
+    weights += shape.embedding * (2 if config.precision == "bf16" else 4)
+    graphs = uses_graphs(config, device.kind)
+    cached = (1 if graphs else prompts / rows) * lengths.prompt + lengths.completion / 2
+    cached *= kv_bytes_per_token(shape, config.precision, device.kind)
+    reading = (weights + at_once * cached) / (device.bandwidth * BANDWIDTH)
+    computing = at_once * (2 * shape.matrices / rate + 2 * shape.embedding / exact)
+    # One launch a step with graphs, taken for nothing: an assumption, for no GPU was measured.
+    decode = max(reading, computing) + (0 if graphs else shape.num_layers * LAUNCH[device.kind])
+    return prefill + -(-rows // at_once) * lengths.decoded * decode
+
+
+def attention_flops(shape: DecoderConfig, context: float) -> float:
+    """Return the FLOPs of one token that attends to `context` others in all layers: scores and products with values."""
+    return 4 * shape.num_layers * shape.q_size * context
+
+
+def _flops(config: RLConfig | SFTConfig, device: Device) -> tuple[float, float]:
+    """Return the FLOP/s of products with the layers' matrices, and of what is more exact: head and attention."""
+    matrices = device.flops["fp32" if config.precision == "fp32" else "bf16"]
+    return matrices, device.flops["bf16" if config.precision == "bf16" else "fp32"]

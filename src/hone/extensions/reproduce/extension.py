@@ -1,0 +1,10 @@
+"""`hone replay`, `verify`, `diff` and `regrade`: a recorded run is trained, checked, compared and graded again."""
+
+from hone.extension import Command
+
+COMMANDS = {
+    "replay": Command("retrain a run from its recorded rollouts", "ReplayConfig", "replay.run", __name__),
+    "verify": Command("check a run: its files, and steps done again", "VerifyConfig", "verify.run", __name__),
+    "diff": Command("where two runs part: step and quantity", "DiffConfig", "diff.run", __name__),
+    "regrade": Command("grade a run's completions with another grader", "RegradeConfig", "regrade.run", __name__),
+}

@@ -1,0 +1,252 @@
+"""Grading again what a run recorded. Reads its rollouts, needs neither its model nor torch, and writes nothing into it.
+
+The state that an environment of several turns keeps of a conversation is not recorded: reward functions get the state
+at its beginning.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hone.environments import Environment
+from hone.environments.template import Template
+from hone.errors import UserError
+from hone.extensions.reproduce.attribution import POINT, MainPart, parts_seen
+from hone.extensions.reproduce.records import example_of, messages_of, score_of
+from hone.grading import last_line
+from hone.pages import visible
+from hone.runs import Run
+from hone.types import Example, Outcome, Rollout, Score
+
+if TYPE_CHECKING:
+    import pyarrow
+
+COLUMNS = (
+    *("sample_id", "example_id", "sampled_mask", "reward", "components", "weights", "outcome", "detail"),
+    *("stop_reason", "prompt", "text", "answer", "info", "completion", "env", "draw"),
+)
+"""Columns that are read of a run's rollouts."""
+SHOWN = 3
+"""Completions about which two graders disagree that are kept of each step."""
+CHECKED = 256
+"""Completions that the run's own task grades, too; they should come out as recorded."""
+LONGEST = 200
+"""Characters of the reason why a completion could not be graded."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A completion as a run recorded it: of the group `draw`. `length` counts the tokens that the policy chose."""
+
+    step: int
+    example: Example
+    reply: Rollout
+    text: str
+    length: int
+    score: Score
+    draw: int = 0
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A recorded completion and the score that another grader gives it."""
+
+    recorded: Recorded
+    score: Score
+
+    @property
+    def same(self) -> bool:
+        """True if reward and outcome are the recorded ones, to the bit; failures need not fail of the same."""
+        old, new = self.recorded.score, self.score
+        if old.outcome.is_failure or new.outcome.is_failure:
+            return old.outcome.is_failure and new.outcome.is_failure
+        return old.reward == new.reward and old.outcome is new.outcome
+
+    @property
+    def disagree(self) -> bool:
+        """True if one grader calls the completion right and the other does not."""
+        old, new = self.recorded.score.outcome, self.score.outcome
+        return not (old.is_failure or new.is_failure) and (old is Outcome.CORRECT) != (new is Outcome.CORRECT)
+
+
+@dataclass(frozen=True)
+class Grader:
+    """A task that grades. `template` makes its `answer` and `info` from the recorded ones."""
+
+    env: Environment
+    template: Template | None = None
+
+    @property
+    def reads_state(self) -> bool:
+        """True if reward functions may miss what the environment kept of a conversation."""
+        return self.env.max_turns > 1 and self.env.rubric.needs("state")
+
+    def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:
+        """Grade the completions, in order; `seed` is the run's."""
+        asked = []
+        for one in recorded:
+            example, reply = one.example, one.reply
+            if self.template is not None:
+                row = {"prompt": example.prompt, "answer": example.answer, "info": example.info}
+                row |= self.template.row(row, f"sample {reply.sample_id}")
+                example = Example(example.prompt, str(row["answer"]), row["info"])
+            if self.reads_state:
+                reply = replace(reply, state=self.env.initial_state(example, seed=0))
+            asked.append((example, reply))
+        scores = self.env.grade_many(asked, seed, [one.draw for one in recorded])
+        return [Pair(*pair) for pair in zip(recorded, scores, strict=True)]
+
+
+@dataclass
+class Regraded:
+    """A run's completions under another grader.
+
+    `points` `[N]` (POINT) has all of them. The run's own task graded `checked` of them again, `same` came out as
+    recorded, `first_other` is the first that did not. `failed_old` and `failed_new` count those that could not be
+    graded, then and now; `failure` is the reason of the first now. `disagreements` are up to three `disagreeing`
+    completions of each step, of usual length. `scores` are the new scores of each step as Arrow tables, if asked for.
+    """
+
+    points: np.ndarray
+    checked: int = 0
+    same: int = 0
+    first_other: Pair | None = None
+    failed_old: int = 0
+    failed_new: int = 0
+    failure: str = ""
+    disagreeing: int = 0
+    disagreements: list[Pair] = field(default_factory=list)
+    scores: list[pyarrow.Table] = field(default_factory=list)
+
+    def add(self, pairs: Sequence[Pair], old_main: MainPart, new_main: MainPart) -> None:
+        """Add a step's completions; keep typical ones about which the graders disagree."""
+        rows = []
+        for pair in pairs:
+            one, new = pair.recorded, pair.score
+            main, extra = parts_seen(one.score, new, old_main, new_main)
+            right = (one.score.outcome is Outcome.CORRECT, new.outcome is Outcome.CORRECT)
+            rows.append((one.score.reward, new.reward, main, extra, one.step, one.length, *right, one.reply.truncated))
+        self.points = np.concatenate([self.points, np.array(rows, POINT)])
+        failed = [pair.score for pair in pairs if pair.score.outcome.is_failure]
+        self.failed_old += sum(pair.recorded.score.outcome.is_failure for pair in pairs)
+        self.failed_new += len(failed)
+        if failed and not self.failure:
+            self.failure = visible(last_line(failed[0].detail), LONGEST)
+        disagreeing = [pair for pair in pairs if pair.disagree]
+        self.disagreeing += len(disagreeing)
+        self.disagreements += sort_by_typical_length(disagreeing)[:SHOWN]
+
+    def check(self, pairs: Sequence[Pair]) -> None:
+        """Count what the run's own task graded again."""
+        self.checked += len(pairs)
+        self.same += sum(pair.same for pair in pairs)
+        self.first_other = self.first_other or next((pair for pair in pairs if not pair.same), None)
+
+
+def regrade(
+    run: Run,
+    steps: Sequence[int],
+    grader: Grader,
+    own: Grader | None,
+    *,
+    seed: int,
+    task: str = "",
+    max_failed: float = 1.0,
+    keep_scores: bool = False,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Regraded:
+    """Grade the completions of these steps with `grader`, and about CHECKED of them with `own`, the run's own task.
+
+    Of a run of several tasks, only those of `task` are graded.
+    If `grader` is `own`, all are checked. The main part of the recorded reward is that of the run's own task or, if its
+    weights have changed since, of `grader`; all components, if those are other ones, too. `progress` gets how many
+    steps are done. Raises UserError once more than the share `max_failed` of at least 256 could not be graded.
+    """
+    result, new_main, old_main = Regraded(np.empty(0, POINT)), MainPart.from_rubric(grader.env.rubric), None
+    takes_ids = any(one.env.rubric.takes_ids for one in (grader, own) if one is not None)
+    for done, step in enumerate(steps):
+        recorded = read_step(run, step, task, takes_ids)
+        pairs = grader.grade(recorded, seed)
+        if own is not None:
+            quota = min((done + 1) * CHECKED // len(steps) - done * CHECKED // len(steps), len(recorded))
+            spread = spread_out(recorded, quota, bool(own.env.rubric.group_funcs))
+            result.check(pairs if own is grader else own.grade(spread, seed))
+        graded = [one.score for one in recorded if not one.score.outcome.is_failure]
+        if old_main is None and graded:
+            weights = graded[0].weights
+            rubrics = [one.env.rubric for one in (own, grader) if one and one.env.rubric.weights == weights]
+            everything = MainPart(tuple(weights), sum(max(weight, 0.0) for weight in weights.values()))
+            old_main = MainPart.from_rubric(rubrics[0]) if rubrics else everything
+        result.add(pairs, old_main or MainPart((), 0.0), new_main)
+        if keep_scores:
+            result.scores.append(scores_table(pairs))
+        progress(done + 1)
+        count = len(result.points)
+        if count >= 256 and result.failed_new > max_failed * count:
+            raise UserError(
+                f"{result.failed_new:,} of the first {count:,} completions could not be graded ({result.failure}): "
+                "fix the task, or allow more with --grading.max-failed"
+            )
+    return result
+
+
+def spread_out(
+    recorded: Sequence[Recorded], count: int, whole_groups: bool, generator: np.random.Generator | None = None
+) -> list[Recorded]:
+    """Return about `count` of the completions, evenly spread or drawn by the `generator`; with `whole_groups` in whole
+    groups.
+    """
+    groups: dict[int, list[Recorded]] = {}
+    for index, one in enumerate(recorded):
+        groups.setdefault(one.draw if whole_groups else index, []).append(one)
+    parts = list(groups.values())
+    if generator is not None:
+        parts = [parts[i] for i in generator.permutation(len(parts))]
+    number = math.ceil(count * len(parts) / max(1, len(recorded)))
+    return [one for i in range(number) for one in parts[i * len(parts) // number]]
+
+
+def read_step(run: Run, step: int, task: str = "", ids: bool = False) -> list[Recorded]:
+    """Read the completions that a run recorded of a step; of several tasks, those of `task`. With `ids`, their sampled
+    tokens too."""
+    recorded = []
+    for row in run.rollouts(step, (*COLUMNS, *(["token_ids"] if ids else []))).to_pylist():
+        if task and row["env"] != task:
+            continue
+        tokens = [one for one, mine in zip(row["token_ids"], row["sampled_mask"], strict=True) if mine] if ids else None
+        reply = Rollout(row["sample_id"], messages_of(row), row["stop_reason"], completion_ids=tokens)
+        length, score = sum(row["sampled_mask"]), score_of(row)
+        recorded.append(Recorded(step, example_of(row), reply, row["text"], length, score, row["draw"]))
+    return recorded
+
+
+def sort_by_typical_length(pairs: Sequence[Pair]) -> list[Pair]:
+    """Sort pairs by how near their completion's length is to the median, the nearest first."""
+    median = float(np.median([len(pair.recorded.text) for pair in pairs])) if pairs else 0.0
+    return sorted(pairs, key=lambda pair: abs(len(pair.recorded.text) - median))
+
+
+def scores_table(pairs: Sequence[Pair]) -> pyarrow.Table:
+    """Make a table of new scores, a row for each completion; it joins with the rollouts by step and sample_id."""
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.float64()
+    types = {"step": pa.int32()} | dict.fromkeys(
+        ("sample_id", "example_id", "recorded_outcome", "outcome", "detail"), text
+    )
+    types |= {"recorded_reward": number, "reward": number}
+    types |= dict.fromkeys(("components", "weights"), pa.map_(text, number))
+    rows = []
+    for pair in pairs:
+        one, old, new = pair.recorded, pair.recorded.score, pair.score
+        row = {"step": one.step, "sample_id": one.reply.sample_id, "example_id": one.example.id}
+        row |= {"recorded_outcome": str(old.outcome), "outcome": str(new.outcome), "detail": new.detail}
+        row |= {"recorded_reward": None if old.outcome.is_failure else old.reward}
+        row |= {"reward": None if new.outcome.is_failure else float(new.reward)}
+        rows.append(row | {"components": list(new.components.items()), "weights": list(new.weights.items())})
+    return pa.Table.from_pylist(rows, schema=pa.schema(types))

@@ -1,0 +1,186 @@
+"""What a study has to run: cells, each with its stages, and the runs that cells share."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.config.base import changed
+from hone.config.dump import plain, to_toml
+from hone.config.parse import from_settings
+from hone.config.rl import RLConfig
+from hone.config.sft import SFTConfig
+from hone.config.shared import EnvConfig
+from hone.errors import UserError
+from hone.extensions.studies.config import CellConfig, StudyConfig
+from hone.pages import visible
+from hone.runs.provenance import NUMERICS
+
+CONFIGS: dict[str, type[SFTConfig] | type[RLConfig]] = {"sft": SFTConfig, "rl": RLConfig}
+OWN = ("seed", "threads", "output_dir", "display", "resume", "detach", "budget")
+"""Settings of a stage that are the study's to decide."""
+NEUTRAL: dict[str, Any] = {"output_dir": Path("outputs"), "display": "plain", "resume": None, "budget": None}
+NEUTRAL |= {"detach": False}
+"""What they are, whatever a stage's file says; each run's folder is set when it starts."""
+MODEL = {"model", "model.name"}
+"""Keys that say which model a stage begins with."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One run: of SFT or RL, with its seed. `after` is the run whose last weights it begins with.
+
+    Cells with an equal stage share it: `id` is a digest of its config, its seed and the stage before it, and names its
+    folder. What lies behind names in the config (a task's code, data, a model's folder) is not in it.
+    """
+
+    kind: str
+    config: SFTConfig | RLConfig
+    seed: int
+    after: Stage | None
+    id: str
+
+    @classmethod
+    def of(cls, kind: str, config: SFTConfig | RLConfig, seed: int, after: Stage | None) -> Stage:
+        facts = [NUMERICS, kind, to_toml(config), seed, after and after.id]
+        return cls(kind, config, seed, after, f"{kind}-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant: its name, the settings in which cells differ, the last stage of each seed, and its own arguments of
+    the task that it is evaluated on.
+    """
+
+    name: str
+    settings: dict[str, Any]
+    stages: tuple[Stage, ...]
+    eval_args: dict[str, Any]
+
+
+def cells_of(study: StudyConfig) -> list[Cell]:
+    """Return the cells, in the study's order. Raises UserError for settings that a stage does not take."""
+    cells = list(study.cells)
+    if not cells:
+        cells = [CellConfig(name=name, sft=sft, rl=rl) for name, sft, rl in _combinations(study)]
+    names = [cell.name for cell in cells]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise UserError(f"two cells are called {twice[0]!r}: give each a name, or each value of the grid, of its own")
+    made = [_cell(study, cell) for cell in cells]
+    if study.baseline is not None and study.baseline not in [cell.name for cell in made]:
+        raise UserError(f"baseline = {study.baseline!r} is no cell: there are {', '.join(repr(c.name) for c in made)}")
+    if study.x is not None and any(not isinstance(cell.settings.get(study.x), (int, float)) for cell in made):
+        raise UserError(f"x = {study.x!r} must be a number that each cell sets: give it in the grid, or in each cell")
+    return made
+
+
+def _cell(study: StudyConfig, cell: CellConfig) -> Cell:
+    settings = {f"{kind}.{key}": value for kind in CONFIGS for key, value in leaves(getattr(cell, kind))}
+    settings |= {f"eval.env.args.{key}": value for key, value in cell.eval_args.items()}
+    configs = {kind: _config(study, cell, kind) for kind in CONFIGS if getattr(study, kind) is not None}
+    used = {kind: config for kind, config in configs.items() if config is not None}
+    if not used:
+        raise UserError(f"cell {cell.name!r} has max_steps = 0 in each of its stages: leave it out")
+    stages = []
+    for seed in range(study.seeds):
+        stage: Stage | None = None
+        for kind, config in used.items():
+            own = NEUTRAL | {"seed": seed, "threads": study.threads}
+            if stage is None and study.model is not None and not settings.keys() & {f"{kind}.{key}" for key in MODEL}:
+                own |= {"model.name": study.model}
+            stage = Stage.of(kind, changed(config, own), seed, stage)
+        assert stage is not None
+        stages.append(stage)
+    return Cell(cell.name, settings, tuple(stages), cell.eval_args)
+
+
+def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLConfig | None:
+    """Return a stage's config in a cell; None if the cell leaves the stage out."""
+    stage, own = getattr(study, kind), dict(leaves(getattr(cell, kind)))
+    settings = dict(leaves(stage.settings)) | own
+    if settings.get("max_steps") == 0:
+        return None
+    for key in settings:
+        if key.split(".")[0] in OWN:
+            raise UserError(f"cell {cell.name!r}: {kind}.{key} is the study's to decide: leave it out")
+    if kind == "rl" and settings.keys() & MODEL and study.sft is not None and _steps(study, cell, "sft") != 0:
+        raise UserError(f"cell {cell.name!r}: RL begins with what SFT made, so leave out rl.model.name")
+    try:
+        return from_settings(CONFIGS[kind], stage.file, settings)
+    except UserError as error:
+        raise UserError(f"cell {cell.name!r}, {kind}: {error}") from None
+
+
+def _steps(study: StudyConfig, cell: CellConfig, kind: str) -> int | None:
+    """Return `max_steps` of a stage, as the study or the cell sets it; None if neither does."""
+    settings = dict(leaves(getattr(study, kind).settings)) | dict(leaves(getattr(cell, kind)))
+    return settings.get("max_steps")
+
+
+def one_line(text: str) -> str:
+    """Return a name made of settings as it can be shown anywhere: in one line, control characters as escapes."""
+    return visible(text.replace("\n", "\\n").replace("\t", "\\t"))
+
+
+def task_of(study: StudyConfig, cells: list[Cell]) -> EnvConfig:
+    """Return the task that all cells are evaluated on. Raises UserError if the study has to say which."""
+    if study.eval.env is not None:
+        return study.eval.env
+    configs = [one.config for cell in cells for stage in cell.stages for one in runs_of(stage)]
+    of_rl = [config.orchestrator for config in configs if isinstance(config, RLConfig)]
+    tasks = [one.env for one in of_rl] or [config.data.env for config in configs if isinstance(config, SFTConfig)]
+    found = {json.dumps(plain(_held_out(task)), sort_keys=True): _held_out(task) for task in tasks if task is not None}
+    if len(found) != 1 or any(len(one.envs) > 1 for one in of_rl):
+        raise UserError("the cells have no task, or several: set eval.env to what all are evaluated on")
+    return next(iter(found.values()))
+
+
+def _held_out(env: EnvConfig) -> EnvConfig:
+    """Return a task without what concerns its demonstrations alone."""
+    task = EnvConfig.model_validate({name: getattr(env, name) for name in EnvConfig.model_fields})
+    return changed(task, {"args": {name: v for name, v in task.args.items() if name != "demo_noise"}})
+
+
+def runs_of(stage: Stage | None) -> Iterator[Stage]:
+    """Yield a stage and those before it, the first first."""
+    if stage is not None:
+        yield from runs_of(stage.after)
+        yield stage
+
+
+def leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (dotted name, value) of the leaves of nested tables."""
+    for key, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _combinations(study: StudyConfig) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Yield (name, settings of SFT, of RL) of each combination of the grid."""
+    axes = [(kind, key, values) for kind in CONFIGS for key, values in leaves(getattr(study.grid, kind))]
+    for kind, key, values in axes:
+        if not isinstance(values, list) or not values:
+            raise UserError(f"grid.{kind}.{key} is {values!r}, but should be a list of values")
+    for chosen in itertools.product(*(values for _, _, values in axes)):
+        settings: dict[str, dict[str, Any]] = {"sft": {}, "rl": {}}
+        for (kind, key, _), value in zip(axes, chosen, strict=True):
+            settings[kind][key] = value
+        words = [f"{label(f'{kind}.{key}', axes)} {value}" for (kind, key, _), value in zip(axes, chosen, strict=True)]
+        yield one_line(", ".join(words)), settings["sft"], settings["rl"]
+
+
+def label(name: str, axes: list[tuple[str, str, Any]]) -> str:
+    """Return the shortest end of a dotted name that no other axis has: `lr` of `rl.trainer.optim.lr`."""
+    names = [f"{kind}.{key}".split(".") for kind, key, _ in axes]
+    parts = name.split(".")
+    for count in range(1, len(parts)):
+        if [one[-count:] for one in names].count(parts[-count:]) == 1:
+            return ".".join(parts[-count:])
+    return name

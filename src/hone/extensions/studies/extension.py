@@ -1,0 +1,6 @@
+"""`hone study` and `hone.study`: variants of a run over seeds."""
+
+from hone.extension import Command
+
+COMMANDS = {"study": Command("train variants over seeds: which settings matter", "StudyConfig", "run", __name__)}
+EXPORTS = {"study": "hone.extensions.studies.study"}

@@ -1,0 +1,249 @@
+"""What a study has found so far: the figures of each cell and seed, from the files of its runs, compared."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+
+from hone.config.shared import GradingConfig
+from hone.errors import UserError
+from hone.extensions.studies.analysis import Curve, Effect, at_equal_cost, effects, fit_curve
+from hone.extensions.studies.cells import Cell, Stage, runs_of
+from hone.extensions.studies.config import StudyConfig
+from hone.extensions.studies.running import SECONDS, Tasks, values_of
+from hone.runs.reader import Run
+from hone.runs.summary import Summary
+from hone.runs.view import read_lines
+
+COSTS: tuple[str, ...] = ("examples", "tokens", "seconds")
+"""What stages cost: demonstrations and prompts, tokens that were trained or sampled, seconds of the processor."""
+
+LENIENT_SECONDS = 600.0
+"""Time limit for reading one evaluation."""
+
+NOT_RUN = "not run yet"
+
+
+@dataclass(frozen=True)
+class SeedResult:
+    """A cell with one seed: the value of each held-out example, the share of right answers, what its stages cost, the
+    training curve of the last of them, `last`, and the share of right answers read leniently, if the study asks for it.
+    """
+
+    seed: int
+    values: dict[int, float]
+    correct: float
+    costs: dict[str, float]
+    curve: list[float]
+    last: str
+    lenient: float | None = None
+
+    @property
+    def mean(self) -> float:
+        """Mean over the examples."""
+        return mean(self.values.values())
+
+
+@dataclass(frozen=True)
+class Row:
+    """A cell: what came of each seed that is done, its mean, and its difference from the baseline."""
+
+    cell: Cell
+    seeds: list[SeedResult]
+    mean: float | None
+    effect: Effect | None
+
+
+@dataclass(frozen=True)
+class EqualCost:
+    """A cell with RL beside SFT alone at the same cost: None where SFT was not tried at that cost."""
+
+    cell: str
+    cost: str
+    value: float
+    sft_alone: float | None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A curve over `study.x` through the cells that have these other settings; None if there is none."""
+
+    others: str
+    rows: list[Row]
+    curve: Curve | None
+
+
+@dataclass(frozen=True)
+class Results:
+    """What is done of a study, compared. `baseline` is the name of the cell that others are compared with; `missing`
+    says of each run that is not done why.
+    """
+
+    study: StudyConfig
+    rows: list[Row]
+    baseline: str
+    fits: list[Fit]
+    equal: list[EqualCost]
+    missing: Mapping[str, str]
+
+
+def results_of(
+    study: StudyConfig, cells: list[Cell], tasks: Tasks, failed: Mapping[str, str], reads: bool = True
+) -> Results:
+    """Read what is done, and compare it. `failed` says of tasks, by id, why they failed. Evaluations are read leniently
+    if the study asks for it; without `reads` only what has been read of them before counts.
+    """
+    seconds = {line["id"]: line["processor"] for line in read_lines(study.output_dir / SECONDS)}
+    measured, missing = {}, dict[str, str]()
+    for cell in cells:
+        found = [_seed_result(study, tasks, cell, stage, seconds, reads) for stage in cell.stages]
+        measured[cell.name] = [one for one in found if one is not None]
+    missing = {task.title: failed.get(task.id, NOT_RUN) for task in tasks.values() if not task.done}
+    return compared(study, cells, measured, missing)
+
+
+def compared(
+    study: StudyConfig, cells: list[Cell], measured: Mapping[str, list[SeedResult]], missing: Mapping[str, str]
+) -> Results:
+    """Compare cells over the seeds and examples that they share with the baseline."""
+    baseline = study.baseline or cells[0].name
+    pairs = {cell.name: _paired(measured[baseline], measured[cell.name]) for cell in cells if cell.name != baseline}
+    shared = [name for name, (_, other_SE) in pairs.items() if other_SE.size]
+    found = dict(zip(shared, effects([pairs[name] for name in shared]), strict=True))
+    rows = []
+    for cell in cells:
+        seeds = measured[cell.name]
+        average = mean(one.mean for one in seeds) if seeds else None
+        rows.append(Row(cell, seeds, average, found.get(cell.name)))
+    return Results(study, rows, baseline, _fits(study, rows), _equal(rows), missing)
+
+
+def _seed_result(
+    study: StudyConfig, tasks: Tasks, cell: Cell, stage: Stage, seconds: Mapping[str, float], reads: bool
+) -> SeedResult | None:
+    """Return what came of a cell's seed; None if it is not done, or no completion could be graded."""
+    task = tasks.evaluation(cell, stage)
+    if not task.done or not (values := values_of(task.folder, study.eval.metric)):
+        return None
+    costs = dict.fromkeys(COSTS, 0.0)
+    for one in runs_of(stage):
+        for cost, amount in _costs(tasks.folder(one), one).items():
+            costs[cost] += amount
+        costs["seconds"] += seconds.get(one.id, 0.0)
+    correct = mean(values_of(task.folder, "correct").values())
+    lenient = right_leniently(task.folder, study.eval.grading, reads) if study.eval.lenient else None
+    return SeedResult(stage.seed, values, correct, costs, _curve(tasks.folder(stage), stage), stage.kind, lenient)
+
+
+def right_leniently(folder: Path, grading: GradingConfig, reads: bool = True) -> float | None:
+    """Return the share of an evaluation's completions that are right, read leniently; None if not all were read.
+
+    The evaluation's card keeps what was read of it, or says why nothing was. Without `reads` only that is looked at.
+    """
+    from hone.extensions.viewer.card.facts import facts_of
+    from hone.extensions.viewer.card.files import stored, write_card
+    from hone.extensions.viewer.card.lenient import read_recorded
+    from hone.extensions.viewer.card.measures import Evaluated, Leniency
+
+    def read(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
+        before = stored(run, evaluated)
+        if not reads or (not before.why_not and len(before.examples) == before.asked):
+            return before
+        return read_recorded(run, evaluated, grading, LENIENT_SECONDS)
+
+    try:
+        card = facts_of(folder, read)
+        write_card(card, folder)
+    except (UserError, OSError):  # the study has its results without
+        return None
+    all_read = card.lenient and len(card.leniency.examples) == card.leniency.asked
+    return card.lenient["lenient"].after.mean if all_read else None
+
+
+def _costs(folder: Path, stage: Stage) -> dict[str, float]:
+    """Return how many examples and tokens a run took: demonstrations of SFT, prompts of RL."""
+    lines = Run(folder).metric_lines()
+
+    def known(name: str) -> list[float]:
+        return [line[name] for line in lines if line.get(name) is not None]
+
+    states = ("trained", "filtered", "failed")
+    prompts = sum(sum(known(f"groups/{state}")) for state in states)
+    examples = max(known("examples/total"), default=0) if stage.kind == "sft" else prompts
+    return {"examples": float(examples), "tokens": float(max(known("tokens/total"), default=0))}
+
+
+def _curve(folder: Path, stage: Stage) -> list[float]:
+    """Return the training curve: the reward of RL, the loss of SFT."""
+    name = "loss" if stage.kind == "sft" else "reward/mean"
+    return [float(line[name]) for line in Run(folder).metric_lines() if line.get(name) is not None]
+
+
+def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the values of both, [seeds, examples], for the seeds and examples that both have."""
+    mine, theirs = ({result.seed: result.values for result in results} for results in (one, other))
+    seeds = [seed for seed in mine if seed in theirs]
+    examples = (
+        sorted(set.intersection(*(set(side[seed]) for side in (mine, theirs) for seed in seeds))) if seeds else []
+    )
+    values = [[side[seed][example] for example in examples] for side in (mine, theirs) for seed in seeds]
+    both_2SE = np.array(values, dtype=np.float64).reshape(2, len(seeds), len(examples))
+    return both_2SE[0], both_2SE[1]
+
+
+def _fits(study: StudyConfig, rows: list[Row]) -> list[Fit]:
+    """Fit a curve over `study.x` for each choice of the other settings."""
+    if study.x is None:
+        return []
+    groups: dict[str, list[Row]] = {}
+    for row in rows:
+        others = {key: value for key, value in row.cell.settings.items() if key != study.x}
+        groups.setdefault(", ".join(f"{key} {value}" for key, value in others.items()), []).append(row)
+    fits = []
+    for others, group in groups.items():
+        points = [(row.cell.settings[study.x], row.mean) for row in group if row.mean is not None]
+        curve = fit_curve(*zip(*points, strict=True)) if points else None
+        fits.append(Fit(others, group, curve))
+    return fits
+
+
+def _equal(rows: list[Row]) -> list[EqualCost]:
+    """Compare each cell that ends with RL with the cells of SFT alone that imitate the same."""
+    done = [(row, row.mean) for row in rows if row.mean is not None]
+    found = []
+    for row, value in done:
+        if row.seeds[0].last != "rl":
+            continue
+        alone = [(r, v) for r, v in done if r.seeds[0].last == "sft" and _imitated(r) == _imitated(row)]
+        for cost in COSTS if len(alone) > 1 else ():
+            own, *spent = (mean(one.costs[cost] for one in r.seeds) for r in (row, *(r for r, _ in alone)))
+            found.append(EqualCost(row.cell.name, cost, value, at_equal_cost(spent, [v for _, v in alone], own)))
+    return found
+
+
+def _imitated(row: Row) -> dict[str, Any]:
+    """Return the settings of a cell's SFT, but for its amount."""
+    return {key: value for key, value in row.cell.settings.items() if key[:4] == "sft." and key != "sft.max_steps"}
+
+
+def to_csv(results: Results) -> str:
+    """Return a row for each cell and seed. It has no times: a repetition on the same kind of CPU gives the same."""
+    keys = list(dict.fromkeys(key for row in results.rows for key in row.cell.settings))
+    shares = ["right", "lenient"] if results.study.eval.lenient else ["right"]
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["cell", *keys, "seed", results.study.eval.metric, *shares, "held_out", *COSTS[:2]])
+    for row in results.rows:
+        for one in row.seeds:
+            settings = [row.cell.settings.get(key, "") for key in keys]
+            right = [f"{share:.6f}" if share is not None else "" for share in (one.correct, one.lenient)][: len(shares)]
+            figures = [f"{one.mean:.6f}", *right, len(one.values)]
+            writer.writerow([row.cell.name, *settings, one.seed, *figures, *(f"{one.costs[c]:.0f}" for c in COSTS[:2])])
+    return out.getvalue()

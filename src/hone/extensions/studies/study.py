@@ -1,0 +1,98 @@
+"""A study from its config to its report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hone.config.dump import to_toml
+from hone.config.parse import from_settings
+from hone.errors import UserError, called_from
+from hone.extensions.studies.cells import cells_of
+from hone.extensions.studies.config import StudyConfig
+from hone.extensions.studies.report import PAGE, needs_matplotlib, write_report
+from hone.extensions.studies.results import Results, results_of
+from hone.extensions.studies.running import Outcome, Runner, Say, Tasks
+from hone.runs.files import TMP_PREFIX, write_file
+from hone.runs.outputs import Lock
+from hone.runs.view import LOCK
+
+CONFIG = "study.toml"
+"""The resolved config in a study's folder, by which it is known."""
+
+
+class Study:
+    """Variants over seeds, what is done of them, and what came out. `hone.study(...)` returns one."""
+
+    def __init__(self, config: StudyConfig) -> None:
+        self.config, self.folder = config, config.output_dir
+        self.cells = cells_of(config)
+        self.tasks = Tasks(config, self.cells)
+        self.outcome = Outcome()
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UserError(f"{self.folder} is a file: choose another --output-dir")
+        found = self.folder.iterdir() if self.folder.exists() else ()
+        # A study that could not write its config, or was killed before it did, has left these.
+        foreign = [path for path in found if path.name != LOCK and not path.name.startswith(TMP_PREFIX)]
+        if foreign and not (self.folder / CONFIG).exists():
+            raise UserError(f"{self.folder} holds other files than a study's: choose another --output-dir")
+
+    def run(self, say: Say = print, status: Say = lambda words: None) -> Study:
+        """Run what is left, and write the report. What ends it early, Ctrl-C too, ends what is at work; the report is
+        written then, too. Raises UserError if another process is running in the folder, or matplotlib is missing.
+        """
+        needs_matplotlib()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        lock = Lock(self.folder)
+        try:
+            write_file(self.folder / CONFIG, to_toml(self.config))
+            for words in self._shortages():
+                say(words)
+            runner, all_ran = Runner(self.config, self.tasks, say, status), False
+            self.outcome = runner.outcome
+            try:
+                runner.run()
+                all_ran = True
+            finally:
+                if self.config.eval.lenient and all_ran:
+                    status("reading the evaluations leniently")
+                self.results = results_of(self.config, self.cells, self.tasks, self.outcome.failed, reads=all_ran)
+                write_report(self.results)
+        finally:
+            lock.release()
+        return self
+
+    def _shortages(self) -> list[str]:
+        """Say which tasks hold out fewer examples than are asked for. Raises UserError if one can't be loaded."""
+        from hone.environments.loading import configured
+        from hone.evaluation.loop import shortage
+
+        configs = {to_toml(task.config): task.config for task in self.tasks.values() if task.kind == "eval"}
+        found = []
+        for config in configs.values():
+            env = configured(config.env, config.env_args, config.template, "eval.env.template")
+            found.append(shortage(env, "eval", config.num_examples))
+        return [words for words in dict.fromkeys(found) if words]
+
+    results: Results
+    """What is done, compared; once it has run."""
+
+    @property
+    def page(self) -> Path:
+        """The page to look at."""
+        return self.folder / PAGE
+
+    def __str__(self) -> str:
+        kinds = [task.kind for task in self.tasks.values()]
+        runs = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in ("sft", "rl", "eval") if kind in kinds)
+        seeds = f"{self.config.seeds} seed{'' if self.config.seeds == 1 else 's'}"
+        return f"{len(self.cells)} cells x {seeds}: {runs}, into {self.folder}"
+
+
+@called_from(python=True)
+def study(config: StudyConfig | str | Path | None = None, **settings: Any) -> Study:
+    """Train variants over seeds, as `hone study` does; returns the study: `.results`, `.folder`, `.page`.
+
+    `config` is a TOML file, a `StudyConfig` or nothing, `settings` are keys of it. What is done is not done again.
+    """
+    return Study(from_settings(StudyConfig, config, settings)).run()

@@ -1,0 +1,94 @@
+"""The routes of `hone view`: each hands what the URL says to its page's function. Nothing asked changes a file."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import FileResponse, HTMLResponse, Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.gzip import GZipMiddleware
+
+from hone.errors import UserError
+from hone.extensions.viewer import curves, evals, overview, runs, samples, search
+from hone.extensions.viewer.card import view as card
+from hone.extensions.viewer.catalog import NotFound
+from hone.extensions.viewer.site import ASSETS, CSP, Site
+
+PLOTLY = "plotly.min.js"
+PAGES: dict[str, Callable[..., str]] = {
+    "/": runs.runs,
+    "/curves/": curves.curves,
+    "/study/{name}/": runs.study,
+    "/run/{slug}/": overview.run,
+    "/run/{slug}/card/": card.card,
+    "/run/{slug}/step/{step}/": samples.step,
+    "/run/{slug}/sample/{step}/{row}/": samples.sample,
+    "/run/{slug}/search/": search.search,
+    "/run/{slug}/compare/{example}/{before}/{after}/": search.compare,
+    "/run/{slug}/behaviours/": search.behaviours,
+    "/run/{slug}/eval/": evals.evaluation,
+    "/run/{slug}/eval/{version}/": evals.evaluation,
+    "/run/{slug}/change/{before}/{after}/": evals.change,
+}
+"""The function of each page by the path of its URL: (site, query, parts of the path) → HTML."""
+
+
+def create_app(site: Site) -> FastAPI:
+    """Make the application that serves the pages of `site`."""
+    app = FastAPI(title="hone view", docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
+    app.middleware("http")(_secure)
+    for kind in (UserError, HTTPException):
+        app.add_exception_handler(kind, lambda request, error: _error(site, request, error))
+
+    def add(path: str, make: Callable[..., str]) -> None:
+        def respond(request: Request) -> Response:
+            return HTMLResponse(make(site, request.query_params, **request.path_params))
+
+        app.add_api_route(path, respond, methods=["GET"])
+
+    for path, make in PAGES.items():
+        add(path, make)
+
+    @app.get("/assets/{name}")
+    def asset(name: str, request: Request) -> Response:
+        """Serve a script or style sheet by its name: hone's own, or Plotly's from its package."""
+        if name == PLOTLY:
+            spec = find_spec("plotly")  # not imported: it takes a second, and only its script is needed
+            assert spec is not None and spec.origin is not None
+            file = Path(spec.origin).parent / "package_data" / PLOTLY
+        else:
+            file = next((file for file in ASSETS.iterdir() if file.name == name), None)
+        if file is None:
+            raise NotFound(f"there is no file {name}")
+        forever = name == PLOTLY and "v" in request.query_params
+        return FileResponse(
+            file, headers={"Cache-Control": "public, max-age=31536000, immutable" if forever else "no-cache"}
+        )
+
+    return app
+
+
+async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Response:
+    response = await call_next(request)
+    response.headers["Content-Security-Policy"] = f"{CSP}; frame-ancestors 'none'"
+    response.headers["X-Content-Type-Options"] = "nosniff"
+    response.headers["Referrer-Policy"] = "no-referrer"
+    response.headers.setdefault("Cache-Control", "no-cache")
+    return response
+
+
+def _error(site: Site, request: Request, error: Exception) -> Response:
+    """Answer what a user can mend with a page that has the sentence: 404 for what is not there, else 400."""
+    if isinstance(error, HTTPException):
+        status = error.status_code
+        sentence = "there is no such page" if status == 404 else html.unescape(str(error.detail))
+    else:
+        status, sentence = 404 if isinstance(error, NotFound) else 400, str(error)
+    title = "Not found" if status == 404 else "This cannot be shown"
+    return HTMLResponse(site.error(request.url.path.lstrip("/"), title, sentence), status)

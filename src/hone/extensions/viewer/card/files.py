@@ -1,0 +1,118 @@
+"""The files of a run card: report.html, which needs nothing else, and report.json with its numbers.
+
+What was read leniently takes long, and is still true of a run that has not changed: it is read back from report.json
+(`stored`), so that pages of `hone view` need not grade.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from jinja2 import FileSystemLoader
+from markupsafe import Markup
+
+import hone.extensions.viewer
+from hone import __version__
+from hone.errors import UserError
+from hone.extensions.viewer.card.curve import curve
+from hone.extensions.viewer.card.facts import NOT_READ, Card
+from hone.extensions.viewer.card.measures import Evaluated, Leniency
+from hone.extensions.viewer.card.tables import measure_rows
+from hone.extensions.viewer.conversation import turns
+from hone.pages import environment
+from hone.runs.files import read_json, sha256, write_file
+from hone.runs.rollouts import plain
+from hone.runs.summary import Summary
+from hone.runs.view import CARD, CONFIG, RESULTS, evals_file
+
+PAGE, RECORD = CARD[:2]
+LONGEST = 4_000
+"""Characters of a text that the page shows."""
+_VIEWER = Path(hone.extensions.viewer.__file__).parent
+_TEMPLATES = environment(FileSystemLoader(_VIEWER / "templates"))
+
+
+def write_card(card: Card, folder: Path) -> list[Path]:
+    """Write the two files into `folder`, each whole or not at all; return their paths.
+
+    OSError if the folder can't be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in ((PAGE, whole_page(card)), (RECORD, to_json(card))):
+        write_file(folder / name, text.encode("utf-8", "backslashreplace"))
+    return [folder / PAGE, folder / RECORD]
+
+
+def refuse_others(folder: Path, card: Card) -> None:
+    """Raise UserError if `folder` has files of the names of a card that are not the card of this run."""
+    page, record = folder / PAGE, folder / RECORD
+    ours = read_json(record).get("run") if record.is_file() else None
+    if (page.exists() or ours) and (not isinstance(ours, dict) or ours.get("id") != card.run.info["id"]):
+        raise UserError(f"{page} is not the card of {card.run.path}: choose another --output, or remove what is there")
+
+
+def to_json(card: Card) -> str:
+    """Return the card's numbers and sentences as JSON."""
+    run, found = card.run, {name: asdict(one) for name, one in {**card.measures, **card.lenient}.items()}
+    about = {name: run.info.get(name) for name in ("id", "kind", "seed", "exact", "inexact", "sources", "git")}
+    facts = {
+        "format": "hone-card-1",
+        "written": card.written,
+        "title": card.title,
+        "run": about | {"status": run.status, "task": run.task},
+        "steps": {"done": run.progress.done, "planned": run.progress.max_steps},
+        "verdict": card.verdict,
+        "better": card.good,
+        "caveats": card.caveats,
+        "versions": [one.step for one in card.evaluated],
+        "turned": card.comparison and {"right": card.comparison.right, "wrong": card.comparison.wrong},
+        "measures": {name: one["after"] for name, one in found.items()},
+        "changes": found if card.compared else {},
+        "lenient": asdict(card.leniency) | {"evaluations": _digests(run.path, card.evaluated)},
+        "seconds": run.seconds,
+        "usd": run.spent.usd,
+        "tokens": run.spent.tokens,
+        "tables": card.tables,
+    }
+    return json.dumps(plain(facts), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def stored(run: Summary, evaluated: Sequence[Evaluated]) -> Leniency:
+    """Return what a card in the run's folder says of these evaluations, if it is of the very same samples."""
+    try:
+        facts = read_json(run.path / RECORD)["lenient"]
+        if facts["evaluations"] == _digests(run.path, evaluated):
+            return Leniency.from_record(facts)
+    except (OSError, UserError, KeyError, TypeError):
+        pass
+    return NOT_READ
+
+
+def _digests(path: Path, evaluated: Sequence[Evaluated]) -> dict[str, str]:
+    """Return the SHA-256 of the samples of each evaluation, by its key."""
+    return {one.key: sha256(path / (RESULTS if one.step is None else evals_file(one.step))) for one in evaluated}
+
+
+def body(card: Card) -> Markup:
+    """Return the card, without a title, in the classes of hone.css."""
+    rows = {
+        "measured": measure_rows(card.measures, card.compared),
+        "lenient": measure_rows(card.lenient, card.compared),
+    }
+    file = card.run.path / CONFIG
+    config = file.read_text(encoding="utf-8", errors="replace") if file.is_file() else ""
+    weights = card.run.info.get("reward_weights") or {}
+    drawn = curve(card.run.kind, card.lines, card.env)
+    template = _TEMPLATES.get_template("run_card.html")
+    values = {"weights": weights, "config": config, "turns": turns, "longest": LONGEST}
+    return Markup(template.render(card=card, curve=drawn, **rows, **values))
+
+
+def whole_page(card: Card) -> str:
+    """Return report.html. A content policy forbids scripts, and loading anything; it is light or dark as the system."""
+    css = (_VIEWER / "assets" / "hone.css").read_text(encoding="utf-8")
+    template = _TEMPLATES.get_template("report.html")
+    return template.render(title=card.title, body=body(card), style=Markup(css), version=__version__)

@@ -1,0 +1,263 @@
+r"""Strict against lenient: what of a gain is skill, and what is format.
+
+Strict is the task's own verdict on a completion. Lenient looks for an answer in what the task did not call correct,
+puts it into the form of the example's reference, and has the task grade that: so what is judged is whether it is right,
+not how it is written. What training changed of the lenient score is skill; what it changed of the gap between the two
+is format. Tasks whose grader does not take right answers and refuse wrong ones in that form are not read.
+
+An answer stands in a tag (`<answer>…</answer>`), a box (`\boxed{…}`), a statement (`the answer is …`, `x = …`), or at
+the end (the last number, or line). Only the last place of each kind counts, and one that holds several answers has
+none: guessing pays no more than saying one.
+
+    candidates("So <answer>41</answer>. No, it is 42", Kind.NUMBER)  # {"tag": "41", "end": "42"}
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hone import rng
+from hone.config.shared import EnvConfig, GradingConfig
+from hone.config.tasks import TaskConfig
+from hone.environments import Environment
+from hone.environments.loading import configured
+from hone.environments.parsers import AnswerParser, completion_text, visible_text
+from hone.errors import UserError
+from hone.extensions.audit.answers import OPPOSITES, Form, Kind, answer_of, kind_of, statement_of, wrong_answer
+from hone.extensions.audit.probes import Subject, subject_of
+from hone.extensions.viewer.card.measures import Answer, Evaluated, Leniency, Row, is_correct
+from hone.runs.reader import Run
+from hone.runs.summary import Summary
+from hone.types import Example, Outcome, Score
+
+TRIED = 16
+"""Examples by which it is tried whether a task can be read leniently."""
+AT_ONCE = 8
+"""Examples that are read, and texts that are graded, between two looks at the clock."""
+LONGEST = 2_000
+"""Characters of an answer; a longer one is none."""
+END = 4 * LONGEST
+"""Characters at the end of a text that are looked at, so that whatever a model wrote is read in some milliseconds."""
+
+
+class CannotSay(Exception):
+    """Why a task's completions can't be read leniently, as the end of a sentence."""
+
+
+def read_recorded(
+    run: Summary, evaluated: Sequence[Evaluated], grading: GradingConfig, seconds: float, trust_local_task: bool = False
+) -> Leniency:
+    """Read the evaluations of a run with the task that its config names; in `seconds`, once the task is loaded.
+
+    Call this within `trust.opened_run` for a run that may be somebody else's. With `trust_local_task` the task may have
+    changed since the run.
+    """
+    config = Run(run.path).config
+    recorded = run.info.get("sources", {}).get("environment")
+    try:
+        if run.kind == "eval":
+            task = EnvConfig(id=config["env"], args=config.get("env_args") or {}, template=config.get("template"))
+        elif (orch := config["orchestrator"]).get("envs") or orch.get("eval", {}).get("envs"):
+            return Leniency("the run has several tasks")
+        else:
+            task = TaskConfig.model_validate(config["orchestrator"]["env"])
+        env = configured(task.id, task.args, task.template, "template")
+    except UserError as error:
+        return Leniency(f"the task can't be loaded ({error})")
+    if recorded and not trust_local_task and env.digests([]).get("environment") not in (None, recorded):
+        return Leniency("the task's file has changed since the run")
+    env.use_workers(grading)
+    try:
+        return read(env, evaluated, run.info.get("seed") or 0, seconds)
+    finally:
+        env.close_workers()
+
+
+def read(
+    env: Environment,
+    evaluated: Sequence[Evaluated],
+    seed: int,
+    seconds: float,
+    clock: Callable[[], float] = time.monotonic,
+) -> Leniency:
+    """Read all completions of these evaluations of `env`, example by example in random order, until about `seconds`
+    are over. What the task called correct is not graded again.
+    """
+    examples = sorted(set.intersection(*(set(one.by_example) for one in evaluated)))
+    order = [examples[i] for i in rng.stream(seed, "card", "lenient").permutation(len(examples))]
+    try:
+        return _Reader(env, evaluated, order, seed, clock, clock() + seconds).read()
+    except CannotSay as reason:
+        return Leniency(str(reason))
+
+
+@dataclass
+class _Reader:
+    env: Environment
+    evaluated: Sequence[Evaluated]
+    order: Sequence[int]
+    seed: int
+    clock: Callable[[], float]
+    end: float
+
+    def read(self) -> Leniency:
+        self.try_out()
+        found: dict[str, list[Answer]] = {one.key: [] for one in self.evaluated}
+        done: list[int] = []
+        for start in range(0, len(self.order), AT_ONCE):
+            members = self.order[start : start + AT_ONCE]
+            asked = [
+                (one.key, row, *candidate)
+                for one in self.evaluated
+                for example in members
+                for row in one.by_example[example]
+                if not is_correct(row)
+                for candidate in self.candidates(row)
+            ]
+            scores = self.scores([(subject, answer) for *_, subject, answer in asked])
+            if len(scores) < len(asked):
+                break
+            done += members
+            for (key, row, kind, *_), score in zip(asked, scores, strict=True):
+                correct = score.outcome is Outcome.CORRECT
+                if correct or (not score.outcome.is_failure and score.reward > row["reward"]):
+                    found[key].append(Answer(row["example"], row["rollout"], kind, score.reward, correct))
+        if not done:
+            raise CannotSay("no example was read in the time that there was")
+        return Leniency("", sorted(done), found, len(self.order))
+
+    def try_out(self) -> None:
+        """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
+        if self.env.max_turns > 1:
+            raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
+        if self.env.rubric.needs_ids:
+            raise CannotSay("its reward takes the tokens of a completion, which an answer in other words has not")
+        subjects = [self.subject(self.evaluated[0].by_example[example][0]) for example in self.order[:TRIED]]
+        right = [(one, answer_of(one)) for one in subjects]
+        wrong = [(one, other) for one in subjects if (other := wrong_answer(one, subjects))]
+        correct = [score.outcome is Outcome.CORRECT for score in self.scores([*right, *wrong])]
+        if len(correct) < len(right) + len(wrong):
+            raise CannotSay("grading takes too long for that")
+        if not wrong or correct != [True] * len(right) + [False] * len(wrong):
+            raise CannotSay("this task's grader doesn't tell right from wrong answers in the form of its references")
+
+    def scores(self, answers: Sequence[tuple[Subject, str]]) -> list[Score]:
+        """Grade answers in the task's form; fewer than these if the time is over, or the grader hangs at one."""
+        pairs = [(subject.example, statement_of(subject).stating(answer)) for subject, answer in answers]
+        scores: list[Score] = []
+        while len(scores) < len(pairs) and self.clock() < self.end:
+            scores += self.env.grade_many(pairs[len(scores) :][:AT_ONCE], self.seed)
+            if any(score.outcome is Outcome.GRADER_TIMEOUT for score in scores):
+                self.end = 0.0
+        return scores
+
+    def candidates(self, row: Row) -> list[tuple[str, Subject, str]]:
+        """Return what may be answers in a completion: the kind of the place, the example, and the answer."""
+        subject = self.subject(row)
+        kind = kind_of(subject, self.env.answer_is_exact)
+        found = candidates(completion_text(list(row["completion"])), kind, answer_of(subject))
+        return [(name, subject, answer) for name, answer in found.items()]
+
+    def subject(self, row: Row) -> Subject:
+        """Return the example of a row, with its reference. CannotSay without one, or one whose answer is fixed."""
+        example = Example(list(row["prompt"]), str(row["answer"]), dict(row["info"] or {}), row["example_id"])
+        subject = subject_of(self.env, example)
+        if not isinstance(subject.reference, str):
+            raise CannotSay("the task declares no text as reference, which would show the form of its answers")
+        if statement_of(subject).form is Form.CODE:
+            raise CannotSay("its answers are code, or JSON, which can't be found in other words")
+        return subject
+
+
+_TEXTS = (Kind.TEXT, Kind.EXACT, Kind.UNKNOWN)
+_TAG = re.compile(r"<(/?)(?!(?:think|thinking|reasoning|thought|scratchpad)>)([A-Za-z]\w*)>")
+_BOX = AnswerParser(forms=["boxed"])
+_STATED = re.compile(
+    r"\b(?:answer|result|solution|total|value|word|number)\b[\s*_]*(?:is|are|was|be|equals|:|=)[\s:]*([^\n]*)"
+    r"|=\s*(?=\S)([^=\n]+?)(?=$|\n|[.,;]\s)",
+    re.IGNORECASE,
+)
+_ANSWER_IS = re.compile(r"\banswer\b[\s*_]*(?:is|are|be|:|=)[\s:]*([^\n]*)", re.IGNORECASE)
+_NUMBER = re.compile(
+    r"-?\\[dt]?frac\s*\{\d+\}\s*\{\d+\}|(?<![\w.])-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:\s?/\s?\d+)?(?!\d)"
+    r"|(?<![\w.])-?\.\d+"
+)
+_OPERAND = r"[-(\s]*+\d++[)\s]*+"
+_EXPRESSION = re.compile(rf"(?<!\d){_OPERAND}(?:(?:[-+*/×÷−·]|\\times|\\cdot|\\div){_OPERAND})+")
+_WORD = re.compile(r"[^\W\d_]+")
+_LETTER = re.compile(r"(?<![^\W_])\(?[a-z]\)?(?![^\W_])")
+_CAPITAL = re.compile(r"(?<![^\W_])\(?[A-HJ-Z]\)?(?![^\W_])")
+_PARTED = re.compile(r"(?<!\d)\d++(?:[-/.:–]\d++)+")
+"""A date or a time."""
+_QUOTED = re.compile(r"""\s*(?:\*\*|["“'‘`])(.+?)(?:\*\*|["”'’`])[.!]?\s*""", re.DOTALL)
+_MATH = re.compile(r"\$([^$\n]+)\$|\\\(((?:(?!\\[()]).)+)\\\)")
+
+
+def candidates(text: str, kind: Kind, like: str = "") -> dict[str, str]:
+    """Return answers by the kind of place they stand in, the more telling place first, none twice.
+
+    `kind` is what the task's answers are, which decides what of a place is the answer; `like` is one of them, by whose
+    form a word is told from the letter of a choice and from a date. Of few possible answers (a letter, yes or no) only
+    the most telling place counts.
+    """
+    text, pattern = visible_text(text)[-END:], _pattern(kind, like)
+    few = kind is Kind.WORD and (pattern in (_LETTER, _CAPITAL) or any(like.lower() in pair for pair in OPPOSITES))
+    stated = [*(_ANSWER_IS if kind in (*_TEXTS, Kind.EXPRESSION, Kind.WORD) else _STATED).finditer(text)]
+    statement = next(filter(None, stated[-1].groups()), None) if stated else None
+    answers: dict[str, str] = {}
+    for name, place in {"tag": _tagged(text), "box": _BOX.parse(text), "statement": statement}.items():
+        if place and len(place) <= LONGEST:
+            place = place.rpartition("=")[2] if kind is Kind.NUMBER else place
+            if len(there := set(_answers(place, kind, pattern))) == 1:
+                answers[name] = there.pop()
+    lines = [line for line in text.splitlines() if line.strip()]
+    end = "".join(lines[-1:]) if kind in (*_TEXTS, Kind.MATH) else text
+    answers["end"] = (_answers(end, kind, pattern) or [""])[-1]
+    found: dict[str, str] = {}
+    for name, answer in answers.items():
+        if 0 < len(answer) <= LONGEST and answer not in found.values() and not (few and found):
+            found[name] = answer
+    return found
+
+
+def _pattern(kind: Kind, like: str) -> re.Pattern[str]:
+    if kind in (Kind.NUMBER, Kind.EXPRESSION):
+        return _NUMBER if kind is Kind.NUMBER else _EXPRESSION
+    letter = like.strip("()")
+    if len(letter) == 1 and letter.isalpha():
+        return _CAPITAL if letter.isupper() else _LETTER
+    return _PARTED if _PARTED.search(like) else _WORD
+
+
+def _tagged(text: str) -> str | None:
+    """Return what stands behind the last opening tag that anything does, else before a closing one that comes first."""
+    tags = [*_TAG.finditer(text)]
+    ends = [tag.start() for tag in tags[1:]] + [len(text)]
+    inside = [text[tag.end() : end].strip() for tag, end in zip(tags, ends, strict=False) if not tag[1]]
+    before = text[: tags[0].start()] if tags and tags[0][1] else None
+    return next(filter(None, reversed(inside)), before)
+
+
+def _answers(place: str, kind: Kind, pattern: re.Pattern[str]) -> list[str]:
+    """Return the answers of this kind in a text, in order."""
+    if kind in _TEXTS and (quoted := _QUOTED.fullmatch(place)):
+        return [quoted[1]]
+    place = re.sub(r"</?[A-Za-z]\w*>?", " ", place).replace("**", "").strip()
+    if kind in _TEXTS:
+        return [place]
+    if kind is Kind.MATH:
+        return [match[1] or match[2] for match in _MATH.finditer(place)] or [place.strip(" $.")]
+    return [_balanced(match.group()) for match in pattern.finditer(place)]
+
+
+def _balanced(expression: str) -> str:
+    """Return arithmetic without brackets at its ends that belong to the text around it."""
+    text = expression.strip()
+    while text.count(")") > text.count("(") and text.endswith(")"):
+        text = text[:-1].rstrip()
+    while text.count("(") > text.count(")") and text.startswith("("):
+        text = text[1:].lstrip()
+    return text

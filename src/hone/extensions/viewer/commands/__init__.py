@@ -1,0 +1,1 @@
+"""`hone view` and `hone report`."""

@@ -1,0 +1,39 @@
+"""`hone view` and `hone report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import AliasChoices, Field
+
+from hone.config.base import BaseConfig
+from hone.config.shared import ExecutedRun, GradingConfig
+
+
+class ViewConfig(BaseConfig):
+    """Show runs in a browser: curves, and the samples behind them. Reachable from this machine only."""
+
+    positional = "root"
+
+    root: Path = Path("outputs")
+    """A run, or a folder that holds runs; also the first word of the command line."""
+    port: int = Field(default=8600, ge=1, le=65535)
+    """Port on 127.0.0.1."""
+
+
+class ReportConfig(ExecutedRun):
+    """Write the card of a run, or of an evaluation: what it was, what came of it, how sure that is.
+
+    Two files in its directory: report.html and report.json. A running or killed run has one, too.
+    """
+
+    output: Path | None = None
+    """Write the files into this folder instead, such as for a run that can't be written."""
+    lenient: bool = True
+    """Read completions that the task did not call correct leniently, with its own grader; `--no-lenient` does not."""
+    seconds: float = Field(default=60.0, gt=0)
+    """Grading for that ends after so many seconds; examples that were not read by then are left out, and counted."""
+    as_json: bool = Field(default=False, validation_alias=AliasChoices("as_json", "json"))
+    """Print the facts as JSON, and write no file."""
+    grading: GradingConfig = GradingConfig()
+    """How reward functions are run."""

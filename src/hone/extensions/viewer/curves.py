@@ -1,0 +1,92 @@
+"""The page that compares runs: any metrics of any runs, one chart for each metric, and the settings that differ."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.datastructures import QueryParams
+
+from hone.errors import UserError
+from hone.extensions.viewer.runs import differing_settings
+from hone.extensions.viewer.series import read_series, to_json
+from hone.extensions.viewer.site import Site, names_in
+from hone.runs.metrics import METRICS, unit
+from hone.runs.summary import environments, shortened
+
+CHOSEN = 3
+"""Runs that are drawn if the page is asked for none."""
+AXES = ("step", "tokens", "hours")
+"""Against what curves are drawn."""
+_LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
+"""Beginnings of metrics that come later in the list to choose from."""
+
+
+def curves(site: Site, query: QueryParams) -> str:
+    """Show the page for a query: `runs` and `metrics`, each several times or with commas; `x`: step, tokens or hours;
+    `smooth`, in steps; `log`.
+    """
+    entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
+    named = names_in(query, "runs", entries)
+    newest = [entry.slug for entry in entries.values() if not entry.previous][:CHOSEN]
+    chosen = {slug: entries[slug].state for slug in (named or newest) if slug in entries}
+    smooth = check(query)
+    names: dict[str, None] = {}
+    metrics: dict[str, None] = {}
+    numbers: dict[str, Any] = {}
+    for slug in chosen:
+        series = read_series(entries[slug].path)
+        names |= dict.fromkeys(series.names)
+        wanted = names_in(query, "metrics", series.names) or _usual(series.names)
+        metrics |= dict.fromkeys(wanted)
+        ends = [
+            f"{name[:-11]}ci95/{end}" for name in wanted if name.endswith("/reward/mean") for end in ("low", "high")
+        ]
+        numbers[slug] = to_json(series, [*wanted, *(name for name in ends if name in series.names)])
+    return site.page(
+        "curves.html",
+        "curves/",
+        "Curves",
+        query=query,
+        entries=list(entries.values()),
+        chosen=chosen,
+        names=sorted(names, key=lambda name: (name not in metrics, name.startswith(_LATER))),
+        metrics=list(metrics),
+        gone=[slug for slug in named if slug not in entries],
+        unknown=[name for name in metrics if name not in names],
+        differing=[
+            (name, [shortened(run.settings.get(name, "unset")) for run in chosen.values()])
+            for name in differing_settings(chosen.values())
+        ],
+        data={
+            "runs": [{"slug": slug, "name": entries[slug].name} for slug in chosen],
+            "charts": [
+                {"id": name, "title": name, "unit": unit(name), "note": "", "wide": False, "opens": False}
+                for name in metrics
+                if name in names
+            ],
+            "numbers": numbers,
+            "smooth": smooth,
+        },
+        live=any(run.pid is not None for run in chosen.values()),
+        table=[(entries[slug].name, numbers[slug]["series"]) for slug in chosen],
+        last=lambda one: next((value for value in reversed(one["y"]) if value is not None), None),
+        unit=unit,
+    )
+
+
+def _usual(names: list[str]) -> list[str]:
+    """Return the metrics that are drawn if none are named."""
+    held_out = [f"eval/{env}/reward/mean" for env in environments(names)]
+    first, *others = [metric.name for metric in METRICS if metric.curve]
+    return [name for name in (first, *held_out, *others) if name in names][: 1 + len(held_out)]
+
+
+def check(query: QueryParams) -> int:
+    """Return the steps of the moving mean of curves, at most 101. Raises UserError if smoothing or axis is bad."""
+    axis = query.get("x") or AXES[0]
+    if axis not in AXES:
+        raise UserError(f"x cannot be {axis[:50]!r}: it is one of {', '.join(AXES)}")
+    text = query.get("smooth")
+    if text and not (text.isdecimal() and len(text) < 10):
+        raise UserError(f"smooth is {text[:50]!r}, which is no number of steps: give 1 (none) to 101")
+    return min(101, max(1, int(text or 1)))

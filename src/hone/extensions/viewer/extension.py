@@ -1,0 +1,8 @@
+"""`hone view` and `hone report`: runs in a browser, and the card of one."""
+
+from hone.extension import Command
+
+COMMANDS = {
+    "view": Command("look at runs in a browser: curves, and their samples", "ViewConfig", "view.run", __name__),
+    "report": Command("the run card: what came of a run, and how sure", "ReportConfig", "report.run", __name__),
+}

@@ -1,0 +1,155 @@
+"""The overview of a run: in words and as charts. What the run was made of stands on its card."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from starlette.datastructures import QueryParams
+
+from hone.extensions.viewer import curves
+from hone.extensions.viewer.charts import charts
+from hone.extensions.viewer.series import Series, read_series, to_json
+from hone.extensions.viewer.site import Links, Site
+from hone.runs import predictions
+from hone.runs.metrics import SHARE, label, unit
+from hone.runs.progress import duration, percent, short_seconds, thousands
+from hone.runs.summary import Summary, alarms_in, describe_event, environments, next_commands, typed
+from hone.runs.view import OVER
+
+_NO_MARKER = {"alarm", OVER, "audit", "checkpoint", "weights", "pushed", "not_finite", "predicted"}
+"""Events that are no lines on the curves: alarms are more, and of the others there may be one at every step."""
+_SOMEWHERE = 10**9
+"""A step that no run has: scripts put the one that was clicked in its place."""
+INTERVAL = (
+    "of the last evaluation, over examples: Student's t of a reward, cut where rewards end, Wilson's of a share and "
+    "of a reward of 0 or 1, with the effective number of completions where an example has several."
+)
+"""What the intervals of the overview are."""
+_CHANGES = {
+    "val/loss": "validation loss, nats per token",
+    "reward/mean": "training reward",
+    "loss": "training loss, nats per token",
+    "outcome/correct": "correct in training",
+    "completion/length/mean": "length, tokens",
+    "entropy": "entropy, nats per token",
+}
+"""What the overview tells of training, before and now, by metric; the loss of SFT only."""
+
+
+def run(site: Site, query: QueryParams, slug: str) -> str:
+    """Show a run's overview."""
+    entry = site.catalog.entry(slug)
+    state, run = entry.state, entry.state.files
+    curves.check(query)
+    events, links = run.events(), Links(f"run/{slug}/")
+    series = read_series(entry.path)
+    drawn = charts(series.names, state.info)
+    stacks = [list(chart.metrics()) for chart in drawn if chart.stack]
+    data = to_json(series, dict.fromkeys(name for chart in drawn for name in chart.metrics()), stacks)
+    rows = max((len(one["y"]) for one in data["series"].values()), default=0)
+    data |= {
+        "charts": [asdict(chart) for chart in drawn],
+        "markers": markers(events),
+        "smooth": min(101, rows // 30 // 2 * 2 + 1),  # a thirtieth of the run's steps, an odd number
+        "links": {"step": links.to("run", slug, "step", _SOMEWHERE), "eval": links.to("run", slug, "eval", _SOMEWHERE)},
+        "somewhere": str(_SOMEWHERE),
+        "steps": run.rollout_steps(),
+        "evals": run.evals(),
+    }
+    changed = predictions.problem(state.info, entry.path)
+    changed_values = list(changes(state, series))
+    return site.run_page(
+        "run.html",
+        entry,
+        "",
+        entry.name,
+        run=state,
+        live=state.pid is not None,
+        headline=headline(state),
+        stats=list(stats(state, changed_values)),
+        changes=changed_values,
+        interval_title=INTERVAL,
+        charts=drawn,
+        chart_data=data,
+        evaluated=[(label(name), _number(name, value), name) for name, value in state.progress.evals.items()],
+        predicted=changed or "\n".join(predictions.in_words(state.info, entry.path)),
+        command=typed(state.info["command"]),
+        next_commands=next_commands(state),
+        events=[describe_event(event) for event in events],
+    )
+
+
+def headline(run: Summary) -> str:
+    """Say what is trained on what: `hone/tiny by RL on reverse-text, seed 0`."""
+    model, data = run.config.get("model"), run.config.get("data")
+    name = str(model.get("name") if isinstance(model, dict) else model or "")
+    short = "/".join(name.rstrip("/").split("/")[-2:])
+    what = {"rl": "by RL", "sft": "by SFT", "eval": "evaluated"}.get(run.kind, run.kind)
+    source = run.task or (isinstance(data, dict) and (data.get("name") or data.get("path")))
+    return f"{short or 'A model'} {what}{f' on {source}' if source else ''}, seed {run.info['seed']}"
+
+
+def stats(run: Summary, changed: Sequence[tuple[str, str, str, str, str]]) -> Iterator[tuple[str, str, str]]:
+    """Yield the cards of the current state: what it is, its value, and a note. Held-out results of `changes` first."""
+    for what, before, now, interval, _ in changed:
+        if what.startswith("held"):
+            yield what, now, ", ".join([f"before: {before}", *([f"95 %: {interval}"] if interval else [])])
+    if run.kind != "eval":
+        left = "" if run.left is None else f"{duration(run.left)} left at this pace"
+        yield "steps", f"{run.progress.done} of {run.progress.max_steps or '?'}", left
+    yield "time", duration(run.seconds) if run.kind != "eval" else short_seconds(run.seconds or 0), ""
+    if run.spent.tokens:
+        yield "tokens trained on", thousands(run.spent.tokens), ""
+    if run.spent.usd is not None:
+        yield "cost", f"{run.spent.usd:.2f} USD", ""
+
+
+def changes(run: Summary, series: Series) -> Iterator[tuple[str, str, str, str, str]]:
+    """Yield what training changed, on held-out examples first: what, before, now, the 95 % interval, which versions.
+
+    A dash stands for what was there once only.
+    """
+    rows: list[tuple[str, str, str]] = []
+    for env in environments(series.names):
+        rows += [(f"eval/{env}/reward/mean", f"held-out reward, {env}", f"eval/{env}/ci95")]
+        rows += [(f"eval/{env}/correct", f"held out and correct, {env}", f"eval/{env}/correct/ci95")]
+    rows += [(name, what, "") for name, what in _CHANGES.items() if name != "loss" or run.kind == "sft"]
+    for name, what, interval in rows:
+        steps, values = series.points(name)
+        if not len(values):
+            continue
+        first, last = (_number(name, value, 3) for value in values[[0, -1]].tolist())
+        low, high = (series.latest(f"{interval}/{end}") for end in ("low", "high"))
+        known = low is not None and high is not None and high - low > 1e-9  # else nothing shows how sure it is
+        ends = f"{_number(name, low, 3)} to {_number(name, high, 3)}" if known else ""
+        kind = "version" if name.startswith(("eval/", "val/")) else "step"
+        several = len(steps) > 1
+        at = f"{kind}s {steps[0]} and {steps[-1]}" if several else f"{kind} {steps[0]}"
+        yield what, first if several else "–", last, ends, at
+
+
+def _number(name: str, value: float | None, digits: int | None = None) -> str:
+    """Return the value of a metric: a share in percent, others in so many decimals, or in six digits."""
+    if value is None:
+        return "–"
+    if unit(name) == SHARE:
+        return percent(value)
+    return f"{value:.6g}" if digits is None else f"{value:.{1 if unit(name) == 'tokens' else digits}f}"
+
+
+def markers(events: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what happened during a run, to be shown on the curves, but for what happens all the time.
+
+    `until` is the step at which an alarm was over, None for what did not last.
+    """
+    found = [
+        {"step": one.since, "kind": "alarm", "text": f"{one.name}: {one.evidence}", "until": one.over}
+        for one in alarms_in(events)
+    ]
+    for event in events:
+        kind, step = str(event.get("kind")), event.get("step")
+        if step is not None and kind not in _NO_MARKER and (kind != "start" or step):
+            found.append({"step": step, "kind": kind, "text": describe_event(event), "until": None})
+    return sorted(found, key=lambda one: one["step"])

@@ -1,0 +1,204 @@
+"""The list of runs: a row for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from shlex import quote
+from typing import Any
+
+from markupsafe import Markup
+from starlette.datastructures import QueryParams
+
+from hone.extensions.viewer.catalog import Entry, NotFound, counted
+from hone.extensions.viewer.charts import sparkline
+from hone.extensions.viewer.site import Site, names_in
+from hone.runs.progress import duration, percent, reward_interval, thousands
+from hone.runs.settings import differing
+from hone.runs.summary import Summary, environments, exactness, latest, local_time, shortened
+
+COLUMNS = {
+    "name": "run",
+    "status": "status",
+    "steps": "steps",
+    "latest": "latest",
+    "held_out": "held out, before → after",
+    "correct": "correct",
+    "reproducible": "reproducible",
+    "alarms": "alarms",
+    "tokens": "tokens",
+    "time": "time",
+    "usd": "USD",
+    "started": "started",
+}
+"""Columns of the table by key, with their heads."""
+EVALUATIONS = {name: COLUMNS[name] for name in ("name", "status", "held_out", "correct", "time", "usd", "started")}
+EVALUATIONS |= {"name": "evaluation", "held_out": "reward"}
+"""The same of a table of runs of `hone eval`."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What stands in a cell, by what it is sorted, a note below it, and what the pointer shows."""
+
+    text: str = ""
+    sort: str | float = ""
+    note: Markup | str = ""
+    title: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A run in the table, with its cells by column. The filter looks in `words`; `share` is how far one at work is."""
+
+    entry: Entry
+    cells: dict[str, Cell]
+    words: str
+    share: float | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of runs: rows by the value of the setting that they are grouped by, all under "" if by none."""
+
+    id: str
+    columns: dict[str, str]
+    groups: dict[str, list[Row]]
+    count: int
+
+
+def runs(site: Site, query: QueryParams) -> str:
+    """Show all runs: those that trained in a table, evaluations and earlier runs below.
+
+    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `group` one by whose
+    value rows are grouped, `sort` a column, with `-` in front for the highest first.
+    """
+    entries = site.catalog.entries()
+    readable = [entry for entry in entries if entry.summary is not None]
+    offered = differing_settings(entry.state for entry in readable)
+    settings, group = names_in(query, "settings"), query.get("group", "")
+    asked = dict.fromkeys([*settings, *filter(None, [group])])
+    rows = [_row(entry, asked) for entry in readable]
+    words, tag = query.get("q", "").lower().split(), query.get("tag", "")
+    shown = [row for row in rows if all(word in row.words for word in words) and tag in ("", *row.entry.state.tags)]
+    shown = _sorted(shown, query.get("sort", ""))
+    parts = {
+        "runs": [row for row in shown if not row.entry.is_evaluation and not row.entry.previous],
+        "evaluations": [row for row in shown if row.entry.is_evaluation],
+        "previous": [row for row in shown if not row.entry.is_evaluation and row.entry.previous],
+    }
+    return site.page(
+        "runs.html",
+        "",
+        "Runs",
+        query=query,
+        tables={id: _table(id, part, settings, group) for id, part in parts.items()},
+        shown=len(shown),
+        total=len(rows),
+        counted=counted(entries),
+        studies=list(site.catalog.studies()),
+        unreadable=[entry for entry in entries if entry.damage],
+        around=None if entries else site.catalog.around,
+        quoted=quote,
+        offered=list(dict.fromkeys([*settings, *offered])),
+        settings=settings,
+        group=group,
+        unknown=[name for name in asked if not any(name in entry.state.settings for entry in readable)],
+        live=any(row.entry.state.pid is not None for row in rows),
+    )
+
+
+def study(site: Site, query: QueryParams, name: str) -> str:
+    """Return the page that a study wrote. Raises NotFound if there is none of that name."""
+    page = site.catalog.studies().get(name)
+    if page is None:
+        raise NotFound(f"there is no study {name!r} under {site.catalog.root}")
+    return page.read_text(encoding="utf-8")
+
+
+def differing_settings(states: Iterable[Summary]) -> list[str]:
+    """Return the settings in which runs of the same kind differ, but for those that don't change the numbers."""
+    first: dict[str, dict[str, Any]] = {}
+    names: set[str] = set()
+    for state in states:
+        names |= set(differing(first.setdefault(state.kind, state.settings), state.settings, names_matter=True))
+    return sorted(names)
+
+
+def _sorted(rows: list[Row], sort: str) -> list[Row]:
+    """Return rows by the column `sort`, those without a value last."""
+    column = sort.removeprefix("-")
+    values = {row.entry.slug: row.cells.get(column, Cell()).sort for row in rows}
+    filled = [row for row in rows if values[row.entry.slug] != ""]
+    filled.sort(key=lambda row: (isinstance(value := values[row.entry.slug], str), value), reverse=sort[:1] == "-")
+    return filled + [row for row in rows if values[row.entry.slug] == ""]
+
+
+def _table(id: str, rows: list[Row], settings: list[str], group: str) -> Table:
+    """Return the table of these runs, settings beside their names; prices and alarms only where a run has some."""
+    heads = EVALUATIONS if id == "evaluations" else COLUMNS
+    unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
+    columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))
+    columns |= {key: head for key, head in heads.items() if key not in unused}
+    groups: dict[str, list[Row]] = {}
+    for row in _sorted(rows, group) if group else rows:
+        groups.setdefault(row.cells[group].text or "unset" if group else "", []).append(row)
+    return Table(id, columns, groups, len(rows))
+
+
+def _row(entry: Entry, settings: Iterable[str]) -> Row:
+    run = entry.state
+    history, progress = run.progress.history, run.progress
+    began = run.info.get("started") or run.info.get("ended") or ""
+    alarms, evidence = ", ".join(alarm.name for alarm in run.alarms), "; ".join(alarm.evidence for alarm in run.alarms)
+    left = f"{duration(run.left)} left" if run.left is not None else ""
+    exact = run.info.get("exact")
+    cells = {
+        "name": Cell(entry.name, entry.name),
+        "status": Cell(run.status, run.status, left),
+        "steps": Cell(f"{progress.done} of {progress.max_steps or '?'}", progress.done),
+        "latest": Cell(latest(run), history[-1] if history else "", sparkline(history) if history else ""),
+        "held_out": _held_out(run),
+        "correct": _correct(run),
+        "reproducible": Cell()
+        if exact is None
+        else Cell("yes" if exact else "no", str(exact), "", exactness(run.info)),
+        "alarms": Cell(alarms, len(run.alarms), title=evidence),
+        "tokens": Cell(thousands(run.spent.tokens) if run.spent.tokens else "", run.spent.tokens),
+        "time": Cell(duration(run.seconds), run.seconds),
+        "usd": Cell() if run.spent.usd is None else Cell(f"{run.spent.usd:.2f}", run.spent.usd),
+        "started": Cell(local_time(began), began),
+    }
+    for name in settings:
+        if (value := run.settings.get(name)) is not None:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            cells[name] = Cell(shortened(value), value if is_number else str(value))
+        else:
+            cells[name] = Cell()
+    words = " ".join([entry.name, run.kind, run.status, run.task or "", run.info["id"], alarms, *run.tags])
+    at_work = run.status == "running" and progress.max_steps
+    return Row(entry, cells, words.lower(), min(1.0, progress.done / progress.max_steps) if at_work else None)
+
+
+def _held_out(run: Summary) -> Cell:
+    """Return the first and the last evaluation, with the last one's 95 % interval."""
+    first, last = run.progress.first_evals, run.progress.evals
+    for name in ("val/loss", *(f"eval/{env}/reward/mean" for env in environments(list(last)))):
+        if (value := last.get(name)) is None:
+            continue
+        what = "loss " if name == "val/loss" else ""
+        interval = reward_interval(last, name.removeprefix("eval/").removesuffix("/reward/mean"))
+        note = "" if interval is None else f"95 %: {interval[0]:.3f} to {interval[1]:.3f}"
+        before = first.get(name) if first != last else None
+        return Cell(what + ("" if before is None else f"{before:.3f} → ") + f"{value:.3f}", value, note)
+    return Cell()
+
+
+def _correct(run: Summary) -> Cell:
+    """Return the share of the held-out completions that are correct; without any, of the last step's."""
+    last = run.progress.evals
+    for env in environments(list(last)):
+        if (value := last.get(f"eval/{env}/correct")) is not None:
+            return Cell(percent(value), value, title="of the held-out completions")
+    value = run.progress.metrics.get("outcome/correct")
+    return Cell() if value is None else Cell(percent(value), value, "in training")

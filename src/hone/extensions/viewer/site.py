@@ -1,0 +1,133 @@
+"""What every page shares: templates with their filters, links between pages, the tabs of a run."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import resources
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlencode
+
+from markupsafe import Markup, escape
+from starlette.datastructures import QueryParams
+
+from hone import __version__
+from hone.extensions.viewer.catalog import Catalog, Entry, NotFound
+from hone.pages import environment, visible
+from hone.runs.progress import percent, thousands
+from hone.runs.summary import local_time
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+ASSETS = Path(str(resources.files("hone.extensions.viewer"))) / "assets"
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'"
+)
+"""Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
+
+
+_TABS = {"": "overview", "step": "samples", "sample": "samples", "compare": "samples", "search": "search"}
+_TABS |= {"behaviours": "behaviours", "eval": "held-out samples", "change": "before and after", "card": "run card"}
+"""The tab of a run's page, by the first part of its path."""
+
+
+@dataclass(frozen=True)
+class Links:
+    """Relative links from the page `here`, a path that ends with a slash or is empty (the list of runs).
+
+    They hold behind any proxy.
+    """
+
+    here: str = ""
+
+    def to(self, *path: object, **query: Any) -> str:
+        """Return the link to a page by the parts of its path; those that are None are left out."""
+        parts = "".join(f"{quote(str(part), safe='~')}/" for part in path if part is not None)
+        given = {name: value for name, value in query.items() if value not in (None, "")}
+        return (self._up + parts or "./") + (f"?{urlencode(given, errors='replace')}" if given else "")
+
+    def asset(self, name: str) -> str:
+        return f"{self._up}assets/{name}"
+
+    @property
+    def _up(self) -> str:
+        return "../" * self.here.count("/")
+
+
+class Site:
+    """All pages of the runs of a catalog."""
+
+    def __init__(self, catalog: Catalog):
+        self.catalog = catalog
+
+    def page(self, template: str, here: str, title: str, **values: Any) -> str:
+        """Render a page at the path `here` (as in `Links`). Templates get `links`, `title` and these values."""
+        text = self._templates.get_template(template).render(
+            links=Links(here), title=title, root=str(self.catalog.root), **values
+        )
+        return text.encode("utf-8", "backslashreplace").decode()  # JSON can bring halves of characters
+
+    def run_page(
+        self, template: str, entry: Entry, path: str, title: str, step: int | None = None, **values: Any
+    ) -> str:
+        """Render a page of a run, with its tabs."""
+        run = entry.state.files
+        frame = {"entry": entry, "slug": entry.slug, "steps": run.rollout_steps(), "evals": run.evals(), "at": step}
+        frame["current"] = _TABS[path.split("/")[0]]
+        return self.page(template, f"run/{entry.slug}/{path}", title, **frame, **values)
+
+    def error(self, here: str, title: str, sentence: str) -> str:
+        """Render why there is no page at the path `here`; it leads back to the run, if that can be shown."""
+        parts = unquote(here).split("/")
+        found = [entry for entry in self.catalog.entries() if parts[0] == "run" and parts[1:2] == [entry.slug]]
+        run = found[0] if found and not found[0].damage and "".join(parts[2:]) else None
+        return self.page("error.html", here, title, sentence=sentence, run=run)
+
+    @cached_property
+    def _templates(self) -> Environment:
+        from jinja2 import FileSystemLoader
+
+        made = environment(FileSystemLoader(ASSETS.with_name("templates")))
+        made.globals |= {"version": __version__, "csp": CSP, "plotly": version_of("plotly"), "again": again}
+        made.filters |= {"local_time": local_time, "json_block": json_block, "with_code": with_code}
+        made.filters |= {"percent": percent, "thousands": thousands}
+        made.filters["compact"] = lambda value: "–" if value is None else f"{value:.6g}"
+        return made
+
+
+def with_code(text: str) -> Markup:
+    """Return a sentence in which what stands between backticks is code."""
+    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(visible(text)))))
+
+
+def json_block(value: Any) -> Markup:
+    """Return JSON that stands inside `<script type="application/json">`: no text in it can end the element."""
+    return Markup(json.dumps(value, allow_nan=False).replace("<", "\\u003c"))
+
+
+def again(query: QueryParams, **changes: Any) -> str:
+    """Return the address of the same page with these parameters changed; those that are empty are left out."""
+    kept = [(name, value) for name, value in query.multi_items() if name not in changes]
+    given = [(name, str(value)) for name, value in changes.items() if value not in (None, "")]
+    return f"?{urlencode(kept + given, errors='replace')}"
+
+
+def names_in(query: QueryParams, key: str, known: Iterable[str] = ()) -> list[str]:
+    """Return the values of a key that may be given several times, or with commas between them."""
+    there = set(known)
+    names = (name for value in query.getlist(key) for name in ([value] if value in there else value.split(",")))
+    return list(dict.fromkeys(filter(None, names)))
+
+
+def whole(name: str, text: str) -> int:
+    """Return a number in an address. Raises NotFound if it isn't one."""
+    if not text.isdecimal() or len(text) > 9:
+        raise NotFound(f"{name} is {text if len(text) <= 20 else f'{text[:20]}…'!r}, which is no number")
+    return int(text)

@@ -1,0 +1,277 @@
+"""The completions of a run, from `rollouts/step_*.parquet`: those of a step, one of them, those that a search finds.
+
+A run may be at work meanwhile, or be rolled back: files appear, vanish, or are damaged. What can't be read is left out,
+and named in a sentence.
+
+DuckDB looks through many files, rather than loops over pyarrow: it reads only the columns and rows that a question
+needs, on two cores, in a tenth of the time. Whatever a user typed reaches it as a parameter, never as part of SQL.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from hone.errors import UserError, first_line
+from hone.extensions.viewer.query import PAGE, SORTS, Query, clean
+from hone.runs.reader import Run
+from hone.runs.view import ROLLOUTS, stamp, steps_in
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Row = dict[str, Any]
+"""A completion: columns of `hone.runs.rollouts.schema`, with `row` (its place in its file) and `tokens` (sampled)."""
+Stamps = dict[int, tuple[str, int, int]]
+"""The files by step: path, time of the last change in ns, bytes."""
+LIGHT = (
+    "step", "draw", "group", "sample_id", "example_id", "reward", "components", "weights", "outcome", "detail",
+    "advantage", "state", "stop_reason", "prompt", "text", "answer", "completion", "sampled_mask",
+)  # fmt: skip
+"""What lists of completions show: no ids of tokens, no logprobs."""
+_TEXTS = ("text", "outcome", "detail", "stop_reason", "state", "answer", "sample_id", "example_id")
+_FACTS = ("step", "sample_id", "reward", "outcome", "advantage", "state", "stop_reason", "text", "sampled_mask")
+_SECONDS = 10.0
+"""What a question may take."""
+_CONFIG = {
+    "threads": 2,
+    "memory_limit": "200MB",
+    "temp_directory": "",  # nothing spills to a disk
+    "autoinstall_known_extensions": "false",
+    "autoload_known_extensions": "false",
+}
+_MOST_DAMAGED = 20
+
+
+class Duck:
+    """One database in memory, for questions of several threads; two of them are answered at a time."""
+
+    def __init__(self) -> None:
+        import duckdb
+
+        self._database = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
+        self._database.execute("SET enable_progress_bar = false")
+        for setting in ("parquet_metadata_cache", "lock_configuration"):
+            self._database.execute(f"SET {setting} = true")
+        self._free = threading.Semaphore(2)
+
+    def columns(self, sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
+        """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
+
+        UserError after `seconds`, or if its memory does not do.
+        """
+        import duckdb
+
+        with self._free, self._database.cursor() as cursor:
+            timer = threading.Timer(seconds, cursor.interrupt)
+            timer.start()
+            try:
+                return cursor.execute(sql, dict(parameters)).fetchnumpy()
+            except duckdb.InterruptException:
+                raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
+            except duckdb.OutOfMemoryException:
+                raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
+            finally:
+                timer.cancel()
+
+
+@cache
+def duck() -> Duck:
+    """Return the database of this process."""
+    return Duck()
+
+
+def warm() -> None:
+    """Load the libraries that pages of completions need, so that the first of them need not wait for that."""
+    import pyarrow.parquet as pq  # noqa: F401
+
+    duck().columns("SELECT 1", {})
+
+
+@dataclass(frozen=True)
+class Hits:
+    """A page of a search: how many there are in all, the rows of this page with what the first word found in each, and
+    what could not be read, in words.
+    """
+
+    total: int = 0
+    rows: Sequence[Row] = ()
+    found: Sequence[str] = ()
+    skipped: Sequence[str] = ()
+
+
+class Seen(NamedTuple):
+    """A step at which an example was seen: the row of its first completion there, their number, rewards."""
+
+    step: int
+    row: int
+    completions: int
+    reward: float | None
+    solved: int
+
+
+class Store:
+    """The completions of the run in `folder`. Cheap to make: what is kept between pages is kept by files' stamps."""
+
+    def __init__(self, folder: Path) -> None:
+        self.run = Run(folder)
+
+    def stamps(self, first: int | None = None, last: int | None = None) -> Stamps:
+        """Return the files that are there, of a range of steps or all."""
+        found: Stamps = {}
+        for step, path in steps_in(self.run.path / ROLLOUTS, ".parquet").items():
+            if (first or 0) <= step <= (step if last is None else last) and (known := stamp(path)):
+                found[step] = (str(path), *known)
+        return found
+
+    def rows(self, step: int, columns: Sequence[str] = LIGHT) -> list[Row]:
+        """Return the completions of a step, in order. Raises UserError if there are none, or its file is damaged."""
+        return _rows(self._table(step, columns))
+
+    def sample(self, step: int, row: int) -> Row:
+        """Return one completion with all columns. Raises UserError if there is none."""
+        table = self._table(step, None)
+        if not 0 <= row < len(table):
+            raise UserError(f"step {step} has no completion {row}: they are numbered from 0 to {len(table) - 1}")
+        return _rows(table.slice(row, 1))[0] | {"row": row}
+
+    def _table(self, step: int, columns: Sequence[str] | None) -> pyarrow.Table:
+        try:
+            return self.run.rollouts(step, columns)
+        except FileNotFoundError:
+            raise UserError(f"the completions of step {step} have just gone: the run was rolled back") from None
+        except KeyError as error:
+            raise UserError(f"step {step} cannot be shown: its file lacks a column ({error})") from None
+
+    def search(self, query: Query) -> Hits:
+        """Return the page of completions that `query` asks for. Raises UserError for a bad expression."""
+        patterns = query.patterns()
+        check_patterns(patterns)
+        files = tuple(self.stamps(query.first, query.last).items())
+        steps, rows, skipped = _search(files, replace(query, page=1))
+        page = slice((query.page - 1) * PAGE, query.page * PAGE)
+        shown, gone = self.at(steps[page], rows[page])
+        found = [""] * len(shown)
+        if patterns and shown:
+            sql = "SELECT regexp_extract(one, $pattern, 0, 'i') AS found FROM (SELECT unnest($texts) AS one)"
+            parameters = {"pattern": patterns[0], "texts": [row["text"] for row in shown]}
+            found = duck().columns(sql, parameters)["found"].tolist()
+        return Hits(len(steps), shown, found, [*skipped, *gone])
+
+    def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
+        """Return the completions at these places, and sentences about what has gone."""
+        places = list(zip(steps.tolist(), rows.tolist(), strict=True))
+        found: dict[tuple[int, int], Row] = {}
+        gone = []
+        for step in dict.fromkeys(steps.tolist()):
+            try:
+                table = self._table(step, _FACTS)
+                wanted = [row for at, row in places if at == step and row < len(table)]
+                read = _rows(table.take(wanted))
+            except UserError as error:
+                gone.append(str(error))
+                continue
+            found |= {(step, row): one | {"row": row} for row, one in zip(wanted, read, strict=True)}
+        return [found[place] for place in places if place in found], gone
+
+    def seen(self, example_id: str) -> tuple[list[Seen], list[str]]:
+        """Return the steps at which an example was seen, ascending, and what could not be read."""
+        sql = (
+            "SELECT step, min(file_row_number), count(*), avg(reward), count(*) FILTER (outcome = 'correct') "
+            "FROM read_parquet($files, file_row_number = true) WHERE example_id = $example GROUP BY step ORDER BY step"
+        )
+        columns, skipped = scan(sql, {"example": clean(example_id)}, self.stamps())
+        rows = zip(*(np.ma.asarray(column).tolist() for column in columns.values()), strict=True)
+        return [Seen(*row) for row in rows], skipped
+
+
+def scan(
+    sql: str, values: Mapping[str, Any], stamps: Stamps, seconds: float = _SECONDS
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
+    sentences about those that could not be read; no column if none can be. UserError after `seconds`.
+    """
+    import duckdb
+
+    def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
+        files = [literal_path(stamps[step][0]) for step in steps]
+        return duck().columns(sql, {**values, "files": files}, seconds)
+
+    if not stamps:
+        return {}, []
+    try:
+        return ask([*stamps]), []
+    except duckdb.Error as error:
+        problem = first_line(error)
+    bad: dict[int, str] = {}
+    for step, (file, _, _) in stamps.items():
+        try:
+            ask([step])
+        except duckdb.Error as error:
+            gone = not Path(file).exists()
+            why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
+            bad[step] = f"{file} is left out: {why}"
+        if len(bad) > _MOST_DAMAGED:
+            raise UserError(f"many files of {Path(file).parent} cannot be read: restore them from a copy")
+    if not bad:
+        raise UserError(f"this cannot be looked up ({problem})")
+    columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad}, seconds)
+    return columns, [*bad.values(), *more]
+
+
+@lru_cache(maxsize=8)
+def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarray, list[str]]:
+    """Return steps and rows of all that is found in these files, in order. Turning a page costs nothing."""
+    condition, values = query.where()
+    sql = (
+        "SELECT step, file_row_number AS row FROM read_parquet($files, file_row_number = true) "
+        f"WHERE {condition} ORDER BY {SORTS[query.sort][1]}"
+    )
+    columns, skipped = scan(sql, values, dict(files))
+    steps, rows = (np.asarray(columns.get(name, ()), np.int32) for name in ("step", "row"))
+    return steps, rows, skipped
+
+
+def check_patterns(patterns: Sequence[str]) -> None:
+    """Raise UserError if this is not a regular expression."""
+    import duckdb
+
+    for pattern in patterns:
+        try:
+            duck().columns("SELECT regexp_matches('', $pattern, 'i')", {"pattern": pattern})
+        except duckdb.Error as error:
+            why = first_line(error).removeprefix("Invalid Input Error: ")
+            raise UserError(
+                f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
+            ) from None
+
+
+def literal_path(path: str) -> str:
+    """Return a path as DuckDB takes it, which reads `*`, `?` and `[` in it as a pattern."""
+    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
+
+
+def _rows(table: pyarrow.Table) -> list[Row]:
+    """Return rows as Python values: maps as dicts, `tokens` in place of the mask if no ids of tokens are asked for."""
+    tokens = _count_true(table["sampled_mask"]) if "sampled_mask" in table.column_names else [0] * len(table)
+    if "sampled_mask" in table.column_names and "token_ids" not in table.column_names:
+        table = table.drop_columns(["sampled_mask"])
+    rows = [dict.fromkeys(LIGHT) | row for row in table.to_pylist()]  # a file of others may lack any column
+    for i, row in enumerate(rows):
+        row |= {"row": i, "tokens": tokens[i]} | {name: row[name] or "" for name in _TEXTS}
+        for name in ("components", "weights"):
+            row[name] = {key: value for key, value in row[name] or () if value is not None}
+    return rows
+
+
+def _count_true(mask: pyarrow.ChunkedArray) -> list[int]:
+    """Count how many are True in each list."""
+    lists: Any = mask.combine_chunks()
+    true = lists.flatten().to_numpy(zero_copy_only=False).astype(bool)
+    return np.bincount(lists.value_parent_indices().to_numpy()[true], minlength=len(mask)).tolist()
