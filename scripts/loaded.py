@@ -12,7 +12,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-RUN = """
+RUN = r"""
 import sys
 import hone
 small = {"max_steps": 2, "display": "none", "output_dir": sys.argv[2], "model.name": "hone/tiny"}
@@ -20,7 +20,7 @@ small |= {"orchestrator.batch_size": 16, "orchestrator.eval.num_examples": 4}
 with hone.RL(sys.argv[1], **small) as rl:
     while not rl.done:
         rl.step()
-print(*(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "hone"))
+print(*(module.__file__ for name, module in sys.modules.items() if name.split(".")[0] == "hone"), sep="\n")
 """
 
 
@@ -29,8 +29,8 @@ def loaded() -> dict[Path, int]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-c", RUN, str(ROOT / "examples/reverse_text/tiny.toml"), f"{folder}/run"]
         env = os.environ | {"CUDA_VISIBLE_DEVICES": ""}  # on a GPU it would load more
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    files = map(Path, done.stdout.split("\n")[-2].split())
+        done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True, check=True)
+    files = [Path(line) for line in done.stdout.splitlines() if line.endswith(".py")]
     return {file: file.read_bytes().count(b"\n") for file in sorted(files)}
 
 

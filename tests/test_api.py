@@ -8,6 +8,7 @@ import runpy
 import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -505,7 +506,7 @@ def test_a_reward_relative_to_its_group_is_the_same_in_training_evaluation_regra
     flags += ["--orchestrator.env.args.weights", "[1.0, 0.5]", "--orchestrator.eval.rollouts-per-example", "4"]
     assert main(["rl", *flags, "--output-dir", "out"]) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Environment, "grades_early", False)
+        patch.setattr(Environment, "early_grading", lambda *_: nullcontext())
         assert main(["rl", *flags, "--output-dir", "late"]) == 0
     assert contents(here / "out") == contents(here / "late")
     run, groups = Run("out"), {}

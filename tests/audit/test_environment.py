@@ -10,6 +10,7 @@ from rich.console import Console
 
 from hone.environments import Rubric
 from hone.environments.environment import Limits
+from hone.errors import UserError
 from hone.extensions.audit.environment import audit_before_training, audit_environment
 from hone.extensions.audit.probes import AT_ONCE, Text
 from hone.extensions.audit.report import Check, Finding, Report, Verdict, show_report
@@ -33,6 +34,13 @@ def test_a_finding_is_allowed_with_dashes_or_as_the_command_line_writes_them(nam
     assert report.names() == set() and not report.names(Verdict.NOTE) & {"unused-allow"}
     (allowed,) = [finding for finding in report.findings if finding.allowed]
     assert (allowed.name, allowed.allowed) == ("false-negative", "tags hold the bare number")
+
+
+def test_what_nothing_else_can_grade_is_refused(monkeypatch) -> None:
+    env = sums(Rubric([right]))
+    env.why_not_graded = "a program rewards its own rollouts"
+    with pytest.raises(UserError, match="can't be audited: a program rewards"):
+        audit_environment(env, num_examples=2)
 
 
 def test_the_references_of_the_other_split_are_graded_too() -> None:

@@ -177,7 +177,7 @@ def test_a_task_that_cannot_be_graded_again_says_why(settings):
         not_checked(env)
         for env in (
             AgentTask(None, "true", AgentLimits(), rows, rows),
-            MultiTurnEnv(rubric=Rubric([of_state]), dataset=[{"question": "?"}]),
+            MultiTurnEnv(rubric=Rubric([of_state]), dataset=[{"question": "?"}], max_turns=1),
             SingleTurnEnv(rubric=Rubric([right]), dataset=dated),
             MultiTurnEnv(rubric=Rubric([right]), dataset=[{"question": "?"}]),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -135,9 +136,10 @@ def test_what_is_graded_while_others_are_sampled_changes_no_byte(settings, tmp_p
     task = {"orchestrator.env.id": "graded-apart", "orchestrator.grading.workers": 2}
     for out in ("after", "while"):
         with RL(**settings, **task, output_dir=out) as rl:
-            rl.env.grades_early = out == "while"
+            if out == "after":
+                rl.env.early_grading = lambda *_: nullcontext()
             rl.step()
-            if rl.env.grades_early:
+            if out == "while":
                 fail_while_grading(rl)
             rl.train()
     assert contents(Path("while")) == contents(Path("after"))
@@ -166,6 +168,42 @@ def fail_while_grading(rl: RL) -> None:
     assert pool.pids == [] and all(gone(int(file.name.partition("-")[2])) for file in Path().glob("grading-*"))
     rl.policy.sample = sample
     Path("busy").unlink()
+
+
+ROLLED_OUT = """
+from dataclasses import replace
+
+from hone.environments import Environment, Rubric
+from hone.types import Outcome
+
+
+class SecondLook(Environment):
+    max_turns = 2
+
+    async def rollout(self, model, example):
+        turn = await model.sample(example.prompt)
+        await model.sample([*example.prompt, turn.message, {"role": "user", "content": "again"}])
+        failed = (Outcome.GRADER_ERROR, "it broke") if model.key() % 4 == 0 else None
+        return replace(model.rollout(), failure=failed)
+
+
+def load_environment():
+    return SecondLook(rubric=Rubric([lambda completion: len(str(completion)) % 7 / 7]), dataset=[{"question": "?"}] * 8)
+"""
+
+
+def test_a_rollout_of_a_tasks_own_is_recorded_whole_and_verified(settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("second_look.py").write_text(ROLLED_OUT)
+    own = {"orchestrator.env.id": "second-look", "orchestrator.batch_size": 16, "orchestrator.eval": False}
+    own |= {"seq_len": 128, "max_steps": 2, "orchestrator.grading.workers": 2}
+    with RL(**(settings | own), output_dir="out") as rl:
+        rl.train()
+    rows = [row for step in range(2) for row in Run("out").rollouts(step).to_pylist()]
+    said = [[message["role"] for message in json.loads(row["completion"])] for row in rows]
+    assert said == [["assistant", "user", "assistant"]] * 32
+    assert {row["detail"] for row in rows if row["state"] == "failed"} == {"it broke"}
+    assert main(["verify", "out", "--trust-local-task"]) == 0
 
 
 def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):

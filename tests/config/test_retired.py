@@ -16,7 +16,8 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.planning.config import PlanConfig
-from hone.extensions.reproduce.config import RegradeConfig
+from hone.extensions.reproduce.config import RegradeConfig, ReplayConfig
+from hone.extensions.studies.config import StudyConfig
 from hone.extensions.viewer.config import ViewConfig
 from hone.runs.settings import changes, flat, read_toml, run_toml
 
@@ -33,6 +34,9 @@ HARMLESS = [
     (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 2048"),
     (ServeConfig, "serve.prefix_gib", "prefix_gib = 0.5"),
     (RegradeConfig, "regrade.check", "check = 256"),
+    (RegradeConfig, "regrade.every", "every = 1"),
+    (ReplayConfig, "replay.to_step", 'to_step = "None"'),
+    (StudyConfig, "study.first_seed", 'first_seed = 0\nrl.file = "a.toml"\n[[cells]]\nname = "a"'),
 ]
 """(config, key of RETIRED, line of a file that is dropped)."""
 FILES = [
@@ -48,6 +52,9 @@ FILES = [
     (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 512"),
     (ServeConfig, "serve.prefix_gib", "prefix_gib = 0"),
     (RegradeConfig, "regrade.check", "check = 0"),
+    (RegradeConfig, "regrade.every", "every = 2"),
+    (ReplayConfig, "replay.to_step", "to_step = 40"),
+    (StudyConfig, "study.first_seed", "first_seed = 3"),
 ]
 """(config, key of RETIRED, line of a file that is refused)."""
 FLAGS = [
@@ -66,6 +73,9 @@ FLAGS = [
     (ServeConfig, "serve.prefill_tokens", "--prefill-tokens 2048"),
     (ServeConfig, "serve.prefix_gib", "--prefix-gib 1"),
     (RegradeConfig, "regrade.check", "--check 20"),
+    (RegradeConfig, "regrade.every", "--every 2"),
+    (ReplayConfig, "replay.to_step", "--to-step 40"),
+    (StudyConfig, "study.first_seed", "--first-seed 3"),
 ]
 """(config, key of RETIRED, flags that are refused)."""
 

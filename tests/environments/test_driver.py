@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -85,6 +86,20 @@ def test_with_patience_others_are_waited_for_as_long_as_that():
         batches = Batches()
         run(batches, *[sleeps] * 3, patience=patience)
         assert batches.sampled == sampled
+
+
+def test_a_turn_that_its_rollout_has_left_is_not_sampled():
+    async def leaves(driver: Driver, index: int) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(driver.ask_turn(index, "left"), 0.05)
+        await asyncio.sleep(0.5)
+
+    async def waits(driver: Driver, index: int) -> None:
+        await asyncio.sleep(1.0)
+
+    batches = Batches()
+    run(batches, leaves, waits, patience=0.2)
+    assert batches.sampled == []
 
 
 def test_a_timeout_of_a_rollout_passes_while_its_turn_is_sampled():
@@ -171,6 +186,32 @@ def test_a_cell_of_a_notebook_may_drive_rollouts():
         return run(batches, two_turns, two_turns)
 
     assert asyncio.run(cell()) == ["0a0b", "1a1b"]
+
+
+def test_ctrl_c_hands_over_what_has_ended_and_begins_nothing():
+    handed: list[tuple[int, Any]] = []
+
+    async def asks(driver: Driver, index: int) -> Any:
+        await driver.ask_answer(index, "?")
+
+    async def ends(driver: Driver, index: int) -> str:
+        await asyncio.sleep(0.1)
+        return "done"
+
+    async def stays(driver: Driver, index: int) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+
+    def respond(items: list[Any]) -> list[Any]:
+        time.sleep(0.5)
+        raise KeyboardInterrupt
+
+    batches = Batches()
+    batches.respond = respond
+    with pytest.raises(KeyboardInterrupt):
+        jobs = [asks, ends, stays, two_turns]
+        run(batches, *jobs, patience=0.02, concurrency=2, finished=lambda *one: handed.append(one))
+    assert handed == [(1, "done"), (2, None)] and batches.sampled == []
 
 
 def test_ctrl_c_ends_all_rollouts():

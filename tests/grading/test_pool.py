@@ -76,8 +76,8 @@ ANSWERED = {
 @pytest.mark.parametrize(("question", "outcome", "shown"), FAILURES, ids=[question for question, *_ in FAILURES])
 def test_what_goes_wrong_is_the_failure_of_one_question(question, outcome, shown, pool, pids, monkeypatch):
     if shown.endswith("closed its output"):
-        monkeypatch.setattr("hone.grading.pool._CLOSING_SECONDS", 1.0)
-    clock = 5.0 if shown.endswith("took 5 seconds") else 120.0
+        monkeypatch.setattr("hone.grading.pool._CLOSING_SECONDS", 1000.0)
+    clock = 5.0 if shown.endswith(("took 5 seconds", "closed its output")) else 120.0
     first, second, failure, third, fourth = pool.ask_all([1, "2", question, [3], None], 0.5, clock)
     assert [first, second, third, fourth] == [1, "2", [3], None]
     assert isinstance(failure, GraderFailure) and failure.outcome is outcome

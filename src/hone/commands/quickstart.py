@@ -86,7 +86,9 @@ def run(config: QuickstartConfig) -> int:
             measured.add("pretrained", base, 0.0)
         measured.add("after SFT", str(sft_weights), sft_seconds)
         measured.add("after SFT + RL", str(rl_weights), sft_seconds + rl_seconds)
-        steps = sft_steps + round(rl_steps * _equal_compute(sft, rl))
+        # 6 FLOP a parameter and trained token, 2 a sampled one, and sequences of one length
+        size, sft_size = rl["orchestrator"]["batch_size"], sft["data"]["batch_size"]
+        steps = sft_steps + round(rl_steps * (6 + 2) / 6 * size / sft_size)
         for name, folder, noise in CONTROLS if config.controls else ():
             args = sft["data"]["env"]["args"] | {"demo_noise": noise}
             words = ["--max-steps", str(steps), "--data.env.args", json.dumps(args)]
@@ -201,13 +203,6 @@ class Measured:
             for row in self.rows:
                 sample = row["samples"][number]
                 print(f"  {row['model']:<26}{sample['reward']:.2f}  {json.dumps(sample['text'], ensure_ascii=False)}")
-
-
-def _equal_compute(sft: dict[str, Any], rl: dict[str, Any]) -> float:
-    """Return the steps of SFT with the compute of a step of RL: 6 FLOP a parameter and trained token, 2 a sampled one,
-    and sequences of one length.
-    """
-    return (6 + 2) / 6 * rl["orchestrator"]["batch_size"] / sft["data"]["batch_size"]
 
 
 def _cells(row: dict) -> dict[str, str]:

@@ -224,7 +224,7 @@ def not_checked(env: Environment) -> str | None:
         return env.why_not_graded
     if env.has_own_process:
         return "a library's process grades them"
-    if Grader(env).reads_state or (env.max_turns > 1 and env.rubric.group_funcs):
+    if Grader(env).reads_state or (env.keeps_state and env.rubric.group_funcs):
         return "reward functions read the state of a conversation, which no record has"
     rows = env.split("train")
     infos = [rows[i].info for i in range(min(ROWS, len(rows)))]

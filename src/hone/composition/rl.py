@@ -58,9 +58,8 @@ if TYPE_CHECKING:
 class Processes(Protocol):
     """The processes that sample and train: this one (`OneProcess`), or others."""
 
-    @property
-    def backend(self) -> str | None:
-        """The kind of server that samples, None for the engine in this process; known once connected."""
+    backend: str | None
+    """The kind of server that samples, None for the engine in this process; known once connected."""
 
     def load(self, rl: RL) -> DecoderConfig:
         """Return the shape of the model, and load it if it is needed here. Raises UserError for unfit settings."""
@@ -332,7 +331,8 @@ class RL(Training):
         if by_rate := [env.left_out for env in self.all_envs if env.left_out]:
             facts["profile"] = "; ".join(by_rate)
         run.info.pop("grading", None)
-        run.note(reward_ranges=self.env.rubric.ranges_as_lists(), **facts)
+        ranges = {n: {"right": list(r.right), "wrong": list(r.wrong)} for n, r in self.env.rubric.ranges.items()}
+        run.note(reward_ranges=ranges, **facts)
         if given is not None:
             parts.note_given(given, run)
         if any(env.patience is not None for env in self.all_envs):

@@ -93,7 +93,7 @@ class Data:
 
 @dataclass(eq=False)
 class SFTSteps(Loop):
-    """The loop: read the next examples, update (`update`); measure the validation loss (`begin`)."""
+    """The loop: read the next examples, update (`update`); measure the validation loss (`measure`)."""
 
     config: SFTConfig
     source: Source

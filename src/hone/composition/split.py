@@ -1,6 +1,6 @@
 """RL in several processes: servers sample, the trainer trains, and this one draws, grades and hands on.
 
-The steps are those of `hone.composition.rl`; the policy is behind servers, the trainer behind a folder.
+The steps are those of `hone.composition.steps`; the policy is behind servers, the trainer behind a folder.
 
     rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml
 """
@@ -42,7 +42,7 @@ from hone.trainer.agreement import shared_values
 from hone.transport import FileTransport, Hello, Session
 
 HELLO_SECONDS = 1.0
-"""How often it is looked whether the trainer lives."""
+"""Seconds between checks that the trainer is alive."""
 
 
 class SeveralProcesses:
@@ -53,10 +53,6 @@ class SeveralProcesses:
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched
-
-    @property
-    def backend(self) -> str:
-        return self.servers[0].backend
 
     def load(self, rl: RL) -> DecoderConfig:
         return model_config(rl.source, rl.config.model.init, rl.config.model.implementation)
@@ -84,6 +80,7 @@ class SeveralProcesses:
         # As the trainer, for run.json records it.
         configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
         self.servers, self._absent = self._reach(config, rl.renderer)
+        self.backend: str | None = self.servers[0].backend
         if any(server.backend != self.backend for server in self.servers):
             raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
         if self.backend == "vllm":

@@ -149,11 +149,11 @@ class Steps(Loop):
         """Publish the version to the sampler, and evaluate it every `eval.interval` versions and at the end."""
         with self.recorder.phase("publish"):
             gap = self.trainer.publish(version)
-        self._measured = metrics = self.recorder.published(version, gap)
+        self._measured = self.recorder.published(version, gap)  # of a step that is given up before the rest
         evals, envs = self.config.orchestrator.eval, self.tasks.evaluation
         if self.policy is None or evals is None or not envs or (version % evals.interval and not last):
-            return metrics
-        samples, rows = [], []
+            return self._measured
+        metrics, samples, rows = dict(self._measured), [], []
         for name, one in self.config.eval_tasks().items():
             with self.recorder.phase("evaluate"):
                 result = evaluate_policy(one, envs[name], self.tasks.renderer, self.policy)

@@ -73,7 +73,8 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
         key = lookup(cls, path := tuple(name.split(".")))
         if key is None:
             check_retired(_command(cls), path, "")
-            hint = _meant(cls, path, f"; `hone {_command(cls)} --help all` lists all keys", _keyword)
+            keyword = lambda path: KEYWORDS.get(dotted(path), dotted(path))  # noqa: E731
+            hint = _meant(cls, path, f"; `hone {_command(cls)} --help all` lists all keys", keyword)
             raise UserError(f"there is no key {name!r}{hint}")
         if key.section and isinstance(value, bool):
             value = {} if value else None
@@ -85,10 +86,6 @@ def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None,
 
 def _command(cls: type[BaseConfig]) -> str:
     return cls.__name__.removesuffix("Config").lower()
-
-
-def _keyword(path: Path) -> str:
-    return KEYWORDS.get(dotted(path), dotted(path))
 
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:

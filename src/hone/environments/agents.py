@@ -124,7 +124,6 @@ class AgentEnv(SingleTurnEnv):
     """Variables that `command` gets beside `PASSED_ON`."""
     patience = 0.02
     why_not_graded = REWARDED_BY_PROGRAM
-    grades_early = False
 
     @property
     def concurrency(self) -> int:  # type: ignore[override]

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
@@ -112,6 +113,8 @@ class Driver:
         self._tasks: dict[int, asyncio.Task[Any]] = {}
         """The rollouts that have begun and not ended."""
         self._results: dict[int, Any] = {}
+        self._told: set[int] = set()
+        """The rollouts that have ended, and of those the ones that the caller's thread has been told of."""
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
@@ -131,19 +134,28 @@ class Driver:
     ) -> list[Any]:
         """Return the rollouts with these models, in order; by default `env.rollout` makes them.
 
-        `finished` gets each, on this thread, once it has ended. Raises what one of them raises, and Halt if one keeps
-        the loop from running. All have ended then.
+        `finished` gets each, on this thread, once it has ended; after Ctrl-C those that have ended by then. Raises what
+        one of them raises, and Halt if one keeps the loop from running.
         """
         self._make = make or (lambda model: self.env.rollout(model, model.example))
         self._left, self._finished = deque(enumerate(models)), finished
         self._thread.start()
         try:
-            while len(self._results) < len(models):
+            while len(self._told) < len(models):
                 self._next()()
+        except KeyboardInterrupt:
+            self._close()
+            for index in sorted(self._results.keys() - self._told):
+                self._tell(index)
+            raise
         finally:
-            self._soon(lambda: self._main.cancel())
-            self._thread.join(60.0)
+            self._close()
         return [self._results[index] for index in range(len(models))]
+
+    def _close(self) -> None:
+        """End the loop, but for one that a rollout keeps from ending: it goes with the process."""
+        self._soon(lambda: self._main.cancel())
+        self._thread.join(3 * CLEANUP_SECONDS)
 
     def _next(self) -> Callable[[], None]:
         """Wait for work."""
@@ -152,8 +164,10 @@ class Driver:
                 return self._work.get(timeout=1.0)
             runs = threading.Event()
             self._soon(runs.set)
-            if not runs.wait(BLOCKED_AFTER_SECONDS) and self._work.empty():
-                raise Halt("a rollout keeps its event loop from running: await what takes long, or use a command")
+            until = time.monotonic() + BLOCKED_AFTER_SECONDS
+            while self._work.empty() and not runs.wait(1.0):
+                if time.monotonic() > until:
+                    raise Halt("a rollout keeps its event loop from running: await what takes long, or use a command")
 
     def _answer(self, waiting: list[Waiting], samples: bool) -> None:
         items = [one.item for one in waiting]
@@ -175,10 +189,10 @@ class Driver:
             while True:
                 self._work.get_nowait()()
 
-    def _end(self, index: int, result: Any) -> None:
-        self._results[index] = result
+    def _tell(self, index: int) -> None:
+        self._told.add(index)
         if self._finished is not None:
-            self._finished(index, result)
+            self._finished(index, self._results[index])
 
     def _soon(self, call: Callable[[], Any]) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has been closed
@@ -225,6 +239,7 @@ class Driver:
                     self._begin()
                 await asyncio.Event().wait()  # until it is cancelled
             finally:
+                self._left.clear()
                 await end_tasks(self._tasks.values())
 
     def _begin(self) -> None:
@@ -239,7 +254,8 @@ class Driver:
         elif (error := task.exception()) is not None:
             self.fail(error)
         else:
-            self._work.put(lambda: self._end(index, task.result()))
+            self._results[index] = task.result()
+            self._work.put(lambda: self._tell(index))
             if self._left:
                 self._begin()
             self._news()
@@ -254,8 +270,7 @@ class Driver:
         self._checking = False
         if self._timer is not None:
             self._timer.cancel()
-        for waiting in (self._asked, self._called):
-            waiting[:] = [one for one in waiting if not one.future.done()]  # without those that were left
+        self._drop_left()
         waiting = {one.rollout for one in (*self._asked, *self._called)}
         if not self._busy and waiting:
             if waiting >= self._tasks.keys() or self._patience == 0:
@@ -263,9 +278,17 @@ class Driver:
             elif self._patience is not None:
                 self._timer = self._loop.call_later(self._patience, self._hand_over)
 
+    def _drop_left(self) -> None:
+        """Drop what a rollout no longer waits for."""
+        for waiting in (self._asked, self._called):
+            waiting[:] = [one for one in waiting if not one.future.done()]
+
     def _hand_over(self) -> None:
         """Have the caller's thread answer what is asked of the environment, else sample what waits."""
+        self._drop_left()
         waiting, samples = (self._called, True) if not self._asked else (self._asked, False)
+        if not waiting:
+            return
         handed = sorted(waiting, key=lambda one: (one.order, one.rollout))
         waiting.clear()
         self._busy = True
@@ -289,7 +312,7 @@ def _raise(error: BaseException) -> None:
 
 async def end_tasks(tasks: Iterable[asyncio.Task[Any]]) -> None:
     """Cancel the tasks, and wait for them a while: one may not heed it."""
-    left = [task for task in tasks if task is not asyncio.current_task()]
+    left = list(tasks)
     for task in left:
         task.cancel()
     if left:

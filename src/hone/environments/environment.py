@@ -105,20 +105,19 @@ class Environment:
     max_turns = 1
     """The most completions of one rollout."""
     patience: float | None = None
-    """Seconds that the sampler waits for all rollouts of a batch to ask for a turn; None: as long as it takes."""
+    """Seconds without news after which the sampler no longer waits for rollouts that ask for no turn; None: it does."""
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
+    keeps_state = False
+    """True if a rollout has a state, which reward functions may read and no record has."""
     has_own_process = False
     """True if `inline` functions ask a process of the task's own, as a library's graders do."""
-    grades_early = True
-    """True if a rollout may be graded while others are sampled."""
     why_not_graded = ""
     """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
     answer_is_exact = False
     """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
     """Findings of an audit that are intended, by name ("false-negative:crlf"), and why."""
-
     own_label: str = ""
     """Name of the task in messages; "" for its id."""
 
@@ -410,9 +409,10 @@ class Environment:
         `size` once it is there; nothing else is graded until the block ends.
 
         Yields None where completions are graded together, after sampling: in this process, by async functions, which
-        wait together, and in tasks with tools or several turns.
+        wait together, and where a task has a `rollout` of its own.
         """
-        late = not self.grades_early or self.tool_schemas or any(map(is_async, self.rubric.funcs.values()))
+        alone = type(self).rollout is not Environment.rollout
+        late = alone or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
         if workers is None:
             yield None
@@ -499,7 +499,6 @@ class EarlyGrading:
 
     def add(self, index: int, example: Example, completion: Rollout) -> None:
         """Grade a rollout of one turn, without waiting. `index` counts the rollouts group by group."""
-        assert completion.failure is None, "a rollout of one turn has no environment that could fail"
         sample = self._samples[index] = self._env._sample(example, completion, self._seed)
         self._ask("grade", sample)
         first = index - index % self._size

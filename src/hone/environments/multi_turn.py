@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MultiTurnEnv(Environment):
     """A task of at most `max_turns` completions, with messages of the environment between them."""
 
-    grades_early = False  # the same processes answer the model
+    keeps_state = True
 
     def __init__(self, *, max_turns: int = 8, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -64,7 +64,9 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         answered = calls.close(rewarded.untrained)
         if env.run is None:
             await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
-    failure = writable(rewarded.miscounted(answered) or failure)
+    failure = rewarded.miscounted(answered) or failure
+    if failure is not None:  # no file takes half a surrogate pair, and none should have an API key
+        failure = failure[0], redact(failure[1]).encode("utf-8", "replace").decode()
     own = rewarded.calls if failure is None else None
     if failure is None and not answered:
         failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL
@@ -130,11 +132,6 @@ async def _process(env: AgentEnv, calls: Any, example: Example) -> Any:
         return json.loads(line)
     except (ValueError, RecursionError):
         raise ProgramFailed(f"the last line that the program printed is not JSON: {line[:200]!r}") from None
-
-
-def writable(failure: tuple[Outcome, str] | None) -> tuple[Outcome, str] | None:
-    """Return a failure whose words a file takes: a program's may hold half a surrogate pair, or an API key."""
-    return failure and (failure[0], redact(failure[1]).encode("utf-8", "replace").decode())
 
 
 def _size(file: IO[bytes]) -> int:

@@ -180,10 +180,6 @@ class Rubric:
             return None
         return sum(min(self._payments(name)) for name in weighted)
 
-    def ranges_as_lists(self) -> dict[str, dict[str, list[float]]]:
-        """Return the declared ranges as run.json holds them."""
-        return {name: {"right": list(one.right), "wrong": list(one.wrong)} for name, one in self.ranges.items()}
-
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
         """Run the functions of one completion, up to the first that fails; `hone.grading.together` drives it.
 

@@ -36,19 +36,21 @@ class PassedOn(ModelCalls):
         return self._pass_on(body, self.model.asked - 1, more, tools, session)
 
     async def _pass_on(self, body: ChatRequest, number: int, more: dict[str, Any], tools: Tools, session: str) -> Reply:
-        messages = [message.for_template() for message in body.messages]
+        messages, spent = [message.for_template() for message in body.messages], 0
         try:
             offered = {"tools": tools} if tools else {}
             server = self.model.server
             reply = await server.client.complete(server.name, messages, more | offered, self.model.sample_id)
+            if isinstance(reply, Failure):
+                self.model.lost = reply.reason
+                raise ApiError(502, reply.reason)
+            spent = reply.completion_tokens or 0
         except UserError as error:  # no request can succeed
             self.model.driver.fail(error)
             raise
-        if isinstance(reply, Failure):
-            self.model.lost = reply.reason
-            raise ApiError(502, reply.reason)
+        finally:
+            self.sampled += spent - (more.get("max_tokens") or 0)
         self.model.replies.append((session, reply))
-        self.sampled += (reply.completion_tokens or 0) - (more.get("max_tokens") or 0)
         used = usage(reply.prompt_tokens or 0, reply.completion_tokens or 0)
         return f"{self.model.sample_id}-{number}", reply.messages[-1], reply.stop_reason, used
 

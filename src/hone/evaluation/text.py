@@ -70,7 +70,8 @@ class TextModel(Model):
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
         known = self.replies[-1][1].messages if self.replies else []
         told = [*self._told, *messages[len(known) :]] if messages[: len(known)] == known else messages
-        reply = await self._complete(told, tools, self.next_body())
+        self.asked += 1
+        reply = await self._complete(told, tools, self.server.body_of(self.place, self.asked - 1))
         if isinstance(reply, Failure):
             if self.replies and reply.reason.startswith("status 4") and "context" in reply.reason:
                 self._has_room = False
@@ -90,11 +91,6 @@ class TextModel(Model):
             return reply
         server.more["tool_choice"] = "none"
         return await self._complete(messages, tools, body)
-
-    def next_body(self) -> dict[str, Any]:
-        """Return what the next request has beside model, messages and tools."""
-        self.asked += 1
-        return self.server.body_of(self.place, self.asked - 1)
 
     def open(self, limits: Any) -> Any:
         from hone.evaluation.agents import PassedOn

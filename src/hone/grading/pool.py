@@ -505,7 +505,7 @@ class Round:
         except TimeoutError:
             failure = GraderFailure(Outcome.GRADER_TIMEOUT, f"{self.doing} took {clock:g} seconds")
         except Closed:
-            if not process.ends(_CLOSING_SECONDS):
+            if not process.ends(min(clock, _CLOSING_SECONDS)):
                 failure = GraderFailure(Outcome.GRADER_ERROR, f"the process that was {self.doing} closed its output")
             else:
                 ended = process.finish()

@@ -66,7 +66,7 @@ class Host:
                     rollout.check_open()
                 body = await http.apart(None, len(raw), lambda: parse(AgentRequest, raw))
                 answer = await rollout.begin(body, request.headers.get("x-session-id", ""), again)
-            return await http.while_connected(request, _sent(body, answer))
+            return await http.while_connected(request, _response(body, answer))
         except (ApiError, UserError) as error:
             rollout.refused += http.as_api_error(error).status < 500
             raise
@@ -78,7 +78,7 @@ class Host:
         return rollout
 
 
-async def _sent(body: ChatRequest, answer: Coroutine[Any, Any, Reply]) -> Response:
+async def _response(body: ChatRequest, answer: Coroutine[Any, Any, Reply]) -> Response:
     name, reply, reason, used = await answer
     head = {"id": f"chatcmpl-{name}", "created": 0, "model": body.model or "policy"}
     return http.chat_answer(body, head, reply, reason, used)

@@ -59,10 +59,6 @@ class RequestMaker:
                 )
         return prompts
 
-    def places(self, draws: Sequence[int], step: int) -> list[tuple[int, int, int]]:
-        """Return (step, draw, sample) of each rollout, group by group."""
-        return [(step, draw, sample) for draw in draws for sample in range(self.rollouts)]
-
     def bridge_ids(self, ids: list[int], messages: list[Message], added: list[Message], tools: Tools) -> list[int]:
         """Return the ids that continue `ids`, which end with the last of `messages` as sampled, by `added`."""
         # A turn that ended otherwise than the template's do (by a general end of text, say) is closed first.
@@ -108,8 +104,9 @@ def roll_out(
 
     driver = Driver(env, sample)
     models = [
-        IdsModel(driver, i, examples[i // maker.rollouts], place, maker, sampling, prompts[i // maker.rollouts])
-        for i, place in enumerate(maker.places(draws, step))
+        IdsModel(driver, n * maker.rollouts + i, examples[n], (step, draw, i), maker, sampling, prompts[n])
+        for n, draw in enumerate(draws)
+        for i in range(maker.rollouts)
     ]
     return driver.run(models, finished)
 

@@ -41,7 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A version that the trainer has made: its result, and what came of giving it to the server.
+    """A version that the trainer has made: its result, and the result of loading it on the server.
 
     `scores` are each server's logprobs of the canary, None if none was given the weights; `seconds` is what the
     update took; `error` is what went wrong.

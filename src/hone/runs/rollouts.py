@@ -134,9 +134,9 @@ def group_rows(step: int, index: int, group: Group, state: str) -> list[dict[str
                 "stop_reason": rollout.stop_reason,
                 "prompt": json.dumps(rollout.messages[:length], ensure_ascii=False),
                 "text": rollout.completion_text,
-                "completion": None
-                if rollout.state is None
-                else json.dumps(rollout.messages[length:], ensure_ascii=False),
+                "completion": json.dumps(rollout.messages[length:], ensure_ascii=False)
+                if rollout.state is not None or rollout.turns > 1
+                else None,
             }
             | _on_disk(first.columns)
         )

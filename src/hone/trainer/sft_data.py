@@ -93,8 +93,9 @@ def tokenize(
                 _check_thoughts(renderer, messages[:turn], tools)
             prompt = renderer.prompt_ids(messages[:turn], tools)
             completion = renderer.completion_ids(messages[:turn], messages[turn], tools)
-            if last is not None and prompt[: len(ids)] != ids and _by_tools(messages[last + 1 : turn]):
-                prompt = ids + renderer.bridge_ids(messages[: last + 1], messages[last + 1 : turn], tools)
+            answers = [] if last is None else messages[last + 1 : turn]
+            if prompt[: len(ids)] != ids and answers and all(message["role"] == "tool" for message in answers):
+                prompt = ids + renderer.bridge_ids(messages[: turn - len(answers)], answers, tools)
         except UserError as error:
             raise UserError(f"{where}: {error}") from error
         if prompt[: len(ids)] != ids:
@@ -120,10 +121,6 @@ def _check_thoughts(renderer: ChatRenderer, prompt: list[Message], tools: list[T
     for i, message in enumerate(prompt):
         if message["role"] == "assistant" and any(map(message.get, THOUGHTS)):
             renderer.completion_ids(prompt[:i], message, tools)
-
-
-def _by_tools(answers: list[Message]) -> bool:
-    return bool(answers) and all(message["role"] == "tool" for message in answers)
 
 
 def row_sequence(rows: Rows, index: int, renderer: ChatRenderer, limit: Limit) -> Sequence | None:

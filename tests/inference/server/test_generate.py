@@ -100,7 +100,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sampling_params": {"max_tokens": 0}}, "sampling_params.max_tokens"),
     ({"sampling_params": {"temprature": 1}}, "did you mean temperature?"),
     ({"sampling_params": {"repetition_penalty": 1.2}}, "repetition_penalty is not supported here"),
-    ({"sampling_params": {"stop_token_ids": [2**30]}}, "none of the model's"),
+    ({"sampling_params": {"stop_token_ids": [2**30]}}, "sampling_params.stop_token_ids"),
     ({"sampling_params": {"logprobs": -1}}, "sampling_params.logprobs"),
     ({"request_id": "r" * 257}, "request_id"),
     ({"priority": 1}, "priority is not supported here"),
@@ -112,7 +112,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_is_out_of_bounds_is_refused_with_its_name(served: Served) -> None:
     for change, words in REFUSED:
         status, answer = ask(served, PATH, body() | change)
-        assert status == 400 and words in answer["error"]["message"], (change, answer)
+        assert status == 400 and words in str(answer["error"]), (change, answer)
         assert served.service.running == 0 and not served.service.engine.busy
     assert ask(served, PATH, body() | {"model": "other"})[0] == 404
     off = {"frequency_penalty": 0, "min_tokens": 0, "repetition_penalty": 1.0, "skip_special_tokens": False}

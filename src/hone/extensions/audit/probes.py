@@ -191,7 +191,9 @@ def with_derived(prober: Prober) -> Prober:
 
 
 def subjects_of(env: Environment, count: int, seed: int, split: str = "train") -> list[Subject]:
-    """Draw `count` examples of a split by the seed, each with its reference if the task declares one."""
+    """Draw `count` examples of a split by the seed, with declared references. UserError if none can be graded."""
+    if env.why_not_graded:
+        raise UserError(f"{env.label} can't be audited: {env.why_not_graded}")
     examples = env.split(split)
     chosen = rng.stream(seed, "audit", split).permutation(len(examples))[:count]
     return [subject_of(env, examples[int(index)]) for index in sorted(chosen)]

@@ -57,9 +57,9 @@ class RecordedPolicy:
         versions = recorded.versions[turn].clip(self.version - self._lag, self.version).tolist()
         ids, logprobs = recorded.token_ids[turn].tolist(), recorded.logprobs[turn].tolist()
         reason = recorded.stop_reason
-        if rollout.state is not None and request.turn < len(turns) - 1:
+        if request.turn < len(turns) - 1:
             reason = "stop"
-        elif rollout.state is not None and reason == "length" and self._ended(ids, stops):
+        elif (rollout.state is not None or len(turns) > 1) and reason == "length" and self._ended(ids, stops):
             reason = "stop"  # it was the environment's answer that left no room
         columns = where(recorded.columns, np.isin(np.arange(len(recorded)), turn))
         return Completion(ids, logprobs, reason, ragged(columns, "candidates")), versions

@@ -84,7 +84,7 @@ class Grader:
     @property
     def reads_state(self) -> bool:
         """True if reward functions may miss what the environment kept of a conversation."""
-        return self.env.max_turns > 1 and self.env.rubric.needs("state")
+        return self.env.keeps_state and self.env.rubric.needs("state")
 
     def grade(self, recorded: Sequence[Recorded], seed: int) -> list[Pair]:
         """Grade the completions, in order; `seed` is the run's."""

@@ -179,7 +179,7 @@ class Api:
         stops: tuple[int, ...] = (),
     ) -> Response:
         """Answer with what is sampled behind the prompts, and with the `top` likeliest tokens in its places."""
-        self._check_ids(params.stop_token_ids, "stop_token_ids")
+        self._check_ids(params.stop_token_ids, f"{'' if params is body else 'sampling_params.'}stop_token_ids")
         self._seeds += 1
         seed = rng.key(self.seed, "request", self._seeds - 1)
         jobs = params.jobs(prompts, max_tokens, seed, top or 0, stops)

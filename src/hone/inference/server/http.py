@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import traceback
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Executor
 from typing import Any, TypeVar
@@ -61,7 +62,7 @@ def too_large() -> ApiError:
 async def read_body(request: Request, limit: int = MAX_BODY, refusal: Callable[[], ApiError] = too_large) -> bytes:
     """Return the body of a request. Raises `refusal()` for one over `limit` bytes, ApiError 408 for a slow one.
 
-    One that is too large is read, so that its client hears why, but not stored.
+    One that is too large is not stored, but read up to MAX_BODY, so that its client hears why.
     """
     body, size = bytearray(), 0
     try:
@@ -137,7 +138,9 @@ class EventStream(StreamingResponse):
             async for choice in self._choices:
                 yield _event(self._head | {"choices": [choice]})
         except Exception as error:
-            yield _event(as_api_error(error).body())
+            if (known := as_api_error(error)).status == 500:
+                traceback.print_exception(error)
+            yield _event(known.body())
         else:
             if self._with_usage:
                 yield _event(self._head | {"choices": [], "usage": self._used()})

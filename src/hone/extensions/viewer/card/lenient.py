@@ -131,7 +131,7 @@ class _Reader:
 
     def try_out(self) -> None:
         """Raise CannotSay unless right answers in the task's form are correct, and wrong ones are not."""
-        if self.env.max_turns > 1:
+        if self.env.max_turns > 1 or self.env.keeps_state:
             raise CannotSay("a conversation of several turns is not read leniently: its state is not recorded")
         if self.env.rubric.needs_ids:
             raise CannotSay("its reward takes the tokens of a completion, which an answer in other words has not")
