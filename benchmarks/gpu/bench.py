@@ -20,7 +20,7 @@ import torch
 from recording import cpu_model
 
 import hone
-from hone.extensions.planning.shape import KNOWN
+from hone.model.shape import KNOWN
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.hf import save_model

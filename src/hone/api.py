@@ -64,7 +64,7 @@ def rl(
     task = {"dataset": dataset, "eval_dataset": eval_dataset, "reward_funcs": reward_funcs}
     task |= {"reward_weights": reward_weights, "correct": correct, "agent": agent, "reference": reference}
     task |= {"loss": loss, "advantages": advantages}
-    return _ended(train_rl(found, refuses=False, **task))
+    return _ended(train_rl(found, by_program=True, **task))
 
 
 @called_from(python=True)

@@ -2,6 +2,7 @@
 
     COMMANDS = {"view": Command("look at runs in a browser", "ViewConfig", "view.run", __name__)}
     EXPORTS = {"study": "hone.extensions.studies.study"}
+    OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
 entry-point group `hone.extensions`.
@@ -46,8 +47,31 @@ class Command(NamedTuple):
 
     def load(self, path: str) -> Any:
         """Import what the path, beside the module, names."""
-        module, _, name = f"{self.module.rpartition('.')[0]}.{path}".rpartition(".")
-        return getattr(import_module(module), name)
+        return load(self.module, path)
+
+
+class Watch(NamedTuple):
+    """An observer of runs of `hone sft` and `hone rl`: a function beside the `module` that says so.
+
+    It gets the config, and whether a program calls (`hone.rl`), and returns an Observer or None. Observers are told of
+    a run by `place`: the core's display and alarms have 0, the first lines 30, what is done last 70. At the end they
+    are told in reverse.
+    """
+
+    place: int
+    function: str
+    module: str
+
+    def made(self, config: Any, by_program: bool) -> list[Any]:
+        """Import the function and call it; return its observer, if it gives one."""
+        observer = load(self.module, self.function)(config, by_program)
+        return [] if observer is None else [observer]
+
+
+def load(module: str, path: str) -> Any:
+    """Import what a dotted path beside the module names."""
+    home, _, name = f"{module.rpartition('.')[0]}.{path}".rpartition(".")
+    return getattr(import_module(home), name)
 
 
 @cache

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
-from hone.commands.training import forecast
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig
 from hone.extensions.planning import devices
+from hone.extensions.planning.forecast import forecast
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 

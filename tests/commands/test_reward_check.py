@@ -14,12 +14,12 @@ import pytest
 
 import hone
 from hone.cli import main
-from hone.commands import reward_check
-from hone.commands.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
 from hone.environments.agents import AgentLimits
 from hone.environments.data import given_rows
 from hone.environments.functions import AgentTask
+from hone.extensions.alarms import reward_check
+from hone.extensions.alarms.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.extensions.viewer.card.facts import facts_of
 from hone.runs import Run
 

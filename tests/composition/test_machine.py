@@ -18,9 +18,9 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
-from hone.extensions.planning.shape import KNOWN
 from hone.inference.memory import GIB, kv_bytes_per_token
 from hone.model.config import DecoderConfig
+from hone.model.shape import KNOWN
 from hone.runs.settings import run_toml
 from hone.trainer.memory import longest
 

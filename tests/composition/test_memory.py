@@ -11,10 +11,10 @@ from hone.composition.memory import fitted, memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig, LoraConfig, SchedulerConfig
-from hone.extensions.planning.shape import KNOWN
 from hone.inference.memory import GIB, packed_bytes
 from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
+from hone.model.shape import KNOWN
 from hone.trainer.logprobs import token_hidden
 from hone.trainer.memory import (
     activation_bytes,

@@ -16,9 +16,9 @@ from hone.extensions.planning.config import PlanConfig
 from hone.extensions.planning.data import Facts, look_at
 from hone.extensions.planning.devices import DEVICES, Device
 from hone.extensions.planning.report import Plan, plan_of, short
-from hone.extensions.planning.shape import KNOWN, shape_of
 from hone.inference.memory import GIB
 from hone.model.config import DecoderConfig
+from hone.model.shape import KNOWN, shape_of
 
 ROOT = Path(__file__).parents[2]
 SPLIT = "examples/reverse_text/rl"

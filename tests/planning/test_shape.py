@@ -9,12 +9,12 @@ import pytest
 
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.extensions.planning.shape import KNOWN, known, shape_of
 from hone.extensions.planning.time import attention_flops
 from hone.inference.memory import kv_bytes_per_token
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.presets import tiny_config
+from hone.model.shape import KNOWN, known, shape_of
 
 # As the models' cards on the hub say (safetensors, parameters).
 PUBLIC = {

@@ -9,9 +9,9 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.extensions.planning.arithmetic import Lengths
 from hone.extensions.planning.devices import DEVICES
-from hone.extensions.planning.shape import KNOWN
 from hone.extensions.planning.time import times
 from hone.inference.memory import kv_bytes_per_token
+from hone.model.shape import KNOWN
 
 SHAPE = KNOWN["qwen3-0.6b"]
 H100 = DEVICES["h100"]

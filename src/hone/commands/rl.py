@@ -48,7 +48,7 @@ def with_mode(config: RLConfig) -> RLConfig:
 
 
 def _can_have_ranks(config: RLConfig) -> bool:
-    from hone.extensions.planning.shape import shape_of
+    from hone.model.shape import shape_of
 
     try:
         config.trainer.optim.check_ranks(2)

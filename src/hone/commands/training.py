@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hone.commands.detach import COMMAND, hand_over
-from hone.commands.reward_check import RewardCheck
-from hone.commands.status import command
 from hone.composition.machine import device_of
 from hone.composition.training import predictions_text
 from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
-from hone.environments import Environment, judgements
-from hone.extensions.planning.data import Facts, facts_of_tasks
-from hone.extensions.planning.devices import this_device
-from hone.extensions.planning.report import plan_of, short
-from hone.model.chat import ChatRenderer
+from hone.environments import judgements
+from hone.extension import gathered
 from hone.model.config import DecoderConfig
 from hone.runs import predictions, view
 from hone.runs.observer import Observer
@@ -46,10 +38,6 @@ if TYPE_CHECKING:
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
 """Measured on one Zen 3 core with Qwen3's shape: 0.4M parameters train 1.1 to 1.2 and sample 1.5 to 1.9 times as long,
 100M 1.0 and 1.0 to 1.1 times."""
-EXAMPLES = 16
-"""Of the task that are measured for the forecast: few, for it must not delay the start."""
-LENIENT_SECONDS = 10.0
-"""Most that grading for the card may delay the end of a run."""
 
 
 def sft(config: SFTConfig) -> int:
@@ -73,11 +61,10 @@ def orchestrator(config: RLConfig) -> int:
     """
     from hone.composition.rl import RL
     from hone.composition.split import SeveralProcesses
-    from hone.extensions.audit.preflight import Audit
 
     typed = os.environ.get(COMMAND)
     words = json.loads(typed) if typed else sys.argv
-    observers = attached(config, "rl", Audit())
+    observers = attached(config, "rl")
     rl = RL(config, observers=observers, processes=SeveralProcesses(launched=bool(typed)))
     rl.command = words
     return _train(rl).exit_code
@@ -90,15 +77,14 @@ def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> S
     return _train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
 
 
-def train_rl(config: RLConfig, refuses: bool = True, **task: Any) -> RL:
-    """Train in this process to the end, watched as a command is; with `refuses` not on a task that fails its audit.
+def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
+    """Train in this process to the end, watched as a command is.
 
     `task` is what `RL` takes besides: `dataset`, `reward_funcs`, …
     """
     from hone.composition.rl import RL
-    from hone.extensions.audit.preflight import Audit
 
-    return _train(RL(config, observers=attached(config, "rl", Audit(refuses)), **task))
+    return _train(RL(config, observers=attached(config, "rl", by_program), **task))
 
 
 def _train(training: Any) -> Any:
@@ -109,12 +95,13 @@ def _train(training: Any) -> Any:
     return training
 
 
-def attached(config: SFTConfig | RLConfig, kind: str, *more: Observer) -> list[Observer]:
-    """Return what watches a run of a command: what its config asks for, its first lines, `more`, and its card."""
-    # At the end they are told in reverse: the card has the last check of the rewards.
-    last: list[Observer] = [Card()] if config.report else []
-    last += [RewardCheck()] if kind == "rl" else []
-    return [*watching(config, kind), Introduction(), *more, *last, HandOver()]
+def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) -> list[Observer]:
+    """Return what watches a run of a command, or of a program that calls `hone.rl`: the core's own observers, and those
+    of extensions.
+    """
+    own = [(0, watching(config, kind)), (30, [Introduction()]), (70, [HandOver()])]
+    more = [(watch.place, watch.made(config, by_program)) for watch in gathered("OBSERVERS", {}).values()]
+    return [observer for _, observers in sorted([*own, *more], key=lambda one: one[0]) for observer in observers]
 
 
 class Introduction(Observer):
@@ -131,54 +118,6 @@ class Introduction(Observer):
         if predicted := predictions.entries(run.info):
             digest = run.info[predictions.KEY]["sha256"]
             run.display.message(f"Predicted: {'; '.join(map(str, predicted))} (fixed by SHA-256 {digest[:12]}…)")
-
-
-class Card(Observer):
-    """Writes the run card when the run ends; it is never the reason why that fails."""
-
-    def check(self, training: Any) -> None:
-        self._envs = list(getattr(training, "eval_envs", {}).values())
-
-    def before_start(self, run: RunWriter) -> None:
-        self._run = run
-
-    def at_end(self, status: str) -> None:
-        if status not in ("done", "budget", "stopped"):
-            return
-        folder, display = self._run.folder, self._run.display
-        self._again = command("hone", "report", str(folder))
-        try:
-            from hone.extensions.viewer.card.facts import facts_of
-            from hone.extensions.viewer.card.files import write_card
-
-            display.phase("report")
-            card = facts_of(folder, partial(self._read, status == "done"), ours=True)
-            if card.run.progress.history:
-                write_card(card, folder)
-                display.message(f"Card: {folder / view.CARD[0]}")
-        except KeyboardInterrupt:
-            display.message(f"The card was left out: {self._again} writes it.")
-        except Exception as error:
-            if not isinstance(error, OSError):  # a disk that takes no card may take no log either
-                logging.getLogger(__name__).warning("the run card could not be written", exc_info=True)
-            cause = f"{type(error).__name__}: {error}".splitlines()[0]
-            display.message(f"The card could not be written ({cause}): {self._again} writes it.")
-
-    def _read(self, has_time: bool, run: Any, evaluated: Any) -> Any:
-        """Read evaluations leniently, as `facts_of` wants it; return why not if that could take long or cost money."""
-        from hone.environments.rubric import is_async
-        from hone.extensions.viewer.card.lenient import read
-        from hone.extensions.viewer.card.measures import Leniency
-
-        if len(self._envs) != 1:
-            return Leniency("the run has several tasks")
-        (env,) = self._envs
-        if env.why_not_graded:
-            return Leniency(env.why_not_graded)
-        if has_time and not any(map(is_async, env.rubric.funcs.values())) and (env.rubric.inline or env.has_workers):
-            return read(env, evaluated, run.info["seed"], LENIENT_SECONDS)
-        why = "reward functions might ask a service, or hang" if has_time else "the run was to end at once"
-        return Leniency(f"{why}: {self._again} reads it")
 
 
 class HandOver(Observer):
@@ -224,32 +163,9 @@ def introduction(training: Any) -> Iterator[str]:
         yield lora_in_words(config.model.lora, model.config if hello is None else training.decoder)
     if hello is None and model.config.implementation != "hone":
         yield f"A model of type {model.config.family} is computed by transformers' layers: {PACE}."
-    decoder, envs = (training.model.config, {}) if sft else (training.decoder, training.envs)
+    decoder = training.model.config if sft else training.decoder
     if decoder.own_context > decoder.max_position_embeddings:
         yield f"The model has a {decoder.context}."
-    yield from forecast(config, decoder, training.renderer, envs, alone=hello is None and ranks == 1)
-
-
-def forecast(
-    config: RLConfig | SFTConfig,
-    decoder: DecoderConfig,
-    renderer: ChatRenderer,
-    envs: Mapping[str, Environment] | None = None,
-    alone: bool = True,
-) -> Iterator[str]:
-    """Yield lines to print before step 0; if no plan can be made, why, for the run goes on without.
-
-    `envs` are the tasks of RL by name, whose data have been read. A run of several processes is not `alone`: a plan
-    does not know what each of them takes.
-    """
-    try:
-        facts = Facts()
-        if isinstance(config, RLConfig) and envs:
-            facts = facts_of_tasks(config, envs, renderer, EXAMPLES)
-        plan = plan_of(config, this_device(config.model.device, measured=False), facts, shape=decoder)
-        yield from short(plan if alone else replace(plan, memory=None))
-    except Exception as error:
-        yield f"No memory estimate: {type(error).__name__}: {error}"
 
 
 def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:

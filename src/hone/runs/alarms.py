@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 TRAINED = ("reward/mean", "groups/trained", "loss")
 """Metrics, one of which every step has."""
 GAP, REGRADED = WITHOUT_RULE = ("gap", "regraded")
-"""Alarms that other modules raise: `hone.orchestrator.canary` and `hone.commands.reward_check`. `regraded` is never
+"""Alarms that other modules raise: `hone.orchestrator.canary`, and `reward_check` of the extension. `regraded` is never
 over."""
 SHIFTED = ("falling_reward", "wrong")
 """Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.commands.status import Status, command
 from hone.config.rl import RLConfig
+from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs.files import write_json
 from hone.runs.observer import Observer
@@ -24,6 +25,11 @@ MAX_TOKENS_FAILURE = "length"
 """The failure that only says that `max_tokens` is small. It stops no run: a short one may be a trial."""
 SHOWN = 3
 """Findings that are shown on the screen."""
+
+
+def observer(config: RunConfig, by_program: bool) -> Observer | None:
+    """Return the observer that audits the task, for RL; it refuses no run of a program's."""
+    return Audit(refuses=not by_program) if isinstance(config, RLConfig) else None
 
 
 class Audit(Observer):

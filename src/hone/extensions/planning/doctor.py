@@ -365,9 +365,9 @@ def check_run(subject: Subject) -> Iterator[Row]:
     from hone.errors import UserError
     from hone.extensions.planning.advice import disk_needed, free_disk, missing
     from hone.extensions.planning.data import tasks_of
-    from hone.extensions.planning.shape import shape_of
     from hone.model.fetch import cache_folder, is_fetched
     from hone.model.files import is_hub_id
+    from hone.model.shape import shape_of
 
     name, absent = config.model.name, missing(config)
     for what, text in absent.items():

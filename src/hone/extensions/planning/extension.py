@@ -1,6 +1,6 @@
 """`hone plan` and `hone doctor`: what a run will take, and what this machine lacks."""
 
-from hone.extension import Command
+from hone.extension import Command, Watch
 
 COMMANDS = {
     "plan": Command("what a run will do, take and cost, before it starts", "PlanConfig", "plan.run", __name__),
@@ -12,3 +12,4 @@ COMMANDS = {
         bare="doctor.run_without_config",
     ),
 }
+OBSERVERS = {"forecast": Watch(35, "forecast.observer", __name__)}

@@ -15,9 +15,9 @@ from hone.extensions.planning.advice import remedies, surprises
 from hone.extensions.planning.arithmetic import Lengths, Steps, checkpoints_kept
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
-from hone.extensions.planning.shape import shape_of
 from hone.inference.memory import KV_GIB, rows_asked_for, wave
 from hone.model.config import DecoderConfig
+from hone.model.shape import shape_of
 from hone.runs.progress import duration, short_seconds
 from hone.trainer.memory import checkpoint_bytes, trainer_of, weight_bytes
 

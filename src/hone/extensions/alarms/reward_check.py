@@ -17,6 +17,8 @@ from threading import Event, Thread
 from typing import Any
 
 from hone import rng
+from hone.config.rl import RLConfig
+from hone.config.shared import RunConfig
 from hone.environments import Environment
 from hone.errors import first_line
 from hone.extensions.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
@@ -55,6 +57,11 @@ class Checked:
     compared: int = 0
     differing: Sequence[Pair] = ()
     problem: str = ""
+
+
+def observer(config: RunConfig, by_program: bool) -> Observer | None:
+    """Return the observer that checks rewards, for RL."""
+    return RewardCheck() if isinstance(config, RLConfig) else None
 
 
 class RewardCheck(Observer):

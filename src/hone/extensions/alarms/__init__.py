@@ -1,0 +1,1 @@
+"""Alarms of a run: what should make its user look."""
