@@ -22,8 +22,8 @@ from typing import Any
 from recording import show
 
 from hone.environments import AnswerParser
-from hone.environments.adapters.reasoning_gym import EVALUATES, REFUSED, SCORED
-from hone.environments.adapters.reasoning_gym_worker import start
+from hone.extensions.libraries.reasoning_gym import EVALUATES, REFUSED, SCORED
+from hone.extensions.libraries.reasoning_gym_worker import start
 
 SENSELESS = (
     "x",

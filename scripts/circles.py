@@ -32,7 +32,6 @@ EXTENSIONS = {
     "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py commands/reward_check.py",
     "services": "environments/services.py orchestrator/teacher.py",
     "sandbox": "grading/sandbox.py grading/sandbox_bubblewrap.py grading/sandbox_main.py grading/seccomp.py",
-    "libraries": "environments/adapters/",
     "agents": "environments/agents.py environments/programs.py orchestrator/agents.py orchestrator/agent_host.py "
     "evaluation/agents.py",
     "server": "inference/server/ commands/inference.py",

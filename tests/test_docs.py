@@ -31,7 +31,7 @@ from hone.config.parse import parse
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
-from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
+from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
 from hone.runs import Run
 from hone.runs.monitors import FINISH_SECONDS
 from hone.runs.trackers import TEXT

@@ -2,6 +2,7 @@
 
     COMMANDS = {"view": Command("look at runs in a browser", "ViewConfig", "view.run", __name__)}
     EXPORTS = {"study": "hone.extensions.studies.study"}
+    LOADERS = {"verifiers": Loader("verifiers.load", __name__)}
     OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
@@ -66,6 +67,18 @@ class Watch(NamedTuple):
         """Import the function and call it; return its observer, if it gives one."""
         observer = load(self.module, self.function)(config, by_program)
         return [] if observer is None else [observer]
+
+
+class Loader(NamedTuple):
+    """What loads the tasks with ids `PREFIX:TASK`: a function beside the `module` that says so, which gets the task's
+    name and arguments and returns an Environment.
+
+    `names_code`: arguments can name code that is then imported, so that a task of an opened run has to be trusted.
+    """
+
+    function: str
+    module: str
+    names_code: bool = True
 
 
 def load(module: str, path: str) -> Any:

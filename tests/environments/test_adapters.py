@@ -10,9 +10,9 @@ import pytest
 
 from hone.cli import main
 from hone.environments import load_environment
-from hone.environments.adapters import verifiers
-from hone.environments.adapters.reasoning_gym import EVALUATES, REFUSED, SCORED
 from hone.errors import UserError
+from hone.extensions.libraries import verifiers
+from hone.extensions.libraries.reasoning_gym import EVALUATES, REFUSED, SCORED
 
 RECORDED = Path(__file__).parents[2] / "benchmarks" / "results" / "reasoning_gym_tasks.json"
 

@@ -10,10 +10,10 @@ import pytest
 
 from hone.cli import main
 from hone.environments import load_environment
-from hone.environments.adapters import reasoning_gym
-from hone.environments.adapters.reasoning_gym import REFUSED, SCORED
-from hone.environments.adapters.reasoning_gym_worker import start
 from hone.errors import UserError
+from hone.extensions.libraries import reasoning_gym
+from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
+from hone.extensions.libraries.reasoning_gym_worker import start
 from hone.types import Outcome
 
 factory = pytest.importorskip("reasoning_gym.factory", reason="needs reasoning-gym: make test-adapters")

@@ -15,8 +15,8 @@ import refused_tasksets
 
 from hone.cli import main
 from hone.environments import Environment, load_environment
-from hone.environments.adapters import verifiers
 from hone.errors import UserError
+from hone.extensions.libraries import verifiers
 from hone.types import Outcome
 
 FOLDER = Path(__file__).parent / "verifiers_tasksets"

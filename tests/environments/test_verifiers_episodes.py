@@ -16,8 +16,8 @@ from scripted_policy import RENDERER, Judge, judging, played
 
 from hone.cli import main
 from hone.environments import load_environment
-from hone.environments.adapters.verifiers import Episodes, Verifiers
 from hone.errors import UserError
+from hone.extensions.libraries.verifiers import Episodes, Verifiers
 from hone.runs import Run
 from hone.types import Outcome, Rollout
 

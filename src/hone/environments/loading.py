@@ -32,11 +32,7 @@ from hone.environments.task_files import (
     sources,
 )
 from hone.errors import UserError
-
-ADAPTERS = {"reasoning-gym": "reasoning_gym", "verifiers": "verifiers"}
-"""Libraries whose tasks have ids `LIBRARY:TASK`, and the modules of `hone.environments.adapters` that load them."""
-SAFE_ADAPTERS = {"reasoning_gym"}
-"""Libraries that bring their tasks: no name in the arguments of such a task imports code."""
+from hone.extension import Loader, gathered, load
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
@@ -44,7 +40,7 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
     source checkout and in the current directory, then for an installed package. Touches no data and no network.
-    `reasoning-gym:TASK` and `verifiers:TASKSET` are tasks of these libraries.
+    `LIBRARY:TASK` is a task of a library that an extension can load.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without
     `load_environment`, arguments that do not fit its signature and type hints, and code that `hone.trust` refuses.
@@ -98,18 +94,19 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     library, _, task = env_id.partition(":")
     if library.replace("_", "-") == "verifiers-v0":
         raise UserError(f"{env_id}: hone no longer runs environments of verifiers v0; port it to v1: verifiers:TASKSET")
-    name = ADAPTERS.get(library.replace("_", "-"))
-    if name is None or not task:
+    loaders: dict[str, Loader] = gathered("LOADERS", {})
+    loader = loaders.get(library.replace("_", "-"))
+    if loader is None or not task:
         raise UserError(
-            f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(ADAPTERS)}"
+            f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(loaders)}"
         )
-    if name not in SAFE_ADAPTERS:
+    if loader.names_code:
         trust.check_named(f"the task {env_id}")
-    module = importlib.import_module(f"hone.environments.adapters.{name}")
-    build = functools.partial(module.load, task)
+    function = load(loader.module, loader.function)
+    build = functools.partial(function, task)
     _check_arguments(env_id, build, kwargs)
     env = build(**kwargs)
-    env.module = Path(str(module.__file__))
+    env.module = Path(inspect.getfile(function))
     return env
 
 

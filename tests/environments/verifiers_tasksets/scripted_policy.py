@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from hone.environments.adapters.verifiers import Episodes
+from hone.extensions.libraries.verifiers import Episodes
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator.colocated import segment_of

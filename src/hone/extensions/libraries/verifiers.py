@@ -24,13 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import hone
-from hone.environments.adapters.verifiers_process import LOAD_CLOCK, Driver
 from hone.environments.agents import AgentEnv, AgentLimits, ProgramFailed, Rewarded, checked_rewards, reward
 from hone.environments.data import DataSource, Row, Rows, hold_out, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.parsers import completion_text
 from hone.environments.rubric import RewardFunc, Rubric, inline
 from hone.errors import UserError
+from hone.extensions.libraries.verifiers_process import LOAD_CLOCK, Driver
 from hone.grading import GraderFailure
 from hone.grading.pool import NoVerdict, Worker
 from hone.types import Example, Message, Outcome

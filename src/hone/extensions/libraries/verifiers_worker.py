@@ -1,4 +1,4 @@
-"""verifiers (v1), as it runs in a process of its own for `hone.environments.adapters.verifiers`."""
+"""verifiers (v1), as it runs in a process of its own for `hone.extensions.libraries.verifiers`."""
 
 from __future__ import annotations
 

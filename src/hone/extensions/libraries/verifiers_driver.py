@@ -1,4 +1,4 @@
-"""verifiers, as it makes rollouts for `hone.environments.adapters.verifiers`: JSON lines in, JSON lines out.
+"""verifiers, as it makes rollouts for `hone.extensions.libraries.verifiers`: JSON lines in, JSON lines out.
 
     python verifiers_driver.py '{"env": {"taskset": {"id": "my-taskset"}, ...}, "folder": "/where", "tasks": 9}'
 

@@ -1,4 +1,4 @@
-"""reasoning-gym, as it runs in a process of its own for `hone.environments.adapters.reasoning_gym`."""
+"""reasoning-gym, as it runs in a process of its own for `hone.extensions.libraries.reasoning_gym`."""
 
 from __future__ import annotations
 
