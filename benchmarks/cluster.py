@@ -41,8 +41,8 @@ from split_runs import free_ports, records, until
 
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
-from hone.orchestrator.cluster.graders import RemoteProcess
-from hone.orchestrator.cluster.nodes import connect
+from hone.extensions.cluster.graders import RemoteProcess
+from hone.extensions.cluster.nodes import connect
 from hone.runs.provenance import hardware
 
 WAIT = 0.05

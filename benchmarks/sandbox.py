@@ -24,7 +24,7 @@ from typing import Any
 from recording import show
 
 from hone.grading import Sandbox
-from hone.grading.sandbox_bubblewrap import base_executable, executable, readable
+from hone.extensions.sandbox.bubblewrap import base_executable, executable, readable
 from hone.runs.provenance import hardware
 
 CODE = "pass"

@@ -33,8 +33,8 @@ from sampling import QWEN3_06B
 
 from hone.composition.machine import configure
 from hone.inference.engine import Engine
-from hone.inference.server.service import Service
-from hone.inference.server.weights import WeightsFolder
+from hone.extensions.server.service import Service
+from hone.extensions.server.weights import WeightsFolder
 from hone.inference.types import Job, SamplingParams
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder

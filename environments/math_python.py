@@ -27,7 +27,7 @@ from hone.errors import UserError
 from hone.types import Example, Message
 
 if TYPE_CHECKING:
-    from hone.grading.sandbox import Isolation, Ran, Sandbox
+    from hone.extensions.sandbox.sandbox import Isolation, Ran, Sandbox
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
@@ -107,7 +107,7 @@ class MathPython(ToolEnv):
     @cached_property
     def sandbox(self) -> Sandbox:
         """Made on first use. UserError where the system has none."""
-        from hone.grading.sandbox import Limits, Sandbox
+        from hone.extensions.sandbox.sandbox import Limits, Sandbox
 
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
 

@@ -11,11 +11,11 @@ from algorithms import OWN_FLAGS
 
 from hone.config.algorithms import ALGORITHMS
 from hone.config.base import BaseConfig
-from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import AdvantageConfig, OrchestratorRole, RLConfig, TrainerRole
 from hone.config.sft import SFTConfig
 from hone.config.shared import ModelConfig, transport_weights
+from hone.extensions.server.config import ServeConfig
 
 ROOT = Path(__file__).parent.parent
 REVERSE_TEXT = "examples/reverse_text"

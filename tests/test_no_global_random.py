@@ -25,7 +25,7 @@ ALLOWED = {
     ),  # which steps are checked: nobody may know them before
     ("src/hone/model/texts.py", "imports secrets"),  # names that no text holds
     ("src/hone/orchestrator/agents.py", "imports secrets"),  # the key of a rollout: other programs must not guess it
-    ("src/hone/orchestrator/cluster/nodes.py", "imports secrets"),  # the key to the servers of a run, on the network
+    ("src/hone/extensions/cluster/nodes.py", "imports secrets"),  # the key to the servers of a run, on the network
 }
 
 # Of numpy.random: to be given a key or a seed. All else there draws from the global state.

@@ -40,9 +40,9 @@ def __getattr__(name: str) -> Any:
 
         homes = gathered("EXPORTS", _HOMES)
         if name == "__all__":
-            return sorted(homes)
+            return sorted(one for one in homes if "." not in one)
         if (home := homes.get(name)) is None:
-            raise AttributeError(f"module 'hone' has no attribute {name!r}: it has {', '.join(sorted(homes))}")
+            raise AttributeError(f"module 'hone' has no attribute {name!r}: it has {', '.join(__getattr__('__all__'))}")
     value = globals()[name] = getattr(import_module(home), name)
     return value
 

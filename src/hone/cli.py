@@ -32,7 +32,6 @@ COMMANDS = {
     "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole", "trainer.run"),
     "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole", "training.orchestrator"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
-    "inference": Command("serve a model over the OpenAI protocol", "inference.ServeConfig", "inference.run"),
     "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
     "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),
     "runs stop": Command("end a running run, saved", "runs.RunsStopConfig", "runs.stop"),

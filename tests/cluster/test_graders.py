@@ -28,7 +28,7 @@ def arguments(folder: Path, file: Path) -> list:
 
 def test_a_shared_folder_is_used_as_it_is(tmp_path):
     (file := tmp_path / "my_task.py").write_text("X = 1\n")
-    from hone.orchestrator.cluster.graders import arguments_for_node
+    from hone.extensions.cluster.graders import arguments_for_node
 
     found = arguments_for_node(arguments(tmp_path, file), {str(file): file.read_bytes()}, tmp_path / "scratch")
     assert found[:3] == ["my-task", {"a": 1}, str(tmp_path)] and found[5] == 10.0
@@ -40,7 +40,7 @@ def test_a_shared_folder_is_used_as_it_is(tmp_path):
 def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_path, there):
     (file := tmp_path / "task" / "my_task.py").parent.mkdir()
     file.write_text("X = 1\n")
-    from hone.orchestrator.cluster.graders import arguments_for_node
+    from hone.extensions.cluster.graders import arguments_for_node
 
     given = arguments(file.parent, file), {str(file): file.read_bytes()}
     file.unlink() if there is None else file.write_text(there)
@@ -52,7 +52,7 @@ def test_code_that_a_node_does_not_have_is_written_to_its_scratch_folder(tmp_pat
 
 
 def test_a_folder_that_only_the_orchestrators_machine_has_is_made_in_the_scratch_folder(tmp_path):
-    from hone.orchestrator.cluster.graders import arguments_for_node
+    from hone.extensions.cluster.graders import arguments_for_node
 
     gone = tmp_path / "gone"
     _, _, folder, *_ = arguments_for_node(["my-task", {}, str(gone), [], {}, 10.0], {}, tmp_path / "scratch")
@@ -60,7 +60,7 @@ def test_a_folder_that_only_the_orchestrators_machine_has_is_made_in_the_scratch
 
 
 def test_a_version_appears_whole_on_a_node_or_not_at_all(tmp_path, monkeypatch):
-    from hone.orchestrator.cluster.host import put_files
+    from hone.extensions.cluster.host import put_files
 
     session = tmp_path / "session"
     (killed := session / f"{NEW_PREFIX}step_1").mkdir(parents=True)
@@ -96,8 +96,8 @@ def load_environment(a):
 
 
 def test_a_process_that_a_round_has_left_while_it_started_is_ready_for_the_next(nodes, tmp_path):
-    from hone.orchestrator.cluster.graders import RemoteProcess
-    from hone.orchestrator.cluster.nodes import connect
+    from hone.extensions.cluster.graders import RemoteProcess
+    from hone.extensions.cluster.nodes import connect
 
     cluster, go, loaded = nodes(1), tmp_path / "go", tmp_path / "loaded"
     (file := tmp_path / "my_task.py").write_text(TASK.format(go=str(go), loaded=str(loaded)))
@@ -143,8 +143,8 @@ def load_environment():
 
 @pytest.mark.parametrize("workers", [2, 3], ids=["room for all", "no room for one"])
 def test_a_question_sent_ahead_of_one_that_kills_or_hangs_is_asked_again(nodes, tmp_path, monkeypatch, workers):
-    from hone.orchestrator.cluster.graders import RemoteProcess
-    from hone.orchestrator.cluster.nodes import connect
+    from hone.extensions.cluster.graders import RemoteProcess
+    from hone.extensions.cluster.nodes import connect
 
     (tmp_path / "mortal_task.py").write_text(MORTAL)
     monkeypatch.chdir(tmp_path)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from split_runs import PROMPTS, STEPS, Command, consumed_once, draws, free_ports, hone, records, until, write_task
 
-from hone.inference.vllm.server import CHECKOUT, OWN_ENVIRONMENT
+from hone.extensions.vllm.server import CHECKOUT, OWN_ENVIRONMENT
 from hone.runs import Run
 
 pytestmark = pytest.mark.cluster

@@ -16,9 +16,9 @@ import uvicorn
 
 from hone import rng
 from hone.client import Endpoint
+from hone.extensions.server.app import create_app
+from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
-from hone.inference.server.app import create_app
-from hone.inference.server.service import Service
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model

@@ -15,8 +15,8 @@ import pytest
 from split_runs import free_port
 
 from hone import cli
-from hone.config.inference import ServeConfig
 from hone.config.parse import parse
+from hone.extensions.server.config import ServeConfig
 
 
 def test_a_file_written_for_rl_serves_too(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from hone.commands.split import roles, run_split, serve_config, variables
-from hone.config.inference import ServeConfig
 from hone.config.parse import parse
 from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
 from hone.errors import UserError
+from hone.extensions.server.config import ServeConfig
 from hone.orchestrator.launch import Role
 from hone.orchestrator.placement import placed
 

@@ -9,7 +9,6 @@ import pytest
 import tomli_w
 
 from hone.config.base import BaseConfig
-from hone.config.inference import ServeConfig
 from hone.config.parse import CONFIG_OF, from_settings, parse
 from hone.config.retired import RETIRED
 from hone.config.rl import RLConfig
@@ -17,6 +16,7 @@ from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.planning.config import PlanConfig
 from hone.extensions.reproduce.config import RegradeConfig, ReplayConfig
+from hone.extensions.server.config import ServeConfig
 from hone.extensions.studies.config import StudyConfig
 from hone.extensions.viewer.config import ViewConfig
 from hone.runs.settings import changes, flat, read_toml, run_toml

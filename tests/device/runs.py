@@ -20,14 +20,14 @@ from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks t
 from fastapi.testclient import TestClient
 from safetensors.torch import load_file
 
-from hone.commands import inference
 from hone.composition.evaluating import Evaluation
 from hone.composition.machine import kept_settings
 from hone.composition.rl import RL
 from hone.composition.sft import SFT
 from hone.config.eval import EvalConfig
-from hone.config.inference import ServeConfig
 from hone.config.parse import parse
+from hone.extensions.server import commands as inference
+from hone.extensions.server.config import ServeConfig
 from hone.inference.engine import Engine
 from hone.runs import Run
 from hone.trainer.step import Trainer

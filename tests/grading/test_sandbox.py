@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hone.errors import UserError
+from hone.extensions.sandbox import bubblewrap
 from hone.grading import Limits, Sandbox
-from hone.grading import sandbox_bubblewrap as bubblewrap
 
 PATIENCE = {"cpu_seconds": 60, "clock_seconds": 300}
 """For code that is not to meet these limits, however busy the machine."""

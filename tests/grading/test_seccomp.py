@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hone.errors import UserError
-from hone.grading import seccomp
+from hone.extensions.sandbox import seccomp
 
 ALLOWED, REFUSED, UNKNOWN = seccomp.ALLOW, seccomp.ERRNO | errno.EPERM, seccomp.ERRNO | errno.ENOSYS
 HEADERS = (Path("/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), Path("/usr/include/asm-generic/unistd.h"))

@@ -421,7 +421,7 @@ def test_a_long_prompt_is_tokenised_beside_the_calls_of_others(monkeypatch: pyte
 
 
 def test_the_calls_of_one_program_begin_in_the_order_in_which_they_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.inference.server.http.SHORT", 500)
+    monkeypatch.setattr("hone.extensions.server.http.SHORT", 500)
 
     async def agent(client: openai.AsyncOpenAI, example: Any) -> float:
         prompts = ["a" * 600, "short", "a" * 700, "short again"]

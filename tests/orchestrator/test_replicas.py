@@ -8,7 +8,7 @@ from hone.config.servers import ClusterConfig
 from hone.errors import UserError
 
 pytest.importorskip("ray")
-from hone.orchestrator.cluster.replicas import RESTARTS, Replicas
+from hone.extensions.cluster.replicas import RESTARTS, Replicas
 
 
 class Dead:

@@ -15,8 +15,8 @@ from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.extensions.planning import doctor
 from hone.extensions.planning.doctor import Finding, Subject, diagnose, lines, verdict
-from hone.grading import sandbox
-from hone.grading.sandbox_bubblewrap import refusal
+from hone.extensions.sandbox import sandbox
+from hone.extensions.sandbox.bubblewrap import refusal
 
 ROOT = Path(__file__).resolve().parents[2]
 OFFLINE = Subject(offline=True)

@@ -13,7 +13,8 @@ import pytest
 from attempts import ATTEMPTS, PRELUDE, Attempt, filled
 from canaries import SECRET, Canaries
 
-from hone.grading import Ran, Sandbox, seccomp
+from hone.extensions.sandbox import seccomp
+from hone.grading import Ran, Sandbox
 
 pytestmark = pytest.mark.sandbox
 NUMBERS = {

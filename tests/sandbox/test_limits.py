@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from hone.grading import Limits, Sandbox, sandbox
+from hone.extensions.sandbox import sandbox
+from hone.grading import Limits, Sandbox
 
 pytestmark = pytest.mark.sandbox
 PATIENCE = {"cpu_seconds": 60, "clock_seconds": 300}

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from hone.errors import UserError
+from hone.extensions.sandbox import sandbox as module
 from hone.grading import Sandbox
-from hone.grading import sandbox as module
 
 pytestmark = pytest.mark.sandbox
 ROOT = Path(__file__).resolve().parents[2]

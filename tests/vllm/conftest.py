@@ -19,7 +19,7 @@ import torch
 from hone.client import refusal_in
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.inference.vllm.server import free_port
+from hone.extensions.vllm.server import free_port
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import save_tokenizer

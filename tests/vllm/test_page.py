@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hone.config.inference import ServeConfig
 from hone.config.parse import parse
+from hone.extensions.server.config import ServeConfig
 from hone.model.hf import load_model, save_model
 from hone.model.tokenizer import save_tokenizer
 

@@ -27,10 +27,10 @@ from hone.client import Endpoint
 from hone.config.servers import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
+from hone.extensions.vllm import VllmServer
+from hone.extensions.vllm.server import free_port
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
-from hone.inference.vllm import VllmServer
-from hone.inference.vllm.server import free_port
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter

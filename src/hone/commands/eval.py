@@ -15,12 +15,12 @@ from hone.composition.evaluating import Evaluation
 from hone.config.base import changed
 from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
-from hone.config.inference import ServeConfig
 from hone.config.servers import EvalClusterConfig
 from hone.config.shared import ModelConfig
 from hone.evaluation.profile import pass_rates
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
+from hone.extensions.server.config import ServeConfig
 from hone.hardware import CORES
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE
@@ -61,7 +61,7 @@ def run(config: EvalConfig) -> int:
 @contextmanager
 def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalConfig]:
     """Serve the model on the nodes of a cluster; yield the config of its evaluation behind their common URL."""
-    from hone.orchestrator.cluster.replicas import Replicas
+    from hone.extensions.cluster.replicas import Replicas
 
     own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
     model = ModelConfig(name=config.model, chat_template=config.chat_template, special_tokens=config.special_tokens)

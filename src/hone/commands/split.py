@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
 from hone.config.base import changed
 from hone.config.dump import to_toml
-from hone.config.inference import ServeConfig
 from hone.config.rl import RLConfig
 from hone.config.shared import EngineConfig, ModelConfig
 from hone.errors import UserError
+from hone.extensions.server.config import ServeConfig
 from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
 from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
@@ -36,7 +36,7 @@ from hone.runs.view import CHECKPOINTS, CONFIG, PROCESS_LOGS
 from hone.runs.view import LAUNCHER as LOCK
 
 if TYPE_CHECKING:
-    from hone.orchestrator.cluster.nodes import Cluster
+    from hone.extensions.cluster.nodes import Cluster
 
 
 def run_split(config: RLConfig) -> int:
@@ -102,7 +102,7 @@ def run_split(config: RLConfig) -> int:
 
 def _cluster(config: RLConfig) -> Cluster:
     """Return the cluster that is to have the roles."""
-    from hone.orchestrator.cluster.nodes import Cluster
+    from hone.extensions.cluster.nodes import Cluster
 
     own, on_gpus = config.inference, config.model.device in ("auto", "cuda")
     ports = {name: own.port + number for number, name in enumerate(server_roles(own.replicas))}

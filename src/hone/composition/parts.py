@@ -71,7 +71,7 @@ def use_graders(
     elif cluster is not None and cluster.graders:
         if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
             raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
-        from hone.orchestrator.cluster.graders import RemoteProcess
+        from hone.extensions.cluster.graders import RemoteProcess
 
         grading, env.make_process = changed(grading, {"workers": cluster.graders}), RemoteProcess
     env.use_workers(grading, deterministic=deterministic)

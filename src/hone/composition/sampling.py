@@ -11,8 +11,8 @@ import torch
 
 from hone.client import Endpoint, api_key
 from hone.config.rl import SAMPLED_BY, RLConfig
-from hone.inference.vllm import VllmServer
-from hone.inference.vllm.server import check_device, find_vllm
+from hone.extensions.vllm import VllmServer
+from hone.extensions.vllm.server import check_device, find_vllm
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
 from hone.orchestrator.reach import Server, reach

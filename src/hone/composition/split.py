@@ -129,7 +129,7 @@ class SeveralProcesses:
         """Return what brings weights to the machines of the servers."""
         if config.cluster is None:
             return lambda number, path: None
-        from hone.orchestrator.cluster.weights import Carrier
+        from hone.extensions.cluster.weights import Carrier
 
         return Carrier(server_roles(len(self.servers)), given_folder())
 
@@ -164,7 +164,7 @@ class SeveralProcesses:
 
 def join_cluster() -> None:
     """Connect this process to the cluster of its launcher."""
-    from hone.orchestrator.cluster.nodes import VARIABLE, connect
+    from hone.extensions.cluster.nodes import VARIABLE, connect
 
     address, namespace = os.environ[VARIABLE].split()
     connect(address, namespace)

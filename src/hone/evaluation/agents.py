@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hone.environments.driver import Tools
 from hone.errors import UserError
 from hone.evaluation.client import Failure
-from hone.inference.server.http import usage
-from hone.inference.server.protocol import ApiError, ChatRequest
+from hone.extensions.server.http import usage
+from hone.extensions.server.protocol import ApiError, ChatRequest
 from hone.orchestrator.agents import SAMPLING_FIELDS, ModelCalls, Reply, refuse_other_sampling
 
 if TYPE_CHECKING:

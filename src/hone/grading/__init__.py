@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import Any
 
 from hone.grading.inline import (
     GraderFailure,
@@ -16,14 +17,8 @@ from hone.grading.inline import (
     together,
 )
 
-if TYPE_CHECKING:
-    from hone.grading.sandbox import Limits, Ran, Sandbox
-
 __all__ = [
     "GraderFailure",
-    "Limits",
-    "Ran",
-    "Sandbox",
     "Work",
     "accepted_names",
     "as_reward",
@@ -36,8 +31,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("Limits", "Ran", "Sandbox"):
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from hone.grading import sandbox
+    from hone.extension import gathered
 
-    return getattr(sandbox, name)
+    if (home := gathered("EXPORTS", {}).get(f"grading.{name}")) is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)

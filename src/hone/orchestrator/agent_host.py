@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse, Response
 
 from hone.environments.driver import Driver
 from hone.errors import UserError
-from hone.inference.server import http
-from hone.inference.server.protocol import ApiError, ChatRequest, parse
+from hone.extensions.server import http
+from hone.extensions.server.protocol import ApiError, ChatRequest, parse
 from hone.orchestrator.agents import AgentRequest, ModelCalls, Reply
 from hone.serving import serving_here
 

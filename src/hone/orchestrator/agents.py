@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from hone.environments.agents import AgentLimits
 from hone.environments.driver import Model, NoRoom, Tools
 from hone.errors import UserError
-from hone.inference.server.http import MAX_BODY, apart, too_large, usage
-from hone.inference.server.protocol import ApiError, ChatRequest
+from hone.extensions.server.http import MAX_BODY, apart, too_large, usage
+from hone.extensions.server.protocol import ApiError, ChatRequest
 from hone.model.texts import same_messages
 from hone.types import Message, Segment
 

@@ -15,8 +15,8 @@ import pytest
 from real_server import Served, random_model, serving, until
 
 from hone import rng
+from hone.extensions.server.protocol import ChatRequest, parse
 from hone.inference.engine import Engine
-from hone.inference.server.protocol import ChatRequest, parse
 from hone.inference.types import Job, SamplingParams
 from hone.model.chat import load_renderer
 

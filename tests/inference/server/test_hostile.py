@@ -164,7 +164,7 @@ def test_web_pages_are_not_answered(served: Served) -> None:
 def test_a_body_that_does_not_come_or_does_not_end_is_given_up(served: Served, monkeypatch) -> None:
     status, answer = ask(served, "/v1/completions", b" " * (2**25 + 1))
     assert status == 413 and "larger than 32 MiB" in answer["error"]["message"]
-    monkeypatch.setattr("hone.inference.server.http.BODY_SECONDS", 0.2)
+    monkeypatch.setattr("hone.extensions.server.http.BODY_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", served.port), timeout=60) as client:
         client.sendall(f"{HEAD}Content-Length: 99\r\n\r\n{{".encode())
         received = b"".join(iter(lambda: client.recv(2**16), b""))  # to its end: the server closes

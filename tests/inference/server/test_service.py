@@ -10,9 +10,9 @@ from real_server import random_model, until
 
 from hone import rng
 from hone.errors import UserError
+from hone.extensions.server.protocol import ServiceEnded
+from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
-from hone.inference.server.protocol import ServiceEnded
-from hone.inference.server.service import Service
 from hone.inference.types import Job
 
 

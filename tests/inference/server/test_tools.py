@@ -12,8 +12,8 @@ import pytest
 from adding import CALL, SAID, SCHEMA
 from real_server import Served, serving
 
-from hone.inference.server.answers import CallReader
-from hone.inference.server.service import Delta
+from hone.extensions.server.answers import CallReader
+from hone.extensions.server.service import Delta
 from hone.inference.types import Token
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from hone.config.shared import InitConfig
 from hone.errors import UserError
+from hone.extensions.server.weights import WeightsFolder, swap_weights
 from hone.inference.engine import Engine
-from hone.inference.server.weights import WeightsFolder, swap_weights
 from hone.inference.types import SamplingParams
 from hone.model.hf import load_model, reserve_files, save_model
 

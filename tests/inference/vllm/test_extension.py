@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from hone.inference.vllm.server import EXTENSION
+from hone.extensions.vllm.server import EXTENSION
 
 
 @pytest.fixture

@@ -304,7 +304,7 @@ def check_ports(subject: Subject) -> Iterator[Row]:
 def check_sandbox(subject: Subject) -> Iterator[Row]:
     """Make a sandbox once."""
     from hone.errors import UserError
-    from hone.grading.sandbox import Sandbox
+    from hone.extensions.sandbox.sandbox import Sandbox
 
     problem = fix = ""
     try:

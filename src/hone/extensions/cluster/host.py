@@ -21,9 +21,9 @@ from typing import Any
 import ray
 
 import hone
-from hone.inference.vllm.server import free_port
+from hone.extensions.cluster.tunnel import let_in
+from hone.extensions.vllm.server import free_port
 from hone.orchestrator.child import FOREIGN, Child, serves
-from hone.orchestrator.cluster.tunnel import let_in
 from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
 from hone.runs.files import NEW_PREFIX
 

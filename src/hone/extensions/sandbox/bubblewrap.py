@@ -97,13 +97,13 @@ def command(
     bwrap: str, way: Way, mounts: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
     """Return the command line that runs `inside` (arguments of the interpreter) in a fresh sandbox."""
-    # Root keeps its rights up to `sandbox_main.py`, which gives them all up by becoming another user: where bubblewrap
+    # Root keeps its rights up to `main.py`, which gives them all up by becoming another user: where bubblewrap
     # takes some of them, the kernel also forgets that addresses are to be the same each time.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if way.user_namespace:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
-    # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `sandbox_main.py`,
+    # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `main.py`,
     # as process 1, sees by itself when hone is gone.
     words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():

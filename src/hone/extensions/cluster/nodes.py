@@ -22,8 +22,8 @@ from threading import Event, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
+from hone.extensions.cluster.tunnel import Gate, Tunnels
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log
-from hone.orchestrator.cluster.tunnel import Gate, Tunnels
 
 if TYPE_CHECKING:
     from hone.config.servers import ClusterConfig
@@ -168,7 +168,7 @@ class Cluster:
         """Return a new actor for a process of a role; it may have to wait for its room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        from hone.orchestrator.cluster.host import Host
+        from hone.extensions.cluster.host import Host
 
         needs = self.needs(role)
         room = PlacementGroupSchedulingStrategy(self._room(role), placement_group_bundle_index=rank or 0)
@@ -373,7 +373,7 @@ def connect(address: str | None, namespace: str, cores: float | None = None) -> 
 
 def check_versions(facts: Mapping[str, Any]) -> None:
     """Raise UserError if a node has another hone than this one."""
-    from hone.orchestrator.cluster.host import versions
+    from hone.extensions.cluster.host import versions
 
     other = [f"{name} {facts[name]}" for name, own in versions().items() if facts[name] != own]
     if other:

@@ -22,9 +22,9 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from hone.errors import UserError
+from hone.extensions.cluster.host import versions
+from hone.extensions.cluster.nodes import SAY_AFTER, check_versions
 from hone.grading.pool import START_SECONDS, Closed, Ended, Garbled, Process, Stopped, readable
-from hone.orchestrator.cluster.host import versions
-from hone.orchestrator.cluster.nodes import SAY_AFTER, check_versions
 
 LOOK = 0.1
 """Seconds between two looks whether an answer is still wanted."""

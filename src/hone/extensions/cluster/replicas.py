@@ -16,8 +16,8 @@ from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 from hone.errors import UserError
+from hone.extensions.cluster.nodes import Cluster
 from hone.orchestrator.child import Child, Log
-from hone.orchestrator.cluster.nodes import Cluster
 from hone.orchestrator.launch import port_problem
 
 if TYPE_CHECKING:

@@ -21,9 +21,9 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from hone import rng
 from hone.errors import UserError
-from hone.inference.server import http
-from hone.inference.server.answers import Answer, ChatAnswer, CompletionAnswer, TokensAnswer
-from hone.inference.server.protocol import (
+from hone.extensions.server import http
+from hone.extensions.server.answers import Answer, ChatAnswer, CompletionAnswer, TokensAnswer
+from hone.extensions.server.protocol import (
     ApiError,
     ChatRequest,
     CompletionRequest,
@@ -33,8 +33,8 @@ from hone.inference.server.protocol import (
     UpdateRequest,
     parse,
 )
-from hone.inference.server.service import Delta, Generation, Service
-from hone.inference.server.weights import WeightsFolder
+from hone.extensions.server.service import Delta, Generation, Service
+from hone.extensions.server.weights import WeightsFolder
 from hone.model.chat import ChatRenderer
 
 R = TypeVar("R", bound=Strict)

@@ -6,7 +6,7 @@
 bubblewrap gives the code its own namespaces, a file system that holds the interpreter and an empty scratch folder, no
 network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes; limits end what
 takes too much. The kernel's limits hold for one process; a tree's processor time, memory and number are added up here,
-at short intervals, from /proc. What runs inside before the code does is `sandbox_main.py`. See docs/tasks.md for what
+at short intervals, from /proc. What runs inside before the code does is `main.py`. See docs/tasks.md for what
 the sandbox promises.
 """
 
@@ -35,10 +35,9 @@ from pathlib import Path
 from typing import Literal
 
 from hone.errors import UserError
-from hone.grading import sandbox_bubblewrap as bubblewrap
-from hone.grading import seccomp
+from hone.extensions.sandbox import bubblewrap, seccomp
+from hone.extensions.sandbox.bubblewrap import PACKAGES, Readable, Way, base_executable, package_roots
 from hone.grading.pool import readable
-from hone.grading.sandbox_bubblewrap import PACKAGES, Readable, Way, base_executable, package_roots
 from hone.processes import Process, signal_name
 
 Status = Literal["ok", "error", "timeout", "memory", "output", "processes"]
@@ -48,7 +47,7 @@ NO_MEMORY = 86
 """The exit code of code that ended with a MemoryError."""
 NOT_STARTED = "the sandbox did not start: "
 OWN_TASKS = 3
-"""Process and threads of `sandbox_main.py` itself."""
+"""Process and threads of `main.py` itself."""
 INTERVAL = 0.05
 """Seconds between two looks at what a tree uses."""
 GONE_SECONDS = 10.0
@@ -59,7 +58,7 @@ _BACKSTOP_SECONDS = 5
 """How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
 _INODES = 16384
 """Files and folders in the scratch folder: the kernel's memory for them is nobody else's limit."""
-_SOURCE = Path(__file__).with_name("sandbox_main.py").read_text(encoding="utf-8")
+_SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
 _ASK, _ADDR_NO_RANDOMIZE = 0xFFFFFFFF, 0x0040000
 """Of personality(2)."""
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -10,9 +10,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from hone.inference.batch import NOT_FINITE
-from hone.inference.server.http import chat_choice, chat_opening
-from hone.inference.server.protocol import (
+from hone.extensions.server.http import chat_choice, chat_opening
+from hone.extensions.server.protocol import (
     FAILED,
     ApiError,
     ChatRequest,
@@ -20,7 +19,8 @@ from hone.inference.server.protocol import (
     GenerationRequest,
     TokensRequest,
 )
-from hone.inference.server.service import Delta, Service
+from hone.extensions.server.service import Delta, Service
+from hone.inference.batch import NOT_FINITE
 from hone.inference.text import StopStrings, token_text
 from hone.inference.types import Job, ScoredToken, Token
 from hone.model.chat import ChatRenderer

@@ -15,12 +15,12 @@ from pathlib import Path
 from hone.client import api_key
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
-from hone.config.inference import ServeConfig
 from hone.errors import UserError
+from hone.extensions.server.app import create_app
+from hone.extensions.server.config import ServeConfig
+from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB, KV_GIB
-from hone.inference.server.app import create_app
-from hone.inference.server.service import Service
 from hone.model.chat import load_renderer
 from hone.model.files import TINY, resolve_model
 from hone.model.hf import load_model, save_model
@@ -91,7 +91,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
 
 def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
     """Serve with vLLM. Raises UserError if it is not installed or does not start; exits with 1 if it ends by itself."""
-    from hone.inference.vllm import VllmServer
+    from hone.extensions.vllm import VllmServer
 
     # SIGINT as well: what a shell starts in the background ignores it.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from hone.errors import UserError
-from hone.inference.server.protocol import FAILED, ApiError, ChatRequest, GenerationRequest, TokensRequest
+from hone.extensions.server.protocol import FAILED, ApiError, ChatRequest, GenerationRequest, TokensRequest
 from hone.types import Message
 
 SHORT = 4096

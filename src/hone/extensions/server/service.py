@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer
 
+from hone.extensions.server.protocol import FAILED, ApiError, ServiceEnded
+from hone.extensions.server.weights import swap_weights
 from hone.inference.engine import Engine
-from hone.inference.server.protocol import FAILED, ApiError, ServiceEnded
-from hone.inference.server.weights import swap_weights
 from hone.inference.text import Detokenizer, StopStrings
 from hone.inference.types import Failure, Job, Token
 from hone.model.decoder import Decoder

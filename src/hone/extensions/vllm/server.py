@@ -27,7 +27,7 @@ GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
 PATIENCE = 600.0
 """Seconds that vLLM may take to load the model and answer, or to load weights."""
-EXTENSION = Path(__file__).parent / "extension"
+EXTENSION = Path(__file__).parent / "plugin"
 """On vLLM's PYTHONPATH: what runs inside its processes."""
 CHECKOUT = Path(__file__).resolve().parents[4]
 OWN_ENVIRONMENT = Path(".venv-vllm/bin/python")

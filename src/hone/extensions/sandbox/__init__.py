@@ -1,0 +1,1 @@
+"""Runs code of a model, in processes without rights."""
