@@ -31,8 +31,6 @@ EXTENSIONS = {
     "trackers": "runs/trackers.py",
     "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py commands/reward_check.py",
     "services": "environments/services.py orchestrator/teacher.py",
-    "agents": "environments/agents.py environments/programs.py orchestrator/agents.py orchestrator/agent_host.py "
-    "evaluation/agents.py",
     "split": "composition/split.py commands/split.py commands/trainer.py orchestrator/launch.py "
     "orchestrator/placement.py orchestrator/remote_trainer.py orchestrator/shared_memory.py trainer/agreement.py "
     "trainer/serve.py trainer/wire.py transport.py",

@@ -104,7 +104,7 @@ def test_requests_to_servers_are_tried_again_in_one_place() -> None:
     """The rest of httpx: streams of events, a probe for vLLM's health, and the client that a program gets."""
     words = re.compile(r"\b(may_pass|retry_after|delay)\(|httpx\.(Async)?Client\(")
     found = {str(module.relative_to(SOURCE)) for module in modules() if words.search(module.read_text())}
-    assert found == {"client.py", "web.py", "orchestrator/agent_host.py"}
+    assert found == {"client.py", "web.py", "extensions/agents/host.py"}
 
 
 def test_tasks_see_the_environment_layer_only() -> None:

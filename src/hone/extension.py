@@ -111,6 +111,12 @@ def _installed() -> Iterator[ModuleType]:
             ) from error
 
 
+def exported(name: str) -> Any:
+    """Import what an extension adds to `EXPORTS` under this name; None if there is none."""
+    home = gathered("EXPORTS", {}).get(name)
+    return home and getattr(import_module(home), name.rpartition(".")[2])
+
+
 def gathered(table: str, core: dict[str, Any]) -> dict[str, Any]:
     """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
     found = dict(core)

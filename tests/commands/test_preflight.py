@@ -13,11 +13,12 @@ import hone
 from hone.cli import main
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits
 from hone.environments.data import given_rows
-from hone.environments.functions import AgentTask, given_task
+from hone.environments.functions import given_task
 from hone.environments.loading import load_environment
 from hone.errors import UserError
+from hone.extensions.agents.rewards import AgentLimits
+from hone.extensions.agents.task import AgentTask
 from hone.extensions.audit.preflight import Audit
 
 pytestmark = pytest.mark.audit

@@ -15,9 +15,9 @@ import pytest
 import hone
 from hone.cli import main
 from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
-from hone.environments.agents import AgentLimits
 from hone.environments.data import given_rows
-from hone.environments.functions import AgentTask
+from hone.extensions.agents.rewards import AgentLimits
+from hone.extensions.agents.task import AgentTask
 from hone.extensions.alarms import reward_check
 from hone.extensions.alarms.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.extensions.viewer.card.facts import facts_of

@@ -21,15 +21,16 @@ import pytest
 from real_server import talking_model, until
 
 from hone.config.rl import RLConfig
-from hone.environments.agents import AgentLimits, Rewarded, checked_rollout
 from hone.environments.data import given_rows
-from hone.environments.functions import AgentTask, FunctionTask, Source
+from hone.environments.functions import FunctionTask, Source
 from hone.errors import Halt, UserError
+from hone.extensions.agents.calls import ProgramCalls
+from hone.extensions.agents.rewards import AgentLimits, Rewarded, checked_rollout
+from hone.extensions.agents.task import AgentTask
 from hone.extensions.planning.data import facts_of_tasks
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
-from hone.orchestrator.agents import ProgramCalls
 from hone.orchestrator.colocated import EnginePolicy, segment_of
 from hone.orchestrator.conversations import RequestMaker, roll_out
 from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable, with_advantages

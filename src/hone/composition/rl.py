@@ -129,8 +129,8 @@ class RL(Training):
 
     `config` is an `RLConfig`, a TOML file or nothing; further keys of it are `settings`, by name or dotted name. The
     task is the one that it names, or `reward_funcs` on the examples of `dataset`: see `hone.environments.functions`,
-    and `given_task` there; or `agent`, a program that calls the model: see `hone.environments.agents`. `loss` and
-    `advantages` are functions in place of the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the
+    and `given_task` there; or `agent`, a program that calls the model. `loss` and `advantages` are functions in place
+    of the algorithm's, see `docs/algorithms.md`. Raises UserError if a setting, the
     task, its data or the model is bad. Used as a context, it opens the run directory, sets threads and deterministic
     kernels, and on leaving saves the final version and sets them back.
     """

@@ -70,10 +70,6 @@ class Model:
         """Return the environment's answer to a conversation; those of a batch are asked for together."""
         return await self.driver.ask_answer(self.index, (messages, state))
 
-    def open(self, limits: Any) -> Any:
-        """Let a program call the model, within these `AgentLimits`; return its `ModelCalls`."""
-        raise NotImplementedError
-
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
         """Return the record of what was said so far; `turn_rewards` are those of its calls, in their order."""
         raise NotImplementedError

@@ -20,9 +20,6 @@ import functools
 import inspect
 import json
 import os
-import re
-import shlex
-import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -32,9 +29,8 @@ from types import BuiltinFunctionType
 from typing import Any, NamedTuple
 
 from hone import trust
-from hone.config.hoist import FUNCTIONS, task_label
+from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
-from hone.environments.agents import AgentEnv, AgentLimits, reward
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
 from hone.environments.judgements import Service
@@ -54,8 +50,8 @@ from hone.environments.rubric import (
 )
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
+from hone.extension import exported
 from hone.grading import GraderFailure
-from hone.redaction import add_key_variable
 from hone.runs.view import REWARDS
 from hone.types import Outcome, content_hash
 
@@ -65,8 +61,6 @@ _LISTS = ("completions", "prompts", "completion_ids")
 """Parameters of TRL's form: each is a list with an item for each completion of the group."""
 _TRAINERS = {"trainer_state", "log_extra", "log_metric"}
 """Arguments of TRL's trainer, which have no counterpart."""
-SET_BY_HONE = ("OPENAI_BASE_URL", "OPENAI_API_KEY", "no_proxy", "NO_PROXY")
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSW", re.IGNORECASE)
 
 
 def load_environment(
@@ -89,7 +83,7 @@ def load_environment(
     Without `eval_data` a tenth of the prompts is held out. `weights` are the functions', by default 1;
     `correct` names the function that decides which answers are right, by default the first. A program makes rollouts
     and rewards: the async function `agent`, or `agent_command`, within `agent_limits` and with the variables that
-    `agent_env` names: see `hone.environments.agents`. `reference` makes right answers for an audit: a template such as
+    `agent_env` names. `reference` makes right answers for an audit: a template such as
     "<answer>{answer}</answer>", or a function's place.
     """
     places, where = _as_list(rewards), (data, eval_data, weights, correct, system_prompt, split, eval_split)
@@ -104,7 +98,7 @@ def load_environment(
     if data is None and eval_data is None:
         raise UserError("there is no data set: say which with --data FILE_OR_HUB_ID")
     if has_agent:
-        return AgentTask(source, agent_command, AgentLimits.of(agent_limits), *where, agent_env=agent_env)
+        return _of_program(source, agent_command, agent_limits, *where, agent_env=agent_env)
     found = [_source(place) for place in places]
     return FunctionTask(found, *where, reference=None if reference is None else _reference(reference))
 
@@ -303,53 +297,11 @@ class _Grader:
         return GraderFailure(Outcome.GRADER_ERROR, detail)
 
 
-class AgentTask(AgentEnv, FunctionTask):
-    """Examples for the program `run` or `command`."""
-
-    def __init__(
-        self,
-        source: Source | None,
-        command: str | None,
-        limits: AgentLimits,
-        *args: Any,
-        agent_env: Any = None,
-        **kwargs: Any,
-    ) -> None:
-        run = source.func if source else None
-        if run is not None and not is_async(run):
-            raise UserError(f"{component_name(run)} is no agent: define it with `async def`")
-        found = [Source(reward, source.file if source else None, source.digest if source else f"command {command}")]
-        super().__init__(found, *args, **kwargs)
-        self.run, self.command, self.agent_limits = run, command, limits
-        self.own_label = component_name(run) if run else task_label(FUNCTIONS, {"agent_command": command})
-        self.max_turns = limits.max_calls
-        self.agent_env = () if agent_env is None else checked_names(agent_env)
-
-    def check_rollouts(self) -> None:
-        if self.command is None:
-            if self.agent_env:
-                raise UserError("agent_env is for agent_command: a function runs in hone's own process")
-            return
-        if missing := [name for name in self.agent_env if name not in os.environ]:
-            raise UserError(f"agent_env names {missing[0]}, which is not set: set it, or leave it out")
-        try:
-            program = shlex.split(self.command)[:1]
-        except ValueError as error:
-            raise UserError(f"agent_command {self.command!r} is no command line: {error}") from None
-        if not program or shutil.which(program[0]) is None:
-            raise UserError(f"agent_command {self.command!r}: there is no program {' '.join(program)!r} here")
-
-
-def checked_names(agent_env: Any) -> tuple[str, ...]:
-    """Return the variables that `agent_env` names. Raises UserError if it holds anything else."""
-    names = tuple(agent_env) if isinstance(agent_env, list | tuple) else ()
-    if not names or not all(isinstance(name, str) and name.isidentifier() for name in names):  # not shown: maybe keys
-        raise UserError('agent_env is a list of names of environment variables, such as ["SEARCH_API_KEY"]')
-    if ours := [name for name in names if name in SET_BY_HONE]:
-        raise UserError(f"agent_env names {ours[0]}, which hone sets for each rollout: pass yours on by another name")
-    for name in filter(_SECRET.search, names):
-        add_key_variable(name)
-    return names
+def _of_program(*args: Any, **more: Any) -> Environment:
+    """Return the task of a program. Raises UserError where hone is without what runs one."""
+    if (make := exported("environments.agent_task")) is None:
+        raise UserError("this hone has nothing that runs a program: leave the agent out, or install hone whole")
+    return make(*args, **more)
 
 
 def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
@@ -394,8 +346,8 @@ def given_task(
 ) -> Given:
     """Return the task of these functions on these rows; what is not given comes from `args`. `folder`: the run's.
 
-    `agent` is a program in place of reward functions, see `hone.environments.agents`. A data set is a path, a hub
-    id, or rows for `given_rows`. Raises UserError if these are no functions or rows.
+    `agent` is a program in place of reward functions. A data set is a path, a hub id, or rows for `given_rows`.
+    Raises UserError if these are no functions or rows.
     """
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
@@ -437,9 +389,8 @@ def given_task(
         not_more = ("rewards", "agent", "agent_command", "agent_limits", "agent_env", "reference", *rows)
         more: dict[str, Any] = {name: value for name, value in named.items() if name not in not_more}
         if has_agent:
-            bounds = AgentLimits.of(named.get("agent_limits"))
-            source = found[0][1] if found else None
-            return AgentTask(source, command, bounds, *data, agent_env=named.get("agent_env"), **more)
+            source, limits = found[0][1] if found else None, named.get("agent_limits")
+            return _of_program(source, command, limits, *data, agent_env=named.get("agent_env"), **more)
         more["reference"] = None if reference is None else _reference(reference)
         task = FunctionTask([source for _, source in found], data[0], data[1], **more)
         if not here:

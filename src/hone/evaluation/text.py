@@ -92,11 +92,6 @@ class TextModel(Model):
         server.more["tool_choice"] = "none"
         return await self._complete(messages, tools, body)
 
-    def open(self, limits: Any) -> Any:
-        from hone.evaluation.agents import PassedOn
-
-        return PassedOn(self, limits)
-
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
         """Return the first conversation, as far as it went."""
         replies, prompt = [reply for _, reply in self.replies], self.example.prompt

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 from hone.grading.inline import (
@@ -31,8 +30,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    from hone.extension import gathered
+    from hone.extension import exported
 
-    if (home := gathered("EXPORTS", {}).get(f"grading.{name}")) is None:
+    if (value := exported(f"grading.{name}")) is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    return value

@@ -242,11 +242,6 @@ class IdsModel(Model):
         sampled = message["content"].removeprefix(renderer.opened_by_template)
         return message | {"content": renderer.opened_by_template + before_stop(sampled, stops)}
 
-    def open(self, limits: Any) -> Any:
-        from hone.orchestrator.agents import ProgramCalls
-
-        return ProgramCalls(self, limits)
-
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
         calls = [call for call in self.calls if call.turn is not None]
         rewards = None if turn_rewards is None else dict(zip(calls, turn_rewards, strict=True))

@@ -6,7 +6,7 @@
   reward function is a component with its own weight. verifiers and the taskset run in a process of their own, without
   network once the tasks are loaded and under a limit of processor time.
 - **Episodes**: any other, with tools, a user, a judge, hooks or an environment of its own, is run by verifiers
-  (`verifiers_driver.py`), whose agents call the policy as programs do: see `hone.environments.agents`. Rewards are
+  (`verifiers_driver.py`), whose agents call the policy as programs do: see `hone.extensions.agents`. Rewards are
   components, metrics are components without weight.
 
 Both run in hone's environment or in `.venv-verifiers`.
@@ -24,12 +24,13 @@ from pathlib import Path
 from typing import Any
 
 import hone
-from hone.environments.agents import AgentEnv, AgentLimits, ProgramFailed, Rewarded, checked_rewards, reward
 from hone.environments.data import DataSource, Row, Rows, hold_out, indexed_rows
 from hone.environments.environment import SingleTurnEnv
 from hone.environments.parsers import completion_text
 from hone.environments.rubric import RewardFunc, Rubric, inline
 from hone.errors import UserError
+from hone.extensions.agents.environment import AgentEnv, reward
+from hone.extensions.agents.rewards import AgentLimits, ProgramFailed, Rewarded, checked_rewards
 from hone.extensions.libraries.verifiers_process import LOAD_CLOCK, Driver
 from hone.grading import GraderFailure
 from hone.grading.pool import NoVerdict, Worker

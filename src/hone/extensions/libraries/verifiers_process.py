@@ -19,8 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from hone.environments.agents import ProgramFailed
 from hone.errors import UserError
+from hone.extensions.agents.rewards import ProgramFailed
 from hone.grading.pool import readable
 from hone.processes import Process
 from hone.web import without_local_proxy

@@ -1,6 +1,6 @@
 """HTTP in OpenAI's form: the bodies of requests, answers and streams of answers, and errors.
 
-Both endpoints use it: hone's server, and that of a run's programs (`hone.orchestrator.agent_host`).
+Both endpoints use it: hone's server, and that of a run's programs (`hone.extensions.agents.host`).
 """
 
 from __future__ import annotations

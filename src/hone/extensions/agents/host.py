@@ -14,9 +14,9 @@ from starlette.responses import JSONResponse, Response
 
 from hone.environments.driver import Driver
 from hone.errors import UserError
+from hone.extensions.agents.calls import AgentRequest, ModelCalls, Reply
 from hone.extensions.server import http
 from hone.extensions.server.protocol import ApiError, ChatRequest, parse
-from hone.orchestrator.agents import AgentRequest, ModelCalls, Reply
 from hone.serving import serving_here
 
 

@@ -17,14 +17,21 @@ import tempfile
 import time
 import traceback
 from dataclasses import replace
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
 from hone.environments.driver import CLEANUP_SECONDS, Model
+from hone.evaluation.text import TextModel
+from hone.extensions.agents.calls import ModelCalls, ProgramCalls
+from hone.extensions.agents.forwarded import ForwardedCalls
+from hone.extensions.agents.rewards import AgentLimits, ProgramFailed, Rewarded, checked_rollout
 from hone.grading import last_line
+from hone.orchestrator.conversations import IdsModel
 from hone.processes import Process
 from hone.redaction import redact
 from hone.types import Example, Outcome, Rollout
+
+if TYPE_CHECKING:
+    from hone.extensions.agents.environment import AgentEnv
 
 NO_CALL = "the program made no call that was answered"
 POLL_SECONDS = 0.02
@@ -39,7 +46,7 @@ GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
     """Run the program of a rollout; note how it ended. Whatever it does costs its own rollout."""
-    calls = model.open(env.agent_limits)
+    calls = calls_of(model, env.agent_limits)
     rewarded, failure = Rewarded({}), None
     program = asyncio.create_task(_guarded(env, calls, example))
     try:
@@ -72,6 +79,14 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL
     state = rewarded.state(calls.limit, answered)
     return replace(model.rollout(own), state=state, failure=failure, branches=True)
+
+
+def calls_of(model: Model, limits: AgentLimits) -> ModelCalls:
+    """Return the calls of the model that a program may make: sampled as ids, or passed on to a server."""
+    if isinstance(model, TextModel):
+        return ForwardedCalls(model, limits)
+    assert isinstance(model, IdsModel), "no program runs on a script"
+    return ProgramCalls(model, limits)
 
 
 async def _guarded(env: AgentEnv, calls: Any, example: Example) -> Rewarded:

@@ -1,6 +1,6 @@
 """Calls of the model by a program: what it may ask for, and what it is answered.
 
-Calls come as requests in OpenAI's form (`hone.orchestrator.agent_host`). They are sampled as the run says, with keys of
+Calls come as requests in OpenAI's form (`hone.extensions.agents.host`). They are sampled as the run says, with keys of
 their own, and a rollout has limits.
 """
 
@@ -12,9 +12,9 @@ import secrets
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hone.environments.agents import AgentLimits
 from hone.environments.driver import Model, NoRoom, Tools
 from hone.errors import UserError
+from hone.extensions.agents.rewards import AgentLimits
 from hone.extensions.server.http import MAX_BODY, apart, too_large, usage
 from hone.extensions.server.protocol import ApiError, ChatRequest
 from hone.model.texts import same_messages
@@ -56,6 +56,10 @@ class ModelCalls:
         """Begin a call, or find the one that is sent `again`; return what waits for its answer. Raises ApiError."""
         raise NotImplementedError
 
+    def close(self, untrained: frozenset[str]) -> int:
+        """End the rollout: leave out the calls of these sessions, and return how many others were answered."""
+        raise NotImplementedError
+
     def check_open(self) -> None:
         """Raise ApiError if the rollout takes no more calls. Calls that were refused count."""
         if self.closed:
@@ -82,7 +86,7 @@ class ModelCalls:
 
     @property
     def _host(self) -> Any:
-        from hone.orchestrator.agent_host import host_of
+        from hone.extensions.agents.host import host_of
 
         return host_of(self.model.driver, self)
 

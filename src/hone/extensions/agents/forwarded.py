@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from hone.environments.driver import Tools
 from hone.errors import UserError
 from hone.evaluation.client import Failure
+from hone.extensions.agents.calls import SAMPLING_FIELDS, ModelCalls, Reply, refuse_other_sampling
 from hone.extensions.server.http import usage
 from hone.extensions.server.protocol import ApiError, ChatRequest
-from hone.orchestrator.agents import SAMPLING_FIELDS, ModelCalls, Reply, refuse_other_sampling
 
 if TYPE_CHECKING:
     from hone.evaluation.text import TextModel
 
 
-class PassedOn(ModelCalls):
+class ForwardedCalls(ModelCalls):
     """The calls of one program. Used on the driver's loop."""
 
     model: TextModel
