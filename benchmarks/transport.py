@@ -41,7 +41,7 @@ from hone.model.decoder import Decoder
 from hone.model.hf import WEIGHTS, load_model, reserve_files, save_model
 from hone.orchestrator.shared_memory import shared_folder
 from hone.runs.provenance import hardware
-from hone.transport import FileTransport, Order, Result, Session
+from hone.extensions.split.transport import FileTransport, Order, Result, Session
 
 JOBS, PROMPT_TOKENS, NEW_TOKENS = 4, 32, 16384
 PLACES = ("disk", "memory")

@@ -19,7 +19,7 @@ CORE = (
     "runs",
     "algorithms grading model trust",
     "environments",
-    "inference transport",
+    "inference",
     "trainer",
     "evaluation",
     "orchestrator composition",
@@ -31,9 +31,6 @@ EXTENSIONS = {
     "trackers": "runs/trackers.py",
     "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py commands/reward_check.py",
     "services": "environments/services.py orchestrator/teacher.py",
-    "split": "composition/split.py commands/split.py commands/trainer.py orchestrator/launch.py "
-    "orchestrator/placement.py orchestrator/remote_trainer.py orchestrator/shared_memory.py trainer/agreement.py "
-    "trainer/serve.py trainer/wire.py transport.py",
     "moved": "extensions/",
 }
 """Where extensions still lie among the rooms, and those that have moved."""

@@ -12,10 +12,11 @@ from algorithms import OWN_FLAGS
 from hone.config.algorithms import ALGORITHMS
 from hone.config.base import BaseConfig
 from hone.config.parse import parse
-from hone.config.rl import AdvantageConfig, OrchestratorRole, RLConfig, TrainerRole
+from hone.config.rl import AdvantageConfig, RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import ModelConfig, transport_weights
 from hone.extensions.server.config import ServeConfig
+from hone.extensions.split.config import OrchestratorRole, TrainerRole
 
 ROOT = Path(__file__).parent.parent
 REVERSE_TEXT = "examples/reverse_text"

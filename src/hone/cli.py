@@ -29,8 +29,6 @@ COMMANDS = {
     "init-env": Command("write a task of your own to start from", "init.InitEnvConfig", "init_env.run"),
     "sft": Command("imitate a data set or demonstrations", "sft.SFTConfig", "training.sft"),
     "rl": Command("reinforce with a verifiable reward", "rl.RLConfig", "rl.run"),
-    "trainer": Command("the trainer's part of `rl` in several processes", "rl.TrainerRole", "trainer.run"),
-    "orchestrator": Command("the driver of `rl` in several processes", "rl.OrchestratorRole", "training.orchestrator"),
     "eval": Command("measure a model on held-out examples", "eval.EvalConfig", "eval.run"),
     "runs list": Command("all runs under a folder, and how they stand", "runs.RunsListConfig", "runs.list_runs"),
     "runs show": Command("one page on a run, and what to do next", "runs.RunsShowConfig", "runs.show"),

@@ -81,6 +81,15 @@ class Loader(NamedTuple):
     names_code: bool = True
 
 
+class Runner(NamedTuple):
+    """What runs `hone rl` in another mode than this process's: a function beside the `module` that says so, which gets
+    the config and returns the exit code.
+    """
+
+    function: str
+    module: str
+
+
 def load(module: str, path: str) -> Any:
     """Import what a dotted path beside the module names."""
     home, _, name = f"{module.rpartition('.')[0]}.{path}".rpartition(".")

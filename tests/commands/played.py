@@ -12,14 +12,15 @@ import numpy as np
 
 from hone.cli import call
 from hone.config.parse import parse
-from hone.config.rl import RLConfig, TrainerRole
+from hone.config.rl import RLConfig
 from hone.extensions.reproduce.execution import groups_from_rows
 from hone.extensions.reproduce.records import Records
+from hone.extensions.split.agreement import shared_values
+from hone.extensions.split.config import TrainerRole
+from hone.extensions.split.transport import FileTransport, Order, Result, Session
+from hone.extensions.split.wire import to_arrays
 from hone.orchestrator.groups import trainable
 from hone.runs.reader import Run
-from hone.trainer.agreement import shared_values
-from hone.trainer.wire import to_arrays
-from hone.transport import FileTransport, Order, Result, Session
 
 LIMIT = 600
 """Seconds after which the trainer counts as hung."""

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from hone.commands.split import roles, run_split, serve_config, variables
 from hone.config.parse import parse
-from hone.config.rl import OrchestratorRole, RLConfig, TrainerRole
+from hone.config.rl import RLConfig
 from hone.errors import UserError
 from hone.extensions.server.config import ServeConfig
-from hone.orchestrator.launch import Role
-from hone.orchestrator.placement import placed
+from hone.extensions.split.config import OrchestratorRole, TrainerRole
+from hone.extensions.split.launch import Role
+from hone.extensions.split.launcher import roles, run_split, serve_config, variables
+from hone.extensions.split.placement import placed
 
 
 def config(line: str = "") -> RLConfig:
@@ -137,9 +138,11 @@ def test_a_port_that_is_taken_is_refused(tmp_path):
 
 
 def test_the_launcher_loads_nothing_heavy():
-    program = "import sys\nimport hone.commands.split, hone.cli\nprint(*sys.modules)"
+    program = "import sys\nimport hone.extensions.split.launcher, hone.cli\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "transformers", "datasets", "tokenizers"} & set(done.stdout.split())
-    program = "import sys\nbefore = {*sys.modules}\nimport hone.orchestrator.launch\nprint(*{*sys.modules} - before)"
+    program = (
+        "import sys\nbefore = {*sys.modules}\nimport hone.extensions.split.launch\nprint(*{*sys.modules} - before)"
+    )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert {name.split(".")[0] for name in done.stdout.split()} <= {*sys.stdlib_module_names, "hone"}

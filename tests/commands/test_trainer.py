@@ -18,13 +18,13 @@ from hone.config.rl import AdvantageConfig
 from hone.config.shared import LoraConfig
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
+from hone.extensions.split.agreement import check_agreement, shared_values
+from hone.extensions.split.transport import FileTransport, Hello, Order, Session
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.runs.view import read_lines
-from hone.trainer.agreement import check_agreement, shared_values
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.kl_reward import RewardKL
-from hone.transport import FileTransport, Hello, Order, Session
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def test_a_session_says_how_advantages_are_made(rl_run, tmp_path, monkeypatch):
         made.append(make_trainer(*arguments))
         return made[-1]
 
-    monkeypatch.setattr("hone.commands.trainer.make_trainer", spy)
+    monkeypatch.setattr("hone.extensions.split.commands.trainer.make_trainer", spy)
     keys = {"baseline": "batch", "scale": "token_std", "std_ddof": 0}
     with orchestrator.trainer():
         orchestrator.transport.hello(LIMIT)

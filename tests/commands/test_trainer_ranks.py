@@ -14,11 +14,11 @@ import pytest
 from played import LIMIT, Orchestrator
 from processes import alive, children, descendants, wait_until_gone
 
+from hone.extensions.split import serve
+from hone.extensions.split.transport import Order
 from hone.model.hf import load_model
 from hone.runs.view import read_lines
-from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
-from hone.transport import Order
 
 pytestmark = pytest.mark.split
 

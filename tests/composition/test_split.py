@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from hone.composition import split
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.orchestrator.remote_trainer import link_files
-from hone.transport import FileTransport, Hello
+from hone.extensions.split import several as split
+from hone.extensions.split.remote_trainer import link_files
+from hone.extensions.split.transport import FileTransport, Hello
 
 
 def test_a_trainer_that_left_is_missed_at_the_second_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,8 @@ from hone.cli import commands
 from hone.config.base import BaseConfig, dotted, lookup, shared_keys, walk
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
+from hone.extensions.split.agreement import shared_values
 from hone.runs.settings import differing
-from hone.trainer.agreement import shared_values
 
 FREE = {
     "rounding": """checkpointing trainer.checkpointing trainer.ranks mode inference.replicas inference.tensor_parallel

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from hone.errors import UserError
+from hone.extensions.split.placement import placed
 from hone.hardware import visible_gpus
-from hone.orchestrator.placement import placed
 
 
 @pytest.mark.parametrize(

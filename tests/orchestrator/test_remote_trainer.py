@@ -13,8 +13,8 @@ import pytest
 
 from hone.algorithms.gap import Gap
 from hone.errors import Halt
-from hone.orchestrator.remote_trainer import RemoteTrainer
-from hone.transport import FileTransport, Result, Session
+from hone.extensions.split.remote_trainer import RemoteTrainer
+from hone.extensions.split.transport import FileTransport, Result, Session
 
 CANARY = (5, 6, 7)
 

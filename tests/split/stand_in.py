@@ -26,8 +26,8 @@ ROLES = ["inference", "trainer", "orchestrator"]
 
 def launch(folder: Path, plan: dict) -> int:
     from hone import cli
-    from hone.orchestrator import launch as launching
-    from hone.orchestrator.launch import Launch, Role
+    from hone.extensions.split import launch as launching
+    from hone.extensions.split.launch import Launch, Role
 
     launching._FOLLOWING = plan.get("following", launching._FOLLOWING)
     names = plan.get("roles", ROLES)

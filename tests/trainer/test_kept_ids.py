@@ -11,13 +11,13 @@ import torch
 from hone.algorithms.losses import policy_objective
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.extensions.split.wire import from_arrays, to_arrays
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_hidden, token_logprobs
 from hone.trainer.packing import Batch, Sequence, deal, pack
 from hone.trainer.step import BatchUse, Trainer
-from hone.trainer.wire import from_arrays, to_arrays
 from hone.types import Columns, Ragged, joined, ragged, split, where
 
 CONFIG = tiny_config(InitConfig(layers=2, hidden=48, heads=4, kv_heads=2, head_dim=16, intermediate=64))

@@ -3,9 +3,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from hone.extensions.split.transport import Order, decode, encode
+from hone.extensions.split.wire import from_arrays, to_arrays
 from hone.trainer.packing import Batch, Sequence, deal
-from hone.trainer.wire import from_arrays, to_arrays
-from hone.transport import Order, decode, encode
 from hone.types import Counts
 
 

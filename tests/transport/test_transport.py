@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from hone.errors import UserError
-from hone.transport import FileTransport, Hello, Order, Result, Session, decode, encode
+from hone.extensions.split.transport import FileTransport, Hello, Order, Result, Session, decode, encode
 
 
 def session(name: str = "s1", start: int = 0) -> Session:

@@ -21,10 +21,10 @@ from hone.evaluation.profile import pass_rates
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.extensions.server.config import ServeConfig
+from hone.extensions.split.placement import server_roles
 from hone.hardware import CORES
 from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE
-from hone.orchestrator.placement import server_roles
 from hone.orchestrator.shared_memory import scratch_folder
 from hone.terminal import make_console
 

@@ -8,6 +8,7 @@ from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
+from hone.extension import gathered, load
 from hone.hardware import visible_gpus
 from hone.runs.display import say
 from hone.runs.outputs import with_own_folder
@@ -26,10 +27,8 @@ def run(config: RLConfig) -> int:
         say(f"One of {count} GPUs is used: {others}")
     if config.orchestrator.client.base_url is not None:
         check_server(config)
-    if config.mode == "split":
-        from hone.commands.split import run_split
-
-        return run_split(config)
+    if (runner := gathered("MODES", {}).get(config.mode or "")) is not None:
+        return load(runner.module, runner.function)(config)
     from hone.commands.training import train_rl
 
     return train_rl(config).exit_code

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import shlex
-import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hone.commands.detach import COMMAND, hand_over
+from hone.commands.detach import hand_over
 from hone.composition.machine import device_of
 from hone.composition.training import predictions_text
 from hone.config.algorithms import by_algorithm
@@ -54,27 +51,11 @@ def sft(config: SFTConfig) -> int:
         return train_sft(config, ranks).exit_code
 
 
-def orchestrator(config: RLConfig) -> int:
-    """Drive a run in mode split to its end; return the exit code as `sft` does.
-
-    The command that run.json records is that of the launcher, if there is one.
-    """
-    from hone.composition.rl import RL
-    from hone.composition.split import SeveralProcesses
-
-    typed = os.environ.get(COMMAND)
-    words = json.loads(typed) if typed else sys.argv
-    observers = attached(config, "rl")
-    rl = RL(config, observers=observers, processes=SeveralProcesses(launched=bool(typed)))
-    rl.command = words
-    return _train(rl).exit_code
-
-
 def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
     """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
     from hone.composition.sft import SFT
 
-    return _train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
+    return train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
 
 
 def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
@@ -84,10 +65,10 @@ def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
     """
     from hone.composition.rl import RL
 
-    return _train(RL(config, observers=attached(config, "rl", by_program), **task))
+    return train(RL(config, observers=attached(config, "rl", by_program), **task))
 
 
-def _train(training: Any) -> Any:
+def train(training: Any) -> Any:
     with training:
         training.train()
     if training.ending is not None:

@@ -521,17 +521,3 @@ class RoleConfig(RLConfig):
     @classmethod
     def compose(cls, settings: Settings) -> dict[str, Any]:
         return hoist.compose(settings, cls) | {"mode": "split"}
-
-
-class TrainerRole(RoleConfig):
-    """Train the policy of a run in mode split: take its batches, publish the weights."""
-
-    section = "trainer"
-    headings = "Run: role; Training; Machine: ranks machine"
-
-
-class OrchestratorRole(RoleConfig):
-    """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
-
-    section = "orchestrator"
-    headings = "Model and task: task; Run: run above; Rollouts; Evaluation; Watching"

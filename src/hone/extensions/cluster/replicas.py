@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from hone.errors import UserError
 from hone.extensions.cluster.nodes import Cluster
+from hone.extensions.split.launch import port_problem
 from hone.orchestrator.child import Child, Log
-from hone.orchestrator.launch import port_problem
 
 if TYPE_CHECKING:
     from hone.config.servers import ClusterConfig

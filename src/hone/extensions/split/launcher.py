@@ -19,12 +19,12 @@ from hone.config.rl import RLConfig
 from hone.config.shared import EngineConfig, ModelConfig
 from hone.errors import UserError
 from hone.extensions.server.config import ServeConfig
+from hone.extensions.split.launch import HOST, Launch, Role, port_problem
+from hone.extensions.split.placement import Placement, placed, server_roles
 from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
 from hone.inference.memory import KV_GIB, VLLM_GIB
 from hone.model.files import TINY
 from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
-from hone.orchestrator.launch import HOST, Launch, Role, port_problem
-from hone.orchestrator.placement import Placement, placed, server_roles
 from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say

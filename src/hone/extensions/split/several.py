@@ -24,22 +24,22 @@ from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
+from hone.extensions.split.agreement import shared_values
+from hone.extensions.split.launch import RESTARTED
+from hone.extensions.split.placement import server_roles
+from hone.extensions.split.remote_trainer import RemoteTrainer
+from hone.extensions.split.transport import FileTransport, Hello, Session
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
 from hone.model.hf import model_config
 from hone.orchestrator.canary import fixed_tokens
 from hone.orchestrator.fleet import Carry, Fleet
-from hone.orchestrator.launch import RESTARTED
-from hone.orchestrator.placement import server_roles
 from hone.orchestrator.reach import NoServer, Server, reach
 from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.remote_trainer import RemoteTrainer
 from hone.orchestrator.shared_memory import given_folder, shortage
 from hone.orchestrator.types import Policy, Updates
 from hone.runs import provenance, view
 from hone.runs.display import say
-from hone.trainer.agreement import shared_values
-from hone.transport import FileTransport, Hello, Session
 
 HELLO_SECONDS = 1.0
 """Seconds between checks that the trainer is alive."""

@@ -5,7 +5,7 @@ after every batch, each followed by a result that says so. A new session, of an 
 begins anew. On several ranks rank 0 alone sees the transport, and the others do as it says.
 
     hone trainer @ train.toml
-    torchrun --nproc-per-node 2 src/hone/trainer/serve.py @ train.toml
+    torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.extensions.split.agreement import check_agreement, check_checkpoint, checkpoint_of
+from hone.extensions.split.transport import FileTransport, Hello, Order, Result, Session
+from hone.extensions.split.wire import from_arrays
 from hone.runs.signals import explain
-from hone.trainer.agreement import check_agreement, check_checkpoint, checkpoint_of
 from hone.trainer.export import reserve_policy
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.token_stats import TokenStats
-from hone.trainer.wire import from_arrays
-from hone.transport import FileTransport, Hello, Order, Result, Session
 
 SAY_AFTER = 60.0
 """Seconds of waiting until a line says so, and again each time that they have doubled."""

@@ -1,7 +1,7 @@
 """`hone trainer`: the trainer's part of a run in mode split. It waits for the orchestrator, and trains as it says.
 
 hone trainer @ train.toml
-torchrun --nproc-per-node 2 src/hone/trainer/serve.py @ train.toml
+torchrun --nproc-per-node 2 src/hone/extensions/split/serve.py @ train.toml
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from hone.composition.machine import Machine, configure_run, device_of, resolve
 from hone.composition.own_functions import OwnFunctions
 from hone.composition.parts import load_policy, make_trainer
 from hone.config.base import changed
-from hone.config.rl import AdvantageConfig, TrainerRole
+from hone.config.rl import AdvantageConfig
 from hone.errors import UserError
+from hone.extensions.split import serve
+from hone.extensions.split.config import TrainerRole
+from hone.extensions.split.transport import FileTransport, Hello
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
 from hone.runs.display import say
-from hone.trainer import serve
 from hone.trainer.fingerprint import fingerprint
 from hone.trainer.optim import check_state
 from hone.trainer.parallel import Ranks, joined, launched_ranks, shard
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
-from hone.transport import FileTransport, Hello
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 

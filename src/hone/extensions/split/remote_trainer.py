@@ -20,6 +20,8 @@ import numpy as np
 import torch
 
 from hone.algorithms.gap import Gap
+from hone.extensions.split.transport import FileTransport, Order, Result, Session
+from hone.extensions.split.wire import to_arrays
 from hone.model.hf import copy_weights
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.shared_memory import NO_ROOM, disk_message
@@ -30,8 +32,6 @@ from hone.runs.signals import StepAbandoned
 from hone.runs.writer import RunWriter
 from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
-from hone.trainer.wire import to_arrays
-from hone.transport import FileTransport, Order, Result, Session
 
 LOOK = 0.02
 """Seconds between two looks at what another thread or process does."""

@@ -8,12 +8,12 @@ from typing import Any
 from hone.config.base import BaseConfig, dotted, value_of, walk
 from hone.config.rl import RLConfig
 from hone.errors import UserError
+from hone.extensions.split.transport import Session
 from hone.model.files import TINY
 from hone.runs.checkpoint import misfit, shapes
 from hone.runs.settings import flat
 from hone.runs.view import CONFIG
 from hone.trainer.step import Trainer
-from hone.transport import Session
 
 
 def shared_values(config: RLConfig) -> dict[str, Any]:

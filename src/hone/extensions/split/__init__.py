@@ -1,0 +1,1 @@
+"""RL in several processes: a trainer, servers that sample, and the orchestrator between them."""

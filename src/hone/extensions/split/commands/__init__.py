@@ -1,0 +1,1 @@
+"""`hone trainer` and `hone orchestrator`."""

@@ -1,0 +1,19 @@
+"""The roles of a run in mode split."""
+
+from __future__ import annotations
+
+from hone.config.rl import RoleConfig
+
+
+class TrainerRole(RoleConfig):
+    """Train the policy of a run in mode split: take its batches, publish the weights."""
+
+    section = "trainer"
+    headings = "Run: role; Training; Machine: ranks machine"
+
+
+class OrchestratorRole(RoleConfig):
+    """Drive a run in mode split: sample, grade, hand batches to the trainer, and keep the run's directory."""
+
+    section = "orchestrator"
+    headings = "Model and task: task; Run: run above; Rollouts; Evaluation; Watching"

@@ -1,0 +1,11 @@
+"""`hone rl` in mode split; `hone trainer` and `hone orchestrator`, its parts."""
+
+from hone.extension import Command, Runner
+
+COMMANDS = {
+    "trainer": Command("the trainer's part of `rl` in several processes", "TrainerRole", "trainer.run", __name__),
+    "orchestrator": Command(
+        "the driver of `rl` in several processes", "OrchestratorRole", "orchestrator.run", __name__
+    ),
+}
+MODES = {"split": Runner("launcher.run_split", __name__)}
