@@ -32,9 +32,9 @@ from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
+from hone.extensions.trackers.monitors import FINISH_SECONDS
+from hone.extensions.trackers.trackers import TEXT
 from hone.runs import Run
-from hone.runs.monitors import FINISH_SECONDS
-from hone.runs.trackers import TEXT
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"

@@ -2,6 +2,7 @@
 
     COMMANDS = {"view": Command("look at runs in a browser", "ViewConfig", "view.run", __name__)}
     EXPORTS = {"study": "hone.extensions.studies.study"}
+    KEYS = {"run.report": Key("bool", True, "At the end, write the run card.", __name__)}
     LOADERS = {"verifiers": Loader("verifiers.load", __name__)}
     OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
 
@@ -12,12 +13,12 @@ entry-point group `hone.extensions`.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from glob import iglob
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import MappingProxyType, ModuleType
 from typing import Any, NamedTuple
 
 from hone.errors import UserError
@@ -67,6 +68,20 @@ class Watch(NamedTuple):
         """Import the function and call it; return its observer, if it gives one."""
         observer = load(self.module, self.function)(config, by_program)
         return [] if observer is None else [observer]
+
+
+class Key(NamedTuple):
+    """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
+
+    `kind` is "bool", or the class of a section, in `config` beside the `module` that says so; one whose default is None
+    is off unless it is given. `meta` are the arguments of the field's `hone.config.base.Meta`.
+    """
+
+    kind: str
+    default: Any
+    docstring: str
+    module: str
+    meta: Mapping[str, Any] = MappingProxyType({})
 
 
 class Loader(NamedTuple):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from difflib import SequenceMatcher
 from functools import cache, reduce
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self, TypeVar, Union, get_args, get_origin
 
 import pydantic_config
-from pydantic import AliasChoices, BaseModel, ConfigDict, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
 from hone.config.trl import TRL
+from hone.extension import gathered, load
 
 Path = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -72,6 +73,24 @@ class Meta:
         common = None if section.common is None else self.common
         decides = section.decides if section.decides != "bytes" else self.decides
         return replace(self, common=common, place=self.place or section.place, decides=decides)
+
+
+def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
+    """Decorate a config's class: add the keys that extensions have for this place (`hone.extension.Key`)."""
+
+    def extended(cls: type[Model]) -> type[Model]:
+        fields: dict[str, Any] = {}
+        for name, key in gathered("KEYS", {}).items():
+            where, _, own = name.rpartition(".")
+            if where != place:
+                continue
+            kind: Any = bool if key.kind == "bool" else load(key.module, f"config.{key.kind}")
+            kind = kind | None if key.default is None else kind
+            fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=key.default, description=key.docstring))
+        about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
+        return create_model(cls.__name__, __base__=cls, **about, **fields)
+
+    return extended
 
 
 PLAIN = Meta()

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
-from hone.config.base import BaseConfig, Meta, Settings, changed
+from hone.config.base import BaseConfig, Meta, Settings, changed, with_keys
 from hone.config.servers import ClientConfig, ClusterConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
@@ -276,6 +276,7 @@ class GapConfig(BaseConfig):
     """A larger mean stops the run."""
 
 
+@with_keys("rl")
 class RLConfig(RunConfig):
     """Reinforcement learning with verifiable rewards."""
 
@@ -321,8 +322,6 @@ class RLConfig(RunConfig):
     """Where batches, weights and results go from one process to another, in modes split and cluster."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
     """How often, in modes split and cluster, processes that died are started again, in all."""
-    audit: Annotated[bool, Meta(decides="nothing")] = True
-    """Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails."""
 
     def tasks(self) -> dict[str, RLConfig]:
         """Return for each task the config of a run on that task alone, by name; the name of a single task is ""."""

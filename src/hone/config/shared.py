@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from hone.config.alarms import AlarmsConfig
-from hone.config.base import BaseConfig, Meta
+from hone.config.base import BaseConfig, Meta, with_keys
 from hone.errors import UserError
 from hone.redaction import add_key_variable
 from hone.web import shown_url
@@ -294,39 +294,6 @@ class BudgetConfig(BaseConfig):
         return self
 
 
-class TrackerConfig(BaseConfig):
-    """What is sent to a tracker of experiments."""
-
-    name: Annotated[str | None, Meta("watching")] = None
-    """Name of the run there."""
-    group: str | None = None
-    """Group of runs that belong together."""
-    samples: int = Field(default=8, ge=0)
-    """Completions a table of them has; 0 sends none."""
-    samples_interval: int = Field(default=25, ge=1)
-    """Steps between tables of completions."""
-
-
-class WandbConfig(TrackerConfig):
-    """Weights & Biases (pip install wandb). Any of these flags turns it on."""
-
-    project: Annotated[str | None, Meta("watching", -1)] = None
-    """W&B project; by default what WANDB_PROJECT says, else `hone`."""
-    entity: str | None = None
-    """User or team; by default what WANDB_ENTITY says, else that of the login."""
-    tags: list[str] = []
-    """Tags of the W&B run."""
-    mode: Literal["online", "offline", "disabled"] | None = None
-    """`offline` writes to the run directory, for `wandb sync` later; by default WANDB_MODE, else `online`."""
-
-
-class TrackioConfig(TrackerConfig):
-    """Trackio (pip install 'trackio>=0.43'): W&B's functions, on this machine. Any of these flags turns it on."""
-
-    project: str = "hone"
-    """Trackio project."""
-
-
 class SamplingConfig(BaseConfig):
     """How completions are sampled."""
 
@@ -436,6 +403,7 @@ class TransportConfig(BaseConfig):
     """Batches of at most this many tokens wait for the trainer (one in any case); then sampling waits."""
 
 
+@with_keys("run")
 class RunConfig(BaseConfig):
     """What every training command has."""
 
@@ -461,16 +429,10 @@ class RunConfig(BaseConfig):
     """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
-    wandb: Annotated[WandbConfig | None, Meta(decides="nothing")] = None
-    """Weights & Biases; off unless given."""
-    trackio: Annotated[TrackioConfig | None, Meta(common=None, decides="nothing")] = None
-    """Trackio; off unless given."""
     alarms: Annotated[AlarmsConfig, Meta(decides="nothing")] = AlarmsConfig()
     """What is looked for at every step, and what is done when it is found."""
     predict: Annotated[list[str], Meta("watching", decides="nothing", listed=False)] = []
     """What you expect, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
-    report: Annotated[bool, Meta(decides="nothing", listed=False)] = True
-    """At the end, write the run card (report.html, report.json)."""
     precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
     deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None

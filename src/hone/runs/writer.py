@@ -98,10 +98,10 @@ class RunWriter:
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A new run moves an earlier one to `.previous/<its id>`. `observers` default to the config's: display, alarms,
-        monitors. `keep` are the texts of files that belong to the run, by name. `brought` are an `Opening`'s other
-        arguments. UserError, with nothing touched, if the directory can't be written, or holds foreign files or any of
-        `protect` (paths that the run reads); or as `Opening.open`.
+        A new run moves an earlier one to `.previous/<its id>`. `observers` default to display and alarms. `keep` are
+        the texts of files that belong to the run, by name. `brought` are an `Opening`'s other arguments. UserError,
+        with nothing touched, if the directory can't be written, or holds foreign files or any of `protect` (paths that
+        the run reads); or as `Opening.open`.
         """
         if observers is None:
             observers = watching(config, kind)
@@ -387,13 +387,8 @@ class RunWriter:
 
 
 def watching(config: RunConfig, kind: str) -> list[Observer]:
-    """Return the observers that a config asks for: a display, alarms and monitors."""
-    observers: list[Observer] = [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch()]
-    if config.wandb is not None or config.trackio is not None:
-        from hone.runs.monitors import Monitors
-
-        observers.append(Monitors(config))
-    return observers
+    """Return the core's observers of a run: a display, and alarms."""
+    return [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch()]
 
 
 def find_display(observers: Sequence[Observer]) -> Display:

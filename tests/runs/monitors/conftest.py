@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hone.runs import monitors as background
+from hone.extensions.trackers import monitors as background
 
 
 @pytest.fixture(autouse=True)

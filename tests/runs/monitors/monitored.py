@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.rl import RLConfig
-from hone.config.shared import TrackioConfig, WandbConfig
+from hone.extensions.trackers.config import TrackioConfig, WandbConfig
 from hone.runs import Run
 from hone.runs.writer import RunWriter
 

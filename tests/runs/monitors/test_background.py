@@ -10,8 +10,8 @@ import pytest
 from graders import wait_for
 from monitored import config, failures, steps
 
+from hone.extensions.trackers import monitors as background
 from hone.runs import Run
-from hone.runs import monitors as background
 from hone.runs.writer import RunWriter
 
 FAKE = """

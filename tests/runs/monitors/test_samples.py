@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from monitored import row
 
-from hone.runs.trackers import COLUMNS, TEXT, chosen, cut
+from hone.extensions.trackers.trackers import COLUMNS, TEXT, chosen, cut
 
 
 def test_the_best_the_worst_and_some_between_are_chosen():

@@ -14,7 +14,8 @@ from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
 from hone.errors import UserError
-from hone.runs import Run, monitors
+from hone.extensions.trackers import monitors
+from hone.runs import Run
 from hone.runs.writer import RunWriter
 
 OFFLINE = {"mode": "offline"}

@@ -1,6 +1,15 @@
 """`hone audit`: finds a broken reward, or chat template, before a run."""
 
-from hone.extension import Command, Watch
+from hone.extension import Command, Key, Watch
 
 COMMANDS = {"audit": Command("find a broken reward, or chat template, beforehand", "AuditConfig", "run", __name__)}
 OBSERVERS = {"audit": Watch(40, "preflight.observer", __name__)}
+KEYS = {
+    "rl.audit": Key(
+        "bool",
+        True,
+        "Try the task's reward before step 0 (`hone audit` in short), and don't start on one that fails.",
+        __name__,
+        {"decides": "nothing"},
+    )
+}

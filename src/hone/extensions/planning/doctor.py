@@ -341,7 +341,7 @@ def check_hub(subject: Subject) -> Iterator[Row]:
 
 def check_wandb(subject: Subject) -> Iterator[Row]:
     """Look at whether a run that asks for W&B would be logged in."""
-    wanted = subject.config.wandb if subject.config else None
+    wanted = getattr(subject.config, "wandb", None)
     mode = (wanted and wanted.mode) or os.environ.get("WANDB_MODE", "online")
     netrc = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     bad, asks = ("error", "the run asks for it") if wanted else ("ok", "only --wandb needs it")

@@ -1,9 +1,18 @@
 """`hone view` and `hone report`: runs in a browser, and the card of one."""
 
-from hone.extension import Command, Watch
+from hone.extension import Command, Key, Watch
 
 COMMANDS = {
     "view": Command("look at runs in a browser: curves, and their samples", "ViewConfig", "view.run", __name__),
     "report": Command("the run card: what came of a run, and how sure", "ReportConfig", "report.run", __name__),
 }
 OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
+KEYS = {
+    "run.report": Key(
+        "bool",
+        True,
+        "At the end, write the run card (report.html, report.json).",
+        __name__,
+        {"decides": "nothing", "listed": False},
+    )
+}

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from hone.commands.status import command
-from hone.config.shared import RunConfig
 from hone.environments.rubric import is_async
 from hone.runs import view
 from hone.runs.observer import Observer
@@ -17,7 +16,7 @@ LENIENT_SECONDS = 10.0
 """Most that grading for the card may delay the end of a run."""
 
 
-def observer(config: RunConfig, by_program: bool) -> Observer | None:
+def observer(config: Any, by_program: bool) -> Observer | None:
     """Return the observer that writes the card, if the run is to have one."""
     return Card() if config.report else None
 

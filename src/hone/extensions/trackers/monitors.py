@@ -14,7 +14,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.processes import Process, wait_all
 from hone.runs.observer import Observer
@@ -35,10 +34,15 @@ _DEFAULT_ENVIRONMENT = {
 }
 
 
+def observer(config: Any, by_program: bool) -> Observer | None:
+    """Return the observer that sends a run to trackers, if its config names one."""
+    return None if config.wandb is None and config.trackio is None else Monitors(config)
+
+
 class Monitors(Observer):
     """All monitors that a run's config asks for. Nothing here waits for them, except `at_end`."""
 
-    def __init__(self, config: RunConfig) -> None:
+    def __init__(self, config: Any) -> None:
         self._config = config
         self._processes: dict[str, Process] = {}
 
@@ -60,7 +64,7 @@ class Monitors(Observer):
             with open(run.folder / PROCESS_LOGS / f"{name}.log", "ab") as log:
                 process = Process(
                     # -P: the current directory stays off the path.
-                    [sys.executable, "-P", "-m", "hone.runs.trackers", name, str(run.folder), str(run.start_step)],
+                    [sys.executable, "-P", "-m", f"{__package__}.trackers", name, str(run.folder), str(run.start_step)],
                     bufsize=0,
                     stdin=subprocess.DEVNULL,  # nothing asks for a login
                     stdout=subprocess.PIPE,  # lines for the user
@@ -107,7 +111,7 @@ class Monitors(Observer):
         self.run.display.message(f"{name} failed ({cause}); the run goes on without it.")
 
 
-def identity(config: RunConfig, info: dict[str, Any]) -> dict[str, Any]:
+def identity(config: Any, info: dict[str, Any]) -> dict[str, Any]:
     """Return the facts for run.json (`info`) that say where each monitor has the run.
 
     For a resume a flag comes first, then what run.json has, then the environment.

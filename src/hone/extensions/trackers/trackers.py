@@ -1,4 +1,4 @@
-"""The process that a monitor's client lives in: python -P -m hone.runs.trackers NAME RUN FIRST_STEP
+"""The process that a monitor's client lives in: python -P -m hone.extensions.trackers.trackers NAME RUN FIRST_STEP
 
 It reads the files that the run writes, from FIRST_STEP on, and sends what they get to the service, until the run has
 ended or its process is gone. What it prints is shown to the user; if it fails, the last line is the cause. What the
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+from hone.extensions.trackers.monitors import FINISH_SECONDS
 from hone.redaction import redact
 from hone.runs.alarms import in_words
-from hone.runs.monitors import FINISH_SECONDS
 from hone.runs.reader import Run
 from hone.runs.view import RunTail, rollouts_file
 

@@ -1,0 +1,42 @@
+"""What is sent to trackers."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from hone.config.base import BaseConfig, Meta
+
+
+class TrackerConfig(BaseConfig):
+    """What is sent to a tracker of experiments."""
+
+    name: Annotated[str | None, Meta("watching")] = None
+    """Name of the run there."""
+    group: str | None = None
+    """Group of runs that belong together."""
+    samples: int = Field(default=8, ge=0)
+    """Completions a table of them has; 0 sends none."""
+    samples_interval: int = Field(default=25, ge=1)
+    """Steps between tables of completions."""
+
+
+class WandbConfig(TrackerConfig):
+    """Weights & Biases (pip install wandb). Any of these flags turns it on."""
+
+    project: Annotated[str | None, Meta("watching", -1)] = None
+    """W&B project; by default what WANDB_PROJECT says, else `hone`."""
+    entity: str | None = None
+    """User or team; by default what WANDB_ENTITY says, else that of the login."""
+    tags: list[str] = []
+    """Tags of the W&B run."""
+    mode: Literal["online", "offline", "disabled"] | None = None
+    """`offline` writes to the run directory, for `wandb sync` later; by default WANDB_MODE, else `online`."""
+
+
+class TrackioConfig(TrackerConfig):
+    """Trackio (pip install 'trackio>=0.43'): W&B's functions, on this machine. Any of these flags turns it on."""
+
+    project: str = "hone"
+    """Trackio project."""
