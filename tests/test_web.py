@@ -16,11 +16,11 @@ import pytest
 from hone.client import Endpoint, Late, Refused
 from hone.config.shared import server_url
 from hone.environments.judgements import record_in
-from hone.environments.services import HTTPReward, Judge
 from hone.errors import Halt, UserError
 from hone.evaluation import client as chat_client
 from hone.evaluation.client import ChatClient, Failure
 from hone.extensions.planning.doctor import Subject, check_hub
+from hone.extensions.services.services import HTTPReward, Judge
 from hone.inference import client as server_client
 from hone.inference.client import ServerClient
 from hone.types import Rollout

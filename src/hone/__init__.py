@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from hone.api import sft as sft
     from hone.composition.rl import RL as RL
     from hone.composition.sft import SFT as SFT
-    from hone.environments.services import HTTPReward as HTTPReward
-    from hone.environments.services import Judge as Judge
     from hone.runs import Run as Run
 
 __version__ = "0.2.0"
@@ -29,8 +27,6 @@ _HOMES = {
     "RL": "hone.composition.rl",
     "SFT": "hone.composition.sft",
     "Run": "hone.runs",
-    "HTTPReward": "hone.environments.services",
-    "Judge": "hone.environments.services",
 }
 
 

@@ -15,8 +15,8 @@ import hone
 from hone.cli import main
 from hone.environments import Rubric, SingleTurnEnv, judgements
 from hone.environments.judgements import JUDGEMENTS, Replies, record_in, usage
-from hone.environments.services import HTTPReward, Judge
 from hone.errors import UserError
+from hone.extensions.services.services import HTTPReward, Judge
 from hone.types import Outcome
 
 ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(8)]

@@ -1,6 +1,6 @@
 """The replies of services that give rewards: a run records them, in `judgements.jsonl`, by what was asked.
 
-The services are in `hone.environments.services`.
+The services are in `hone.extensions.services.services`.
 """
 
 from __future__ import annotations
