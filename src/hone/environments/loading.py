@@ -124,6 +124,8 @@ def _find_module(env_id: str) -> ModuleType:
         if (path := find_file(name)) is not None:
             check_task_file(env_id, path)
             return import_file(name, path)
+        if (home := gathered("TASKS", {}).get(name.replace("_", "-"))) is not None:
+            return importlib.import_module(home)
         if name in sys.modules or importlib.util.find_spec(name) is not None:
             loaded = sys.modules.get(name)
             spec = getattr(loaded, "__spec__", None) if loaded else importlib.util.find_spec(name)
@@ -164,7 +166,8 @@ def _nearest(env_id: str) -> str:
     tasks = [
         f for f in files if f.is_file() and "def load_environment(" in f.read_text(encoding="utf-8", errors="replace")
     ]
-    known = sorted({(f.parent if f.stem == "__init__" else f).stem.replace("_", "-") for f in tasks})
+    found = {(f.parent if f.stem == "__init__" else f).stem.replace("_", "-") for f in tasks}
+    known = sorted({*found, *gathered("TASKS", {})})
     near = difflib.get_close_matches(env_id.replace("_", "-"), known, n=3, cutoff=0.5)
     if near:
         return f"did you mean {' or '.join(near)}?"
