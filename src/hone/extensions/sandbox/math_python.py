@@ -102,7 +102,8 @@ class MathPython(ToolEnv):
         super().__init__(
             id="math-python", parser=PARSER, tools=[self.python], stop_errors=[OSError, UserError], **kwargs
         )
-        self.hint, self.isolation, self.packages = hint, isolation, tuple(packages)
+        self.hint, self.packages = hint, tuple(packages)
+        self.isolation: Isolation = isolation
 
     @cached_property
     def sandbox(self) -> Sandbox:
