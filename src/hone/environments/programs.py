@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
-from hone.environments.driver import CLEANUP_SECONDS, Model
+from hone.environments.driver import CLEANUP_SECONDS, TAIL, Model
 from hone.grading import last_line
 from hone.processes import Process
 from hone.redaction import redact
@@ -31,8 +31,6 @@ POLL_SECONDS = 0.02
 """Time between two looks at a command."""
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
-TAIL = 4096
-"""Characters of its errors that are stored."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
 """The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
 
