@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 CLEANUP_SECONDS = 5.0
 """Time that what rollouts left behind gets to end, once it is cancelled."""
 TAIL = 4096
-"""Characters of a traceback that are stored."""
+"""Characters of a failure that are stored, from its end."""
 BLOCKED_AFTER_SECONDS = 600.0
 """Time after which an event loop that does not run counts as blocked."""
 Tools = list[dict[str, Any]] | None
@@ -83,10 +83,13 @@ class Model:
         raise NotImplementedError
 
 
+def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome, str]:
+    """Return the failure of a rollout in words that a file takes: without API keys and halves of surrogate pairs."""
+    return outcome, redact(words)[-TAIL:].encode("utf-8", "replace").decode()
+
+
 async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
-    """Return the rollout that a task makes. It ends where no turn has room; what its code raises costs this one alone,
-    but for UserError, Halt and `passed`.
-    """
+    """Return a task's rollout; it ends where no turn has room. Its code's errors, but for `passed`, cost it alone."""
     try:
         return await env.rollout(model, model.example)
     except NoRoom as full:
@@ -94,8 +97,7 @@ async def rolled_out(env: Environment, model: Model, passed: type[Exception] = U
     except (UserError, Halt, passed):
         raise
     except Exception as error:
-        text = redact("".join(traceback.format_exception(error)))[-TAIL:]
-        failure = Outcome.GRADER_ERROR, text.encode("utf-8", "replace").decode()
+        failure = failed("".join(traceback.format_exception(error)))
     return replace(model.rollout(), failure=failure)
 
 

@@ -20,7 +20,7 @@ from dataclasses import replace
 from typing import IO, Any
 
 from hone.environments.agents import AgentEnv, ProgramFailed, Rewarded, checked_rollout
-from hone.environments.driver import CLEANUP_SECONDS, TAIL, Model
+from hone.environments.driver import CLEANUP_SECONDS, TAIL, Model, failed
 from hone.grading import last_line
 from hone.processes import Process
 from hone.redaction import redact
@@ -49,10 +49,9 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         elif (error := program.exception()) is None:
             rewarded = program.result()
         else:
-            text = redact("".join(traceback.format_exception(error)))
-            failure = Outcome.GRADER_ERROR, text[-TAIL:]
+            failure = failed("".join(traceback.format_exception(error)))
             if isinstance(error, ProgramFailed):
-                failure = error.outcome, str(error)
+                failure = failed(str(error), error.outcome)
                 rewarded = Rewarded({}, untrained=error.untrained)
             # What a command says of an error need not name its cause.
             if calls.limit and (env.command is not None or _tells(error, calls.limit)):
@@ -63,8 +62,6 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         if env.run is None:
             await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
     failure = rewarded.miscounted(answered) or failure
-    if failure is not None:  # no file takes half a surrogate pair, and none should have an API key
-        failure = failure[0], redact(failure[1]).encode("utf-8", "replace").decode()
     own = rewarded.calls if failure is None else None
     if failure is None and not answered:
         failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL

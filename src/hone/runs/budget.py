@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.shared import BudgetConfig
-from hone.runs.view import SUPERSEDED, TIMINGS, RunView, read_lines
+from hone.runs.view import RunView
 
 CLOSING, OF_START = 2.0, 0.4
 """Seconds that a process may take after its last line to end its workers and itself; if more, this share of what its
@@ -147,8 +147,7 @@ def _money(usd: float) -> str:
 def spent(folder: Path, info: Mapping[str, Any]) -> Spent:
     """Return what the run in `folder` has spent. Tokens count only the steps that it still has."""
     run = RunView(folder)
-    lines, metrics = run.timing_lines(), run.metric_lines()
-    superseded = [line for log in folder.glob(f"{SUPERSEDED}/*/{TIMINGS}") for line in read_lines(log)]
+    lines, superseded, metrics = run.timing_lines(), run.superseded_timings(), run.metric_lines()
     totals = [0, *(line["tokens/total"] for line in metrics if line.get("tokens/total") is not None)]
     steps = {line["step"] for line in metrics if line.get("tokens/total") is not None}
     steps_took = sum(line.get("time/step") or 0.0 for line in lines)  # of a run that did not yet record its total

@@ -88,6 +88,10 @@ class RunView:
         """Return a record per step: what comes from a clock."""
         return read_lines(self.path / TIMINGS)
 
+    def superseded_timings(self) -> list[dict[str, Any]]:
+        """Return the timings of steps that resumes have rolled back."""
+        return [line for log in self.path.glob(f"{SUPERSEDED}/*/{TIMINGS}") for line in read_lines(log)]
+
     def events(self) -> list[dict[str, Any]]:
         """Return checkpoints, resumes, alarms, …, in the order they happened."""
         return read_lines(self.path / EVENTS)
