@@ -24,8 +24,8 @@ from recording import show
 
 from hone import rng
 from hone.client import Endpoint
-from hone.inference.types import SamplingParams
 from hone.extensions.vllm.server import free_port
+from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
 from hone.orchestrator.reach import reach

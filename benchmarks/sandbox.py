@@ -23,8 +23,8 @@ from typing import Any
 
 from recording import show
 
-from hone.grading import Sandbox
 from hone.extensions.sandbox.bubblewrap import base_executable, executable, readable
+from hone.grading import Sandbox
 from hone.runs.provenance import hardware
 
 CODE = "pass"

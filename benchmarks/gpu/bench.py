@@ -20,10 +20,10 @@ import torch
 from recording import cpu_model
 
 import hone
-from hone.model.shape import KNOWN
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.hf import save_model
+from hone.model.shape import KNOWN
 from hone.model.tokenizer import save_tokenizer
 
 PACKAGES = ("torch", "triton", "transformers", "numpy", "safetensors", "tokenizers")

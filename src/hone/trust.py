@@ -64,7 +64,8 @@ def opened_run(folder: Path, info: Mapping[str, Any], trusted: bool, named: Iter
 def check_named(what: str) -> None:
     """Raise NotTrusted for code that the config of the opened run names, unless the run is trusted."""
     if _opened is not None and not _opened.trusted:
-        raise NotTrusted(f"the run names {what}, which hone executes only with {FLAG}: read its code first")
+        only = f"executes only with {FLAG}, or a reward function with --reward"
+        raise NotTrusted(f"the run names {what}, which hone {only}: read its code first")
 
 
 def module_file(place: str) -> Path:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from graders import gone, wait_for
+from hone.audit.probes import play_many
 
 from hone.cli import main
 from hone.composition.rl import RL
@@ -171,10 +172,7 @@ def fail_while_grading(rl: RL) -> None:
 
 
 ROLLED_OUT = """
-from dataclasses import replace
-
 from hone.environments import Environment, Rubric
-from hone.types import Outcome
 
 
 class SecondLook(Environment):
@@ -183,8 +181,8 @@ class SecondLook(Environment):
     async def rollout(self, model, example):
         turn = await model.sample(example.prompt)
         await model.sample([*example.prompt, turn.message, {"role": "user", "content": "again"}])
-        failed = (Outcome.GRADER_ERROR, "it broke") if model.key() % 4 == 0 else None
-        return replace(model.rollout(), failure=failed)
+        assert model.key() % 4, "it broke"
+        return model.rollout()
 
 
 def load_environment():
@@ -202,8 +200,11 @@ def test_a_rollout_of_a_tasks_own_is_recorded_whole_and_verified(settings, tmp_p
     rows = [row for step in range(2) for row in Run("out").rollouts(step).to_pylist()]
     said = [[message["role"] for message in json.loads(row["completion"])] for row in rows]
     assert said == [["assistant", "user", "assistant"]] * 32
-    assert {row["detail"] for row in rows if row["state"] == "failed"} == {"it broke"}
-    assert main(["verify", "out", "--trust-local-task"]) == 0
+    failed = [row["detail"] for row in rows if row["state"] == "failed"]
+    assert failed and all("AssertionError: it broke" in detail for detail in failed)
+    assert main(["verify", "out", "--trust-local-task"]) == main(["replay", "out"]) == 0
+    (scripted,) = play_many(rl.env, [(rl.env.split("train")[0], "a")])
+    assert [message["content"] for message in scripted.messages] == ["?", "a"] and scripted.failure is None
 
 
 def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):

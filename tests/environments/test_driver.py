@@ -190,8 +190,10 @@ def test_a_cell_of_a_notebook_may_drive_rollouts():
 
 def test_ctrl_c_hands_over_what_has_ended_and_begins_nothing():
     handed: list[tuple[int, Any]] = []
+    drivers: list[Driver] = []
 
     async def asks(driver: Driver, index: int) -> Any:
+        drivers.append(driver)
         await driver.ask_answer(index, "?")
 
     async def ends(driver: Driver, index: int) -> str:
@@ -203,7 +205,9 @@ def test_ctrl_c_hands_over_what_has_ended_and_begins_nothing():
             await asyncio.Event().wait()
 
     def respond(items: list[Any]) -> list[Any]:
-        time.sleep(0.5)
+        until = time.monotonic() + 60
+        while not drivers[0]._results and time.monotonic() < until:
+            time.sleep(0.01)
         raise KeyboardInterrupt
 
     batches = Batches()

@@ -87,8 +87,7 @@ def run(config: QuickstartConfig) -> int:
         measured.add("after SFT", str(sft_weights), sft_seconds)
         measured.add("after SFT + RL", str(rl_weights), sft_seconds + rl_seconds)
         # 6 FLOP a parameter and trained token, 2 a sampled one, and sequences of one length
-        size, sft_size = rl["orchestrator"]["batch_size"], sft["data"]["batch_size"]
-        steps = sft_steps + round(rl_steps * (6 + 2) / 6 * size / sft_size)
+        steps = sft_steps + round(rl_steps * (6 + 2) / 6 * rl["orchestrator"]["batch_size"] / sft["data"]["batch_size"])
         for name, folder, noise in CONTROLS if config.controls else ():
             args = sft["data"]["env"]["args"] | {"demo_noise": noise}
             words = ["--max-steps", str(steps), "--data.env.args", json.dumps(args)]

@@ -13,13 +13,12 @@ import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from hone.config.trl import TRL
 from hone.extension import gathered, load
 
 Path = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
 
-SYNONYMS = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key} | {
+SYNONYMS = {
     "checkpoint": "ckpt",
     "environment": "env",
     "epochs": "max_steps",
@@ -325,7 +324,11 @@ def nearest(cls: type[BaseModel], unknown: Path) -> Path | None:
 
     Of keys with the same name, one in a like section is nearer; if both have sections, one of them must be alike.
     """
-    unknown = tuple(SYNONYMS.get(part, part) for part in (part.replace("-", "_").lower() for part in unknown))
+    from hone.config.trl import TRL
+
+    of_trl = {name: key.rpartition(".")[2] for name, (key, _) in TRL.items() if key}
+    words = (part.replace("-", "_").lower() for part in unknown)
+    unknown = tuple((of_trl | SYNONYMS).get(word, word) for word in words)
 
     def alike(one: str, other: str) -> float:
         return SequenceMatcher(None, one, other).ratio()

@@ -29,7 +29,6 @@ from pydantic import ValidationError
 
 from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
 from hone.config.retired import check_retired, is_dropped
-from hone.config.trl import KEYS, TRL
 from hone.errors import KEYWORDS, UserError
 
 Config = TypeVar("Config", bound=BaseConfig)
@@ -90,6 +89,8 @@ def _command(cls: type[BaseConfig]) -> str:
 
 def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Path], str] = dotted) -> str:
     """Return a hint: the key that was meant, or what `TRL` says of an argument of TRL; `other` if no key is like it."""
+    from hone.config.trl import KEYS, TRL
+
     name, note = TRL.get(unknown[0].replace("-", "_"), ("", "")) if len(unknown) == 1 else ("", "")
     name = KEYS.get(name, name)
     known = lookup(cls, tuple(name.split("."))) or lookup(cls, tuple(name.removeprefix("trainer.").split(".")))

@@ -14,14 +14,16 @@ import contextlib
 import queue
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hone.errors import Halt, UserError
 from hone.grading import last_line
-from hone.types import Example, Message, Rollout
+from hone.redaction import redact
+from hone.types import Example, Message, Outcome, Rollout
 
 if TYPE_CHECKING:
     from hone.environments.environment import Environment
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 CLEANUP_SECONDS = 5.0
 """Time that what rollouts left behind gets to end, once it is cancelled."""
+TAIL = 4096
+"""Characters of a failure that are stored, from its end."""
 BLOCKED_AFTER_SECONDS = 600.0
 """Time after which an event loop that does not run counts as blocked."""
 Tools = list[dict[str, Any]] | None
@@ -73,6 +77,24 @@ class Model:
     def rollout(self, turn_rewards: Sequence[float] | None = None) -> Rollout:
         """Return the record of what was said so far; `turn_rewards` are those of its calls, in their order."""
         raise NotImplementedError
+
+
+def failed(words: str, outcome: Outcome = Outcome.GRADER_ERROR) -> tuple[Outcome, str]:
+    """Return the failure of a rollout in words that a file takes: without API keys and halves of surrogate pairs."""
+    return outcome, redact(words)[-TAIL:].encode("utf-8", "replace").decode()
+
+
+async def rolled_out(env: Environment, model: Model, passed: type[Exception] = UserError) -> Rollout:
+    """Return a task's rollout; it ends where no turn has room. Its code's errors, but for `passed`, cost it alone."""
+    try:
+        return await env.rollout(model, model.example)
+    except NoRoom as full:
+        failure = None if model.asked else (Outcome.GRADER_ERROR, str(full))
+    except (UserError, Halt, passed):
+        raise
+    except Exception as error:
+        failure = failed("".join(traceback.format_exception(error)))
+    return replace(model.rollout(), failure=failure)
 
 
 class Waiting(NamedTuple):
@@ -133,7 +155,7 @@ class Driver:
         `finished` gets each, on this thread, once it has ended; after Ctrl-C those that have ended by then. Raises what
         one of them raises, and Halt if one keeps the loop from running.
         """
-        self._make = make or (lambda model: self.env.rollout(model, model.example))
+        self._make = make or (lambda model: rolled_out(self.env, model))
         self._left, self._finished = deque(enumerate(models)), finished
         self._thread.start()
         try:

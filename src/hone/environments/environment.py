@@ -411,8 +411,7 @@ class Environment:
         Yields None where completions are graded together, after sampling: in this process, by async functions, which
         wait together, and where a task has a `rollout` of its own.
         """
-        alone = type(self).rollout is not Environment.rollout
-        late = alone or any(map(is_async, self.rubric.funcs.values()))
+        late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
         if workers is None:
             yield None
@@ -499,6 +498,7 @@ class EarlyGrading:
 
     def add(self, index: int, example: Example, completion: Rollout) -> None:
         """Grade a rollout of one turn, without waiting. `index` counts the rollouts group by group."""
+        assert completion.failure is None, completion.failure  # hone's own code made it: a bug ends the run
         sample = self._samples[index] = self._env._sample(example, completion, self._seed)
         self._ask("grade", sample)
         first = index - index % self._size

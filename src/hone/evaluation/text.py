@@ -15,7 +15,7 @@ from typing import Any
 
 from hone import rng
 from hone.environments import Environment
-from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn
+from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn, rolled_out
 from hone.evaluation.client import ChatClient, Failure
 from hone.model.texts import same_messages
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
@@ -45,7 +45,7 @@ class TextServer:
 async def attempt(env: Environment, model: TextModel) -> Rollout | Failure:
     """Return the rollout, or why a request of it came to nothing."""
     try:
-        rollout = await env.rollout(model, model.example)
+        rollout = await rolled_out(env, model, Failure)
     except Failure as failure:
         return failure
     # A program fails that does not get an answer.

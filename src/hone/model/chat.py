@@ -83,6 +83,10 @@ class ChatRenderer:
         """Return the ids of the conversation and the opening of the assistant's turn. `tools`: OpenAI's schemas."""
         return self._rendering.prompt_ids(messages, tools)
 
+    def text(self, messages: list[Message], opens: bool, tools: list[Tool] | None = None) -> str:
+        """Return the conversation as text; `opens`: with the opening of the assistant's next turn."""
+        return self._rendering.text(messages, opens, tools)
+
     def note(
         self, where: str, messages: list[Message], tools: list[Tool] | None = None, key: str | None = None
     ) -> None:

@@ -321,7 +321,8 @@ def weight_files(folder: Path) -> list[Path]:
     if (folder / WEIGHTS_INDEX).is_file():
         weight_map = read_json(folder, WEIGHTS_INDEX).get("weight_map") or {}
         names = list(weight_map.values()) if isinstance(weight_map, dict) else [weight_map]
-        if not all(isinstance(name, str) and _is_inside(name) for name in names):
+        texts = all(isinstance(name, str) and "\0" not in name and len(name) < 256 for name in names)
+        if not texts or any(Path(name).is_absolute() or ".." in Path(name).parts for name in names):
             raise UserError(
                 f"weight_map in {folder / WEIGHTS_INDEX} must map each tensor to a file in its own folder: restore it"
             )
@@ -335,11 +336,6 @@ def weight_files(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     hint = "convert its .bin weights to safetensors" if list(folder.glob("*.bin")) else "complete the download"
     raise UserError(f"{folder} has a config.json but no {WEIGHTS}: {hint}, or give another folder")
-
-
-def _is_inside(name: str) -> bool:
-    """Return True if `name` is a path that does not lead out of the folder that it is relative to."""
-    return "\0" not in name and len(name) < 256 and not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def file_shapes(files: Iterable[Path]) -> dict[str, list[int]]:

@@ -249,7 +249,9 @@ class IdsModel(Model):
         prompt = self.example.prompt
         segments = [segment_of(call, rewards) for call in calls if call not in parents]
         if not segments:
-            segments = [nothing_sampled(self._prompt_ids, prompt)]
+            ids = np.array(self._prompt_ids, np.int64)  # a failed rollout: nothing of it is trained
+            none = np.zeros(len(ids), np.bool_), np.zeros(len(ids), np.float32), np.full(len(ids), -1, np.int32)
+            segments = [Segment(ids, *none, list(prompt), "stop")]
         messages, stop_reason = behind_prompt(segments[0].messages, prompt), segments[0].stop_reason
         return Rollout(self.sample_id, messages, stop_reason, tuple(segments), branches=len(segments) > 1)
 
@@ -282,10 +284,3 @@ def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segme
         done = len(mask)
     own = rewards and np.array([rewards[call] for call in reversed(calls)])
     return replace(turn, **columns, messages=messages, columns=joined(parts), turn_rewards=own)
-
-
-def nothing_sampled(ids: Sequence[int], prompt: list[Message]) -> Segment:
-    """Return the segment of a rollout without an answered call: its prompt. It has failed, so nothing is trained."""
-    count = len(ids)
-    masks = np.zeros(count, np.bool_), np.zeros(count, np.float32), np.full(count, -1, np.int32)
-    return Segment(np.array(ids, np.int64), *masks, list(prompt), "stop")

@@ -482,7 +482,7 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     if scored := [(one, logprobs) for one, logprobs in found if logprobs is not None]:
         kl = np.concatenate([reverse_kl(one.logprobs, logprobs)[one.sampled_mask] for one, logprobs in scored])
         metrics["teacher/kl"] = float(kl.mean())
-    if any(rollout.state is not None for rollout in rollouts):
+    if any(rollout.state is not None or rollout.turns > 1 for rollout in rollouts):
         metrics["turns/mean"] = float(np.mean([one.turns for one in firsts]))
         metrics["tokens/environment"] = sum(one.num_environment for one in firsts)
     if any(rollout.branches for rollout in rollouts):

@@ -19,7 +19,7 @@ import traceback
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any
 
-from hone.environments.driver import CLEANUP_SECONDS, Model
+from hone.environments.driver import CLEANUP_SECONDS, TAIL, Model, failed
 from hone.evaluation.text import TextModel
 from hone.extensions.agents.calls import ModelCalls, ProgramCalls
 from hone.extensions.agents.forwarded import ForwardedCalls
@@ -38,8 +38,6 @@ POLL_SECONDS = 0.02
 """Time between two looks at a command."""
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
-TAIL = 4096
-"""Characters of its errors that are stored."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
 """The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
 
@@ -58,10 +56,9 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         elif (error := program.exception()) is None:
             rewarded = program.result()
         else:
-            text = redact("".join(traceback.format_exception(error)))
-            failure = Outcome.GRADER_ERROR, text[-TAIL:]
+            failure = failed("".join(traceback.format_exception(error)))
             if isinstance(error, ProgramFailed):
-                failure = error.outcome, str(error)
+                failure = failed(str(error), error.outcome)
                 rewarded = Rewarded({}, untrained=error.untrained)
             # What a command says of an error need not name its cause.
             if calls.limit and (env.command is not None or _tells(error, calls.limit)):
@@ -72,8 +69,6 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
         if env.run is None:
             await asyncio.wait({program}, timeout=CLEANUP_SECONDS)  # until its processes are gone
     failure = rewarded.miscounted(answered) or failure
-    if failure is not None:  # no file takes half a surrogate pair, and none should have an API key
-        failure = failure[0], redact(failure[1]).encode("utf-8", "replace").decode()
     own = rewarded.calls if failure is None else None
     if failure is None and not answered:
         failure = Outcome.GRADER_ERROR, calls.limit or NO_CALL

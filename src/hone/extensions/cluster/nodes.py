@@ -157,13 +157,6 @@ class Cluster:
         self._children = [other for other in self._children if other.watched] + [child]
         return child
 
-    def trainer_room(self) -> Any:
-        """Return what Ray fulfils when the trainer has its room; nothing else is placed before.
-
-        Servers must not take the last cores: without a trainer there is no run.
-        """
-        return self._room(TRAINER).ready() if self.ranks else self._ray.put(None)
-
     def host(self, role: str, rank: int | None) -> Any:
         """Return a new actor for a process of a role; it may have to wait for its room."""
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -262,7 +255,8 @@ class RemoteChild(Child):
         """Place and start the process, pass on its lines, and see it end."""
         ray, cluster, host = self._cluster._ray, self._cluster, None
         try:
-            self._wait(cluster.trainer_room(), TRAINER)
+            if cluster.ranks:  # first: servers must not take the last cores, for without a trainer there is no run
+                self._wait(cluster._room(TRAINER).ready(), TRAINER)
             host = cluster.host(self.role, self.rank)
             facts = self._placed(host.facts.remote())
             check_versions(facts)

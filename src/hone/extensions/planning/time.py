@@ -134,7 +134,7 @@ def train_seconds(
     if lora and lora.base:  # they are made for the forward and for the backward pass
         made = 2 * micro_batches * DEQUANTIZED[lora.base]
         seconds += made * shape.matrices / (device.bandwidth * BANDWIDTH)
-    seconds += 3 * tokens * (2 * shape.embedding + attention_flops(shape, context)) / exact
+    seconds += 3 * tokens * (2 * shape.embedding + 4 * shape.num_layers * shape.q_size * context) / exact
     update = trained(shape, lora) * 28 / (device.bandwidth * BANDWIDTH)
     passes = 1.0
     if isinstance(config, RLConfig):
@@ -163,11 +163,6 @@ def sample_seconds(
     # One launch a step with graphs, taken for nothing: an assumption, for no GPU was measured.
     decode = max(reading, computing) + (0 if graphs else shape.num_layers * LAUNCH[device.kind])
     return prefill + -(-rows // at_once) * lengths.decoded * decode
-
-
-def attention_flops(shape: DecoderConfig, context: float) -> float:
-    """Return the FLOPs of one token that attends to `context` others in all layers: scores and products with values."""
-    return 4 * shape.num_layers * shape.q_size * context
 
 
 def _flops(config: RLConfig | SFTConfig, device: Device) -> tuple[float, float]:

@@ -76,7 +76,7 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     engine = Engine(
         model,
         kv_bytes=int(kv_gib * GIB),
-        prefill_tokens=2048,
+        prefill_tokens=2048,  # longer prompts in parts, between which others decode
         prefix_bytes=GIB // 2,
         batch_invariant=config.batch_invariant,
         cuda_graphs=config.decodes_with_graphs(model.device.type),

@@ -22,7 +22,7 @@ from typing import Any
 
 from hone.client import Client, Endpoint, Gone, Late, Refused
 from hone.config.shared import server_url
-from hone.environments.judgements import Service, recorded
+from hone.environments.judgements import Service, record_in, recorded  # noqa: F401
 from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
 from hone.errors import UserError

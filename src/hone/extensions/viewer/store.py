@@ -200,7 +200,8 @@ def scan(
     import duckdb
 
     def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
-        files = [literal_path(stamps[step][0]) for step in steps]
+        # DuckDB reads `*`, `?` and `[` in a path as a pattern.
+        files = ["".join(f"[{c}]" if c in "*?[" else c for c in stamps[step][0]) for step in steps]
         return duck().columns(sql, {**values, "files": files}, seconds)
 
     if not stamps:
@@ -250,11 +251,6 @@ def check_patterns(patterns: Sequence[str]) -> None:
             raise UserError(
                 f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
             ) from None
-
-
-def literal_path(path: str) -> str:
-    """Return a path as DuckDB takes it, which reads `*`, `?` and `[` in it as a pattern."""
-    return "".join(f"[{c}]" if c in "*?[" else c for c in path)
 
 
 def _rows(table: pyarrow.Table) -> list[Row]:
