@@ -32,13 +32,14 @@ _HOMES = {
 
 def __getattr__(name: str) -> Any:
     if (home := _HOMES.get(name)) is None:
-        from hone.extension import gathered
+        from hone.extension import gathered, lacking
 
         homes = gathered("EXPORTS", _HOMES)
         if name == "__all__":
             return sorted(one for one in homes if "." not in one)
         if (home := homes.get(name)) is None:
-            raise AttributeError(f"module 'hone' has no attribute {name!r}: it has {', '.join(__getattr__('__all__'))}")
+            why = lacking("EXPORTS", name) or f"it has {', '.join(__getattr__('__all__'))}"
+            raise AttributeError(f"module 'hone' has no attribute {name!r}: {why}")
     value = globals()[name] = getattr(import_module(home), name)
     return value
 

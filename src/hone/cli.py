@@ -17,7 +17,7 @@ from typing import Any
 
 from hone import __version__
 from hone.errors import RankLost, UserError, called_from
-from hone.extension import Command, gathered
+from hone.extension import Command, gathered, lacking
 from hone.redaction import redact
 from hone.terminal import hanging, raw, safe_output
 
@@ -70,6 +70,7 @@ def main(argv: list[str] | None = None) -> int:
         return call(name, words[1:], f"hone {name}")
     close = get_close_matches(name, listed, n=1, cutoff=0.7 if group else 0.5)
     hint = f"did you mean `hone {close[0]}`?" if close else f"there are {', '.join(listed)}"
+    hint = lacking("COMMANDS", name) or hint
     return _fail(f"hone has no command {name!r}: {hint}")
 
 

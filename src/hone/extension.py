@@ -7,7 +7,7 @@
     OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
-entry-point group `hone.extensions`.
+entry-point group `hone.extensions`. `REQUIRES` names the extensions that one imports; without them it adds nothing.
 """
 
 from __future__ import annotations
@@ -112,13 +112,40 @@ def load(module: str, path: str) -> Any:
 
 
 @cache
-def extensions() -> tuple[ModuleType, ...]:
-    """Import the modules that say what extensions add. Raises UserError if that of a package can't be imported."""
+def extensions() -> Mapping[str, ModuleType]:
+    """Import the modules that say what extensions add, by name; without those that require one that is not there.
+
+    Raises UserError if that of a package can't be imported.
+    """
+    found = dict(_found())
+    while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
+        for name in alone:
+            del found[name]
+    return found
+
+
+def required(module: ModuleType) -> set[str]:
+    """Return the names of the extensions that one imports, as its `REQUIRES` says."""
+    return set(getattr(module, "REQUIRES", ()))
+
+
+def lacking(table: str, name: str) -> str:
+    """Return why `name` of a table of an extension is not there: another one is missing. "" if no extension adds it."""
+    for extension, module in _found().items():
+        if extension not in extensions() and name in getattr(module, table, {}):
+            missing = ", ".join(sorted(required(module) - extensions().keys()))
+            return f"it comes with the extension {extension}, which needs one that is not there: {missing}"
+    return ""
+
+
+@cache
+def _found() -> Mapping[str, ModuleType]:
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob("extensions/*/extension.py"))
-    return (*(import_module(f"hone.extensions.{name}.extension") for name in folders), *_installed())
+    own = {name: import_module(f"hone.extensions.{name}.extension") for name in folders}
+    return own | dict(_installed())
 
 
-def _installed() -> Iterator[ModuleType]:
+def _installed() -> Iterator[tuple[str, ModuleType]]:
     files = (file for folder in sys.path for file in iglob(f"{folder or '.'}/*-info/entry_points.txt"))
     if not any(f"[{GROUP}]" in Path(file).read_text(encoding="utf-8") for file in files):
         return
@@ -126,7 +153,7 @@ def _installed() -> Iterator[ModuleType]:
 
     for entry in entry_points(group=GROUP):
         try:
-            yield entry.load()
+            yield entry.name, entry.load()
         except Exception as error:
             package = entry.dist.name if entry.dist else entry.value
             raise UserError(
@@ -144,7 +171,7 @@ def exported(name: str) -> Any:
 def gathered(table: str, core: dict[str, Any]) -> dict[str, Any]:
     """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
     found = dict(core)
-    for module in extensions():
+    for module in extensions().values():
         for name, value in getattr(module, table, {}).items():
             if name in found:
                 raise UserError(f"{module.__name__} adds {name!r}, which hone has already: rename it there")

@@ -30,6 +30,7 @@ from pydantic import ValidationError
 from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
 from hone.config.retired import check_retired, is_dropped
 from hone.errors import KEYWORDS, UserError
+from hone.extension import lacking
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -91,6 +92,9 @@ def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Pat
     """Return a hint: the key that was meant, or what `TRL` says of an argument of TRL; `other` if no key is like it."""
     from hone.config.trl import KEYS, TRL
 
+    for place in ("run", _command(cls)):
+        if why := lacking("KEYS", f"{place}.{unknown[0].replace('-', '_')}"):
+            return f": {why}"
     name, note = TRL.get(unknown[0].replace("-", "_"), ("", "")) if len(unknown) == 1 else ("", "")
     name = KEYS.get(name, name)
     known = lookup(cls, tuple(name.split("."))) or lookup(cls, tuple(name.removeprefix("trainer.").split(".")))

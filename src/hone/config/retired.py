@@ -1,4 +1,6 @@
-"""Keys that hone has no more, for configs that still name them: config.toml of a run holds all defaults of its time."""
+"""Keys that hone has no more, or that an extension brought which is gone, for configs that still name them: config.toml
+of a run holds all defaults of its time.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +45,14 @@ RETIRED: dict[str, Retired] = {
     "regrade.check": Retired((256,), "the run's own task always grades a part again: leave it out"),
 }
 """By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""
+_GONE = "it comes with the extension {} of hone, which is not there: leave it out"
+OF_EXTENSIONS: dict[str, Retired] = {
+    "report": Retired((True,), _GONE.format("viewer")),
+    "audit": Retired((True,), _GONE.format("audit")),
+    "wandb": Retired((), _GONE.format("trackers")),
+    "trackio": Retired((), _GONE.format("trackers")),
+}
+"""Keys of extensions that hone brings, by name; looked for where hone has no such key."""
 
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
@@ -62,7 +72,8 @@ def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bo
 def _retired(command: str, path: tuple[str, ...]) -> Retired | None:
     names = [part.replace("-", "_") for part in path]
     keys = [".".join(names[:end]) for end in range(len(names), 0, -1)]
-    return next((RETIRED[at] for key in keys for at in (f"{command}.{key}", key) if at in RETIRED), None)
+    old = next((RETIRED[at] for key in keys for at in (f"{command}.{key}", key) if at in RETIRED), None)
+    return old or OF_EXTENSIONS.get(names[0])
 
 
 def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:

@@ -32,7 +32,7 @@ from hone.environments.task_files import (
     sources,
 )
 from hone.errors import UserError
-from hone.extension import Loader, gathered, load
+from hone.extension import Loader, gathered, lacking, load
 
 
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
@@ -97,8 +97,10 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     loaders: dict[str, Loader] = gathered("LOADERS", {})
     loader = loaders.get(library.replace("_", "-"))
     if loader is None or not task:
+        why = lacking("LOADERS", library.replace("_", "-"))
         raise UserError(
-            f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(loaders)}"
+            f"{env_id!r} is not an environment id: "
+            + (why or f"write LIBRARY:TASK with a library of {' or '.join(loaders) or 'an extension: there is none'}")
         )
     if loader.names_code:
         trust.check_named(f"the task {env_id}")

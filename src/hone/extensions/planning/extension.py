@@ -2,6 +2,7 @@
 
 from hone.extension import Command, Watch
 
+REQUIRES = ("sandbox",)
 COMMANDS = {
     "plan": Command("what a run will do, take and cost, before it starts", "PlanConfig", "plan.run", __name__),
     "doctor": Command(

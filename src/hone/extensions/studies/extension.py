@@ -2,5 +2,6 @@
 
 from hone.extension import Command
 
+REQUIRES = ("viewer",)
 COMMANDS = {"study": Command("train variants over seeds: which settings matter", "StudyConfig", "run", __name__)}
 EXPORTS = {"study": "hone.extensions.studies.study"}

@@ -2,6 +2,7 @@
 
 from hone.extension import Command, Key, Watch
 
+REQUIRES = ("audit",)
 COMMANDS = {
     "view": Command("look at runs in a browser: curves, and their samples", "ViewConfig", "view.run", __name__),
     "report": Command("the run card: what came of a run, and how sure", "ReportConfig", "report.run", __name__),
