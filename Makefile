@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -27,6 +27,7 @@ help:
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
 	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
 	@echo "make test-trl     test losses and advantages against TRL's own trainers"
+	@echo "make test-deletable  test without each of the extensions: help, SFT and RL, with the same bytes"
 	@echo "make test-browser  test hone view in a real browser; needs chromium"
 	@echo "make check        formatting, lint and types"
 	@echo "make docs         build the site of the documentation into outputs/site"
@@ -99,6 +100,9 @@ test-wheel: dev
 EVERY := 1
 test-contracts: dev
 	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m long --durations=15
+
+test-deletable: dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 -m "deletable or not deletable" tests/test_deletable.py
 
 test-audit: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m "audit and not sandbox" --durations=10

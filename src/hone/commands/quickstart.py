@@ -28,6 +28,7 @@ import hone
 from hone.commands.status import command, print_table
 from hone.config.init import ExamplesConfig, QuickstartConfig
 from hone.errors import UserError
+from hone.extension import gathered
 from hone.model.files import KNOWN
 from hone.processes import Process
 from hone.runs.display import say
@@ -106,11 +107,13 @@ def run(config: QuickstartConfig) -> int:
     (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     measured.print()
     args, model = measured.env.get("args"), config.model if pretrained else None
+    added = gathered("COMMANDS", {})
     print(
         f"\nTraining took {sft_seconds + rl_seconds:.0f} s{f' and at most {peak:.2f} GiB' if peak else ''}. "
-        f"Reward curve: {out / 'rl/report.html'}\nNext:\n"
-        f"  hone view {out}   # curves and samples in a browser\n"
-        f"  {command('hone', 'eval', 'reverse-text', m=rl_weights, n=5, r=3, a=args)}   # samples and their scores\n"
+        + (f"Reward curve: {out / 'rl/report.html'}" if "report" in added else "")
+        + "\nNext:\n"
+        + (f"  hone view {out}   # curves and samples in a browser\n" if "view" in added else "")
+        + f"  {command('hone', 'eval', 'reverse-text', m=rl_weights, n=5, r=3, a=args)}   # samples and their scores\n"
         f"  {shlex.join([*rl_command[:-1], str(out / 'rl-seed1'), '--seed', '1'])}   # another seed\n"
         f"  {command('hone', 'quickstart', '--controls', model=model)}   # what SFT alone would have reached"
     )

@@ -191,4 +191,6 @@ def report(training: Any) -> str:
     text += f"Done: {version} step{'' if version == 1 else 's'}{why}{figures}. Weights: {weights}\n"
     if best := best_checkpoint(summary):
         text += f"Best: {best}, in {run.folder / view.CHECKPOINTS}\n"
-    return f"{text}Look: {shlex.join(['hone', 'view', str(run.folder)])}\nNext: {evaluating(summary, weights)}"
+    if "view" in gathered("COMMANDS", {}):
+        text += f"Look: {shlex.join(['hone', 'view', str(run.folder)])}\n"
+    return f"{text}Next: {evaluating(summary, weights)}"

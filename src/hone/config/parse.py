@@ -28,9 +28,8 @@ from typing import Any, TypeVar, get_args, get_origin
 from pydantic import ValidationError
 
 from hone.config.base import BaseConfig, Key, Path, Setting, Settings, dotted, flag, is_dict, lookup, nearest
-from hone.config.retired import check_retired, is_dropped
+from hone.config.retired import check_retired, is_dropped, lacks
 from hone.errors import KEYWORDS, UserError
-from hone.extension import lacking
 
 Config = TypeVar("Config", bound=BaseConfig)
 
@@ -92,9 +91,8 @@ def _meant(cls: type[BaseConfig], unknown: Path, other: str, show: Callable[[Pat
     """Return a hint: the key that was meant, or what `TRL` says of an argument of TRL; `other` if no key is like it."""
     from hone.config.trl import KEYS, TRL
 
-    for place in ("run", _command(cls)):
-        if why := lacking("KEYS", f"{place}.{unknown[0].replace('-', '_')}"):
-            return f": {why}"
+    if why := lacks(_command(cls), unknown):
+        return f": {why}"
     name, note = TRL.get(unknown[0].replace("-", "_"), ("", "")) if len(unknown) == 1 else ("", "")
     name = KEYS.get(name, name)
     known = lookup(cls, tuple(name.split("."))) or lookup(cls, tuple(name.removeprefix("trainer.").split(".")))
@@ -214,8 +212,9 @@ class _Reader:
             self.given[FLAG].put(off.path, Setting(None if off.section else False, token, is_flag=True))
             return
         if key is None:
-            check_retired(_command(self.cls), tuple(on.split(".")), word)
-            hint = _meant(self.cls, path, ", and none is like it; --help all lists them", flag)
+            check_retired(_command(self.cls), bare := tuple(on.split(".")), word)
+            known = bare if lacks(_command(self.cls), bare) else path
+            hint = _meant(self.cls, known, ", and none is like it; --help all lists them", flag)
             raise UserError(f"unknown flag {word}{hint}")
         if not equals and key.type is not bool and self.tokens and self.tokens[0].startswith("@"):
             if key.section is None:

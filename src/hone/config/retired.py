@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from hone.errors import UserError
+from hone.extension import lacking
 
 
 class Retired(NamedTuple):
@@ -57,7 +58,7 @@ OF_EXTENSIONS: dict[str, Retired] = {
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
     """Raise UserError if a key of `command` that `source` sets is retired."""
-    if old := _retired(command, path):
+    if (old := _retired(command, path)) and not lacks(command, path):
         raise UserError(f"{source or '.'.join(path)}: {old.instead}")
 
 
@@ -67,6 +68,11 @@ def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bo
     if old is not None and value not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
     return old is not None
+
+
+def lacks(command: str, path: tuple[str, ...]) -> str:
+    """Return why a key of an extension that is there is not: it needs another one. "" if none has it."""
+    return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 
 def _retired(command: str, path: tuple[str, ...]) -> Retired | None:

@@ -20,6 +20,7 @@ from hone.config.dump import non_defaults
 from hone.config.hoist import task_label
 from hone.config.shared import StopConfig
 from hone.errors import UserError
+from hone.extension import gathered
 from hone.runs import provenance
 from hone.runs.budget import Spent, spent
 from hone.runs.files import MARKER, RESTORE, parse_time, read_json, sha256
@@ -170,6 +171,7 @@ def next_commands(run: Summary) -> list[tuple[str, str]]:
         return [("finish the resume that was interrupted", _resuming(run))]
     if run.status == "done":
         again = [("check that it can be repeated", f"hone verify {quoted} --steps 3")]
+        again = again if "verify" in gathered("COMMANDS", {}) else []
         if weights := run.files.weights():
             return [("evaluate it", evaluating(run, weights[max(weights)])), *again]
         return again
