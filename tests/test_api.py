@@ -105,7 +105,7 @@ def test_names_stay_what_they_are_whatever_is_imported():
     names |= {"algorithms": ["advantages", "losses"]}
     for module, stable in names.items():
         assert all(hasattr(import_module(f"hone.{module}"), name) for name in stable), module
-    with pytest.raises(AttributeError, match="has no attribute 'train': it has RL, SFT, HTTPReward, Judge, Run, "):
+    with pytest.raises(AttributeError, match="has no attribute 'train': it has HTTPReward, Judge, RL, Run, SFT, "):
         hone.train  # noqa: B018
 
 

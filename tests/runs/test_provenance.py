@@ -32,4 +32,6 @@ def test_importing_the_room_is_cheap():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.startswith("[] ")
     rooms = {name.split(".")[1] for name in ast.literal_eval(done.stdout[3:])}
-    assert rooms <= {"runs", "config", "digests", "types", "errors", "rng", "redaction", "terminal", "web", "processes"}
+    assert rooms - {"extension", "extensions"} <= {
+        *("runs", "config", "digests", "types", "errors", "rng", "redaction", "terminal", "web", "processes")
+    }

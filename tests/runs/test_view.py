@@ -19,8 +19,8 @@ WORDS = {*view.OF_STEPS, *view.OF_VERSIONS, view.PROCESS_LOGS, view.SPOOL, "wand
 FILES = {*view.NAMES, *view.GIVEN, view.PREVIOUS, view.LOCK, view.LAUNCHER, view.CERTIFICATE} - WORDS
 ELSEWHERE = {
     "config/shared.py: weights",  # of a transport
-    "studies/running.py: evals",  # of a study
-    "viewer/card/files.py: report.html",  # a template
+    "extensions/studies/running.py: evals",  # of a study
+    "extensions/viewer/card/files.py: report.html",  # a template
     "environments/kept_source.py: rewards.py",  # how a traceback names a function's file
 }
 
