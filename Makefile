@@ -121,7 +121,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,--map-root-user)
 test-cluster: dev
 	@unshare $(AS_ROOT) --net --mount true || { echo "SKIPPED: the tests on a cluster, for the reason above"; exit 0; }; \
 		OMP_NUM_THREADS=1 unshare $(AS_ROOT) --net --mount \
-		$(BIN)/python -m pytest -q -m cluster tests/cluster --durations=10
+		$(BIN)/python -m pytest -q -m cluster tests/extensions/cluster --durations=10
 
 test-device: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m device tests/device --durations=10
@@ -134,7 +134,7 @@ test-vllm: dev
 	@code=0; $(PYTHON) scripts/vllm_env.py || code=$$?; \
 		if [ $$code = 3 ]; then echo "SKIPPED: the tests against vLLM, for the reason above"; exit 0; fi; \
 		if [ $$code != 0 ]; then exit $$code; fi; \
-		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m vllm tests/vllm --durations=10
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m vllm tests/extensions/vllm --durations=10
 
 # An environment of its own: verifiers brings scripts of hone's names (vf-eval, replay), and an older openai.
 verifiers-env: .venv-verifiers/.installed
@@ -147,7 +147,7 @@ verifiers-env: .venv-verifiers/.installed
 
 test-adapters: dev verifiers-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m adapters tests/environments --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m adapters tests/extensions/libraries --durations=5
 
 test-trl: dev
 	@$(PIP) --quiet --editable ".[dev,bench]"
@@ -163,7 +163,7 @@ test-browser: dev
 	@command -v chromium >/dev/null || \
 		{ echo "error: the tests in a browser need chromium: apt-get install chromium" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,browser]"
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m browser tests/browser --durations=5
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m browser tests/extensions/viewer/browser --durations=5
 
 check: dev
 	$(BIN)/ruff format --check .

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["WANDB_MODE"] = "offline"
 
 import pytest
+from recorded import Bench
 
 LONG_FILES = ("test_docs.py", "test_invariant.py")
 """Begun with, so that no worker is left with one of them when the others are done."""
@@ -87,3 +89,41 @@ def _imitator(task: str, args: dict, steps: int, folder: Path) -> Path:
     words += f" --precision fp32 --display none --output-dir {folder / 'sft'}"
     assert call("sft", [*words.split(), "--data.env.args", json.dumps(args)], "hone sft") == 0
     return folder / "sft" / "weights" / f"step_{steps}"
+
+
+# Recorded runs that several suites share; each of those copies what it changes.
+
+
+@pytest.fixture(scope="session")
+def bench(tmp_path_factory, tiny_model_dir) -> Bench:
+    return Bench(tmp_path_factory.mktemp("bench"), tiny_model_dir)
+
+
+@pytest.fixture(scope="session")
+def rl_run(bench) -> Path:
+    """Read only."""
+    return bench.rl("rl")
+
+
+@pytest.fixture
+def copied(rl_run, tmp_path) -> Path:
+    """A copy of the RL run, to tamper with."""
+    return shutil.copytree(rl_run, tmp_path / "copied")
+
+
+@pytest.fixture(scope="session")
+def sft_run(bench) -> Path:
+    """Read only."""
+    return bench.sft("sft")
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty current directory; the path and the modules that a test imports are as before after it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]

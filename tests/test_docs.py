@@ -44,8 +44,8 @@ PLAN, TASKS, REWARDS, PYTHON = (DOCS / f"{name}.md" for name in ("plan", "tasks"
 WATCHING, TRAINING, REPRODUCIBILITY = (DOCS / f"{name}.md" for name in ("watching", "training", "reproducibility"))
 ALGORITHMS_PAGE = DOCS / "algorithms.md"
 RUN = (ROOT / "README.md", REWARDS, REPRODUCIBILITY, ALGORITHMS_PAGE)
-"""Pages whose commands are run in order. Other tests run those of training.md (tests/split, tests/vllm and
-tests/test_serving_page.py), of `hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
+"""Pages whose commands are run in order. Other tests run those of training.md (tests/extensions, tests/test_serving_page.py),
+of `hone init-env` (tests/commands) and of tasks (tests/test_recipes.py)."""
 PRINTING = (TASKS, REWARDS)
 """Pages whose Python is run where it prints: `print(…)  # what it prints`."""
 OTHER_PROGRAMS = ("make", "pytest", "export", "source", "bash", "hf", "torchrun", "pip", ".venv/bin/pytest")
@@ -257,7 +257,7 @@ def cut_short(body: str, model: Path) -> str:
 
 @pytest.mark.parametrize("page", PRINTING, ids=lambda page: page.name)
 def test_python_prints_what_the_page_says(page: Path, here: Path, capfd):
-    """The sandbox's part is in tests/sandbox/test_page.py."""
+    """The sandbox's part is in tests/extensions/sandbox/test_page.py."""
     printing = [body for body in blocks(page, "python") if "  # " in body and "\nprint(" in body]
     for body in printing:
         if "Sandbox(" not in body:

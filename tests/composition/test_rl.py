@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from graders import gone, wait_for
-from hone.audit.probes import play_many
 
 from hone.cli import main
 from hone.composition.rl import RL
 from hone.errors import UserError
+from hone.extensions.audit.probes import play_many
 from hone.runs import Run
 from hone.runs.observer import Observer
 from hone.runs.settings import about

@@ -1,0 +1,256 @@
+"""Runs whose rollouts a program makes, from `hone.rl` and the command line to `replay`."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tampering
+from real_server import serving
+
+import hone
+from hone.cli import main
+from hone.errors import UserError
+from hone.runs import Run
+from hone.trainer.sft_data import sampled_rows
+
+DOCS = Path(__file__).parents[3] / "docs" / "agents.md"
+ROWS = [{"prompt": f"{i} + 1", "answer": str(i + 1)} for i in range(20)]
+AGENT = """
+async def agent(client, example):
+    first = (await client.chat.completions.create(model="m", messages=example.prompt)).choices[0].message
+    messages = [*example.prompt, first.model_dump(exclude_none=True), {"role": "user", "content": "More"}]
+    second = (await client.chat.completions.create(model="m", messages=messages)).choices[0].message.content
+    other = [{"role": "user", "content": "Other"}]
+    third = (await client.chat.completions.create(model="m", messages=other)).choices[0].message.content
+    if example.answer == "1":
+        raise ValueError("no")
+    return {"letters": sum(c.isalpha() for c in first.content + third) / 10, "long": len(second) / 100}
+"""
+SETTINGS: dict[str, Any] = {
+    "max_steps": 3,
+    "seq_len": 160,
+    "display": "none",
+    "report": False,
+    "orchestrator.batch_size": 8,
+    "orchestrator.rollouts_per_example": 4,
+    "orchestrator.sampling.max_tokens": 6,
+    "orchestrator.grading.max_failed": 1.0,
+    "trainer.optim.lr": 1e-3,
+    "inference.batch_invariant": True,
+    "ckpt.interval": 1,
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.delitem(sys.modules, "my_agent", raising=False)
+    (tmp_path / "my_agent.py").write_text(AGENT)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    yield tmp_path
+    sys.modules.pop("my_agent", None)
+
+
+def contents(out: Path) -> dict[str, bytes]:
+    files = [out / "metrics.jsonl", out / "hashes.jsonl", *out.glob("rollouts/*"), *out.glob("weights/*/*.safetensors")]
+    return {str(file.relative_to(out)): file.read_bytes() for file in files}
+
+
+def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
+    here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
+) -> None:
+    settings = SETTINGS | {"model": str(tiny_model_dir)}
+    from my_agent import agent  # type: ignore[import-not-found]
+
+    run = hone.rl(agent=agent, dataset="rows.jsonl", output_dir="one", **settings)
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["rl", *flags, "--agent", "my_agent:agent", "--data", "rows.jsonl", "--output-dir", "two"]) == 0
+    assert len(contents(Path("one"))) > 5 and contents(Path("one")) == contents(Path("two"))
+
+    assert run.info["exact"] is False and "a program makes the rollouts" in run.info["inexact"][0]["cause"]
+    rows = [row for step in range(3) for row in run.rollouts(step).to_pylist()]
+    for row in rows:
+        (branch,) = json.loads(row["branches"])
+        assert any(branch["sampled_mask"]) and branch["messages"][0]["content"] == "Other"
+        assert row["outcome"] in ("correct", "wrong") if row["answer"] != "1" else row["outcome"] == "grader_error"
+        if row["reward"] is not None:
+            assert row["reward"] == pytest.approx(sum(dict(row["components"]).values()))
+            assert set(dict(row["components"])) == {"letters", "long"}
+    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    trained = [(line["trajectories/mean"], line["turns/mean"]) for line in lines if "lr" in line]
+    assert trained == [(2, 2)] * 3
+    assert main(["replay", "one"]) == 0
+    with pytest.raises(UserError, match="several segments"):
+        sampled_rows(run, 0.0, "")
+    capsys.readouterr()
+    assert main(["regrade", "one", "--trust-local-task"]) == 2
+    assert "nothing else can grade them" in capsys.readouterr().err
+    assert main(["verify", "one", "--trust-local-task", "--steps", "3"]) == 0
+    text = capsys.readouterr().out
+    assert "a program made the rollouts of this run, and is not run again" in text
+    assert "3 steps came out equal from their recorded completions and rewards" in text
+
+    def pays_more(rows: list[dict[str, Any]]) -> None:
+        row = next(row for row in rows if row["reward"] is not None)
+        row.update(reward=row["reward"] + 1, components=[("letters", 1.0), ("long", row["reward"])])
+
+    shutil.rmtree("one/checkpoints")  # they have the hashes, too
+    tampering.edit_rollouts(Path("one"), 1, pays_more, fit_hashes=True)
+    assert main(["verify", "one", "--trust-local-task", "--steps", "3"]) == 1
+    text = capsys.readouterr().out
+    assert "verdict       differs: " in text and "step 1" in text, text
+
+
+def test_rewards_of_calls_are_recorded_and_replayed(here: Path, tiny_model_dir: Path) -> None:
+    code = "GIVEN = []\n" + AGENT.replace('"long": len(second) / 100}', '"calls": GIVEN[-1]}')
+    line = "    GIVEN.append([len(x) / 9 for x in (first.content, second, third)])\n    return {"
+    (here / "my_agent.py").write_text(code.replace("    return {", line))
+    from my_agent import GIVEN, agent  # type: ignore[import-not-found]
+
+    settings = SETTINGS | {"model": str(tiny_model_dir), "max_steps": 2}
+    run = hone.rl(agent=agent, dataset="rows.jsonl", output_dir="one", **settings)
+    rows = [row for step in range(2) for row in run.rollouts(step).to_pylist() if row["reward"] is not None]
+    branches = [json.loads(row["branches"])[0] for row in rows]
+    assert len({tuple(given) for given in GIVEN}) > 1 and all(len(row["call_rewards"]) == 2 for row in rows)
+    recorded = [row["call_rewards"] + branch["call_rewards"] for row, branch in zip(rows, branches, strict=True)]
+    assert sorted(recorded) == sorted(GIVEN)
+    for row, branch in zip(rows, branches, strict=True):
+        assert len(branch["call_advantages"]) == 1
+        mean = np.mean([*row["call_advantages"], *branch["call_advantages"]])
+        assert row["advantage"] == pytest.approx(mean, abs=1e-6)
+    hone.rl(agent=without_calls(agent), dataset="rows.jsonl", output_dir="two", **settings)
+    assert main(["replay", "one"]) == 0
+    one, two = (Path(name, "weights/step_2/model.safetensors").read_bytes() for name in ("one", "two"))
+    assert one != two, "the calls' own rewards decide"
+
+
+def without_calls(agent: Any) -> Any:
+    """The same program, without rewards of calls."""
+
+    async def without(client: Any, example: Any) -> Any:
+        return {name: value for name, value in (await agent(client, example)).items() if name != "calls"}
+
+    return without
+
+
+def test_an_agent_that_only_evaluates_a_run_is_not_run_again(
+    here: Path, tiny_model_dir: Path, capsys: pytest.CaptureFixture
+) -> None:
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    evaluated = {"orchestrator.eval.envs": [{"id": "functions", "args": args}], "orchestrator.eval.num_examples": 2}
+    settings = SETTINGS | evaluated | {"max_steps": 1, "model": str(tiny_model_dir), "output_dir": "out"}
+    hone.rl(**settings)
+    capsys.readouterr()
+    assert main(["verify", "out"]) == 2 and "my_agent:agent" in capsys.readouterr().err
+    assert main(["verify", "out", "--trust-local-task"]) == 0
+    text = capsys.readouterr().out
+    assert "a program makes the evaluations of this run" in text and "1 step came out equal, bit for bit" in text
+
+
+def test_what_an_agent_does_not_go_with_is_one_sentence(here: Path) -> None:
+    async def agent(client: Any, example: Any) -> float:
+        return 1.0
+
+    def plain(client: Any, example: Any) -> float:
+        return 1.0
+
+    for given, words in (
+        ({"agent": agent, "reward_funcs": [plain]}, "gives the rewards itself"),
+        ({"agent": plain}, "async def"),
+        ({"agent": agent, "orchestrator.truncated": "penalize"}, "penalize"),
+        ({"agent": "my_agent:agend"}, "did you mean agent"),
+        ({"orchestrator.env.args": {"agent_command": "no-such-program"}}, "there is no program"),
+        ({"agent": agent, "orchestrator.env.args": {"agent_limits": {"most_calls": 3}}}, "its keys are max_calls"),
+    ):
+        with pytest.raises(UserError, match=words):
+            hone.rl(dataset=ROWS, model="hone/tiny", output_dir="no", display="none", **given)
+
+
+def test_an_agent_is_evaluated_on_weights_that_are_here(here: Path, tiny_model_dir: Path) -> None:
+    result = hone.evaluate(
+        "functions",
+        model=str(tiny_model_dir),
+        env_args={"agent": "my_agent:agent", "eval_data": "rows.jsonl"},
+        num_examples=3,
+        max_tokens=6,
+    )
+    outcomes = [sample.score.outcome for sample in result.samples]
+    assert len(outcomes) == 3 * 3 and str(outcomes[0]) == "grader_error"
+    assert all(sample.trajectory.branches for sample in result.samples)
+
+
+def test_an_agent_is_evaluated_at_a_url(here: Path) -> None:
+    """With hone's own server at it: the very calls, in the same order, and their rewards."""
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    more = {"model": "hone/tiny", "num_examples": 3, "rollouts_per_example": 2, "max_tokens": 6, "seed": 1}
+    with serving() as served:
+        more |= {"base_url": f"{served.url}/v1", "env_args": args}
+        result = hone.evaluate("functions", **more)
+        calls = [sample.trajectory for sample in result.samples]
+        assert [str(sample.score.outcome) for sample in result.samples[:2]] == ["grader_error"] * 2
+        assert all(reply.turns == 3 and reply.completion_tokens for reply in calls[2:])
+        assert all(set(sample.score.components) == {"letters", "long"} for sample in result.samples[2:])
+        again = hone.evaluate("functions", **more)
+        assert [s.score.components for s in again.samples] == [s.score.components for s in result.samples]
+        more |= {"env_args": args | {"agent_limits": {"max_calls": 2}}}
+        result = hone.evaluate("functions", **more)
+        assert {str(sample.score.outcome) for sample in result.samples} == {"truncated"}
+
+
+def test_an_agent_at_a_url_rewards_as_many_calls_as_it_made(here: Path) -> None:
+    calls = '"calls": [1.0] * (2 if example.answer == "2" else 3)}'
+    (here / "my_agent.py").write_text(AGENT.replace('"long": len(second) / 100}', calls))
+    args = {"agent": "my_agent:agent", "eval_data": "rows.jsonl"}
+    with serving() as served:
+        url = f"{served.url}/v1"
+        result = hone.evaluate(
+            "functions", model="hone/tiny", base_url=url, env_args=args, num_examples=3, rollouts_per_example=1
+        )
+    _, wrong, right = (sample.score for sample in result.samples)
+    assert str(wrong.outcome) == "grader_error" and "gave 2 rewards of calls; 3 were answered" in wrong.detail
+    assert set(right.components) == {"letters"}
+
+
+def test_a_command_trains(here: Path, tiny_model_dir: Path) -> None:
+    program = (
+        "import json, sys\nfrom openai import OpenAI\nexample = json.load(sys.stdin)\n"
+        "text = OpenAI().chat.completions.create(model='m', messages=example['prompt']).choices[0].message.content\n"
+        "print(json.dumps(sum(c.isalpha() for c in text) / 10))\n"
+    )
+    Path("program.py").write_text(program)
+    flags = [word for name, value in (SETTINGS | {"max_steps": 1}).items() for word in (f"--{name}", str(value))]
+    command = f"{sys.executable} program.py"
+    words = ["--model.name", str(tiny_model_dir), "--agent-command", command, "--data", "rows.jsonl"]
+    assert main(["rl", *flags, *words, "--output-dir", "out"]) == 0
+    rows = Run("out").rollouts(0).to_pylist()
+    assert len(rows) == 8
+    assert all(row["reward"] == sum(c.isalpha() for c in row["text"]) / 10 for row in rows)
+
+
+def test_the_code_of_the_docs_runs(here: Path) -> None:
+    text = DOCS.read_text()
+    script, program = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    Path("my_agent.py").write_text(script)
+    Path("program.py").write_text(program)
+    found = runpy.run_path("my_agent.py", run_name="__main__")
+    run = Run("agent-run")
+    assert run.info["status"] == "done"
+    rows = run.rollouts(0).to_pylist()
+    assert any(len(json.loads(row["branches"])) == 1 for row in rows if row["branches"])
+    Path("problems.jsonl").write_text("".join(json.dumps(problem) + "\n" for problem in found["PROBLEMS"]))
+    small = ["--max-steps", "1", "--orchestrator.batch-size", "8", "--orchestrator.rollouts-per-example", "4"]
+    small += ["--orchestrator.sampling.max-tokens", "4"]
+    for number, command in enumerate(re.findall(r"^rl (.*)$", text, re.MULTILINE)):
+        words = shlex.split(command.replace("python program.py", f"{sys.executable} program.py"))
+        assert main(["rl", *words, *small, "--output-dir", f"run{number}"]) == 0
+        assert Run(f"run{number}").info["status"] == "done" and len(Run(f"run{number}").rollouts(0)) == 8

@@ -1,0 +1,166 @@
+"""Each surprise is found where it is, a healthy recipe has none, and a run that lacks memory gets remedies."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hone.config.parse import from_settings, parse
+from hone.config.rl import RLConfig
+from hone.extensions.planning.advice import missing
+from hone.extensions.planning.arithmetic import Steps
+from hone.extensions.planning.config import PlanConfig
+from hone.extensions.planning.data import Facts, look_at
+from hone.extensions.planning.devices import DEVICES, Device
+from hone.extensions.planning.report import Plan, plan_of, short
+from hone.inference.memory import GIB
+from hone.model.config import DecoderConfig
+from hone.model.shape import KNOWN, shape_of
+
+ROOT = Path(__file__).parents[3]
+SPLIT = "examples/reverse_text/rl"
+CPU = Device("a CPU", "cpu", 16 * GIB, {"bf16": 4e11, "fp32": 1e11}, 3e10)
+FACTS = Facts(pool=10_000, held_out=500, prompts=(40, 50), references=(30, 60, 90))
+EVAL = ("--orchestrator.eval.num-examples", "64")
+LARGE = KNOWN["qwen2.5-1.5b"]
+TINY = shape_of("hone/tiny")
+SMALL = {"tiny": "hone/tiny", "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
+"""What the recipes for a CPU train, by a word in their names."""
+
+
+def lines() -> list[str]:
+    """What the examples are started with."""
+    files = sorted(path for path in ROOT.glob("examples/**/*.toml") if "rl" not in path.parts)
+    of_roles = [
+        " ".join(f"--{role} @ {folder}/{name}.toml" for role, name in [("trainer", "train"), ("orchestrator", "orch")])
+        for folder in (SPLIT, f"{SPLIT}/tiny")
+    ]
+    return [f"@ {path.relative_to(ROOT)}" for path in files] + of_roles
+
+
+@pytest.mark.parametrize("line", lines())
+def test_the_examples_have_none(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with the model that a recipe for a CPU starts from, in place of the folder that its SFT would have made."""
+    monkeypatch.chdir(ROOT)
+    small = next((model for word, model in SMALL.items() if word in line), None)
+    config = parse(PlanConfig, shlex.split(line), "hone plan").run
+    if small is not None:
+        config = config.model_copy(update={"model": config.model.model_copy(update={"name": small})})
+    plan = plan_of(config, CPU if small else DEVICES["h200"], look_at(config), here=False)
+    assert plan.fits and plan.surprises == []
+    assert plan.usual is not None and plan.worst is not None and plan.usual.total <= plan.worst.total
+
+
+def test_several_tasks_are_looked_at_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+
+    def of(*ids: str) -> RLConfig:
+        settings = {"orchestrator.envs": [{"id": id} for id in ids], "orchestrator.eval.num_examples": 64}
+        return from_settings(RLConfig, None, {"model.name": "hone/tiny"} | settings)
+
+    one, other, both = (look_at(of(*ids)) for ids in (["reverse-text"], ["char-count"], ["reverse-text", "char-count"]))
+    assert both.pool == (one.pool or 0) + (other.pool or 0) and both.prompts == one.prompts + other.prompts
+    assert both.references == one.references + other.references and not both.notes
+    assert Steps.of(of("a", "b")).evaluated == 2 * Steps.of(of("a")).evaluated > 0
+    assert list(missing(of("reverse-text", "no-such-task"))) == ["task"] and missing(of("reverse-text")) == {}
+
+
+def plan(*argv: str, facts: Facts = FACTS, shape: DecoderConfig = LARGE, device: Device = DEVICES["h200"]) -> Plan:
+    config = parse(RLConfig, list(argv), "rl")
+    return plan_of(config, device, facts, here=False, shape=shape)
+
+
+def found(*argv: str, facts: Facts = FACTS) -> list[str]:
+    return plan(*argv, facts=facts).surprises
+
+
+def test_a_plain_run_has_none() -> None:
+    assert found(*EVAL, "--ckpt.interval", "50") == []
+
+
+SETTINGS = {
+    "--orchestrator.rollouts-per-example 2 --orchestrator.batch-size 64": "rollouts_per_example = 2: most groups",
+    "--orchestrator.batch-size 16 --orchestrator.rollouts-per-example 16": "counts completions, not prompts",
+    "--orchestrator.sampling.max-tokens 64": "max_tokens = 64 cuts 33 % of the task's own reference answers",
+    "--seq-len 120 --orchestrator.sampling.max-tokens 100": "leaves 70 tokens for a completion after the longest",
+    "--seq-len 40000": "seq_len = 40000 exceeds the model's context of 32768 tokens",
+    "--trainer.scheduler.warmup-steps 60": "warmup_steps = 60 is more than half of the run's 100 steps",
+    "--trainer.optim.lr 3e-4": "trainer.optim.lr = 0.0003 tends to destroy a model of 1,544M parameters: 1e-6",
+    "--trainer.optim.lr 1e-8": "trainer.optim.lr = 1e-08 will hardly move",
+    "--trainer.optim.lr 3e-3 --model.lora.rank 8": "1,544M parameters: 1e-5 with LoRA is usual in RL",
+    "--orchestrator.sampling.temperature 0.2": "temperature = 0.2 hardly explores",
+    "--orchestrator.eval.interval 200": "eval.interval = 200 is beyond max_steps = 100",
+    "--orchestrator.eval.num-examples 900": "num_examples = 900, but only 500 examples are held out",
+    "--ckpt.interval 500": "ckpt.interval = 500 is beyond max_steps = 100: nothing comes before the end",
+    "--budget.hours 0.01": "budget.hours = 0.01 ends the run after about",
+    "--budget.tokens 1000": "budget.tokens = 1,000 ends the run after about 0 of 100 steps",
+}
+
+
+@pytest.mark.parametrize("line", SETTINGS)
+def test_a_setting_that_surprises_gets_one_sentence(line: str) -> None:
+    surprises = found(*EVAL, "--ckpt.interval", "50", *shlex.split(line))
+    assert [text for text in surprises if SETTINGS[line] in text], surprises
+    assert len(surprises) == 1 and "\n" not in surprises[0]
+
+
+def test_one_rollout_of_a_prompt_is_no_surprise_where_prompts_are_compared() -> None:
+    size = ["--orchestrator.rollouts-per-example", "1", "--orchestrator.batch-size", "64"]
+    assert found(*size, "--algorithm", "reinforce++") == found("--algorithm", "reinforce++")
+
+
+def test_no_evaluation_and_no_checkpoints_in_a_long_run() -> None:
+    texts = found("--max-steps", "100000", facts=replace(FACTS, pool=10**6))
+    assert texts[0].startswith("no evaluation: the reward on training prompts will be the only sign")
+    assert texts[1].startswith("no checkpoints in a run of about") and "--ckpt.interval" in texts[1]
+
+
+def test_an_evaluation_has_no_more_examples_than_are_held_out() -> None:
+    """Four held-out examples are sampled four at a time, whatever is asked for: in completions, memory and seconds."""
+    few = replace(FACTS, held_out=4)
+    line = ("--orchestrator.eval.interval", "5", "--orchestrator.batch-size", "16", "--max-steps", "20")
+    asked = plan(*line, "--orchestrator.eval.num-examples", "256", facts=few)
+    there = plan(*line, "--orchestrator.eval.num-examples", "4", facts=few)
+    assert (asked.steps.evaluations, asked.steps.evaluated) == (5, 4)
+    assert (asked.steps, asked.memory, asked.usual) == (there.steps, there.memory, there.usual)
+    text = "orchestrator.eval.num_examples = 256, but only 4 examples are held out"
+    assert set(asked.surprises) - set(there.surprises) == {text}
+
+
+def test_a_full_disk_is_seen_beforehand(tmp_path: Path) -> None:
+    config = parse(RLConfig, [*EVAL, "--ckpt.interval", "1", "--output-dir", str(tmp_path / "new")], "rl")
+    texts = plan_of(config, DEVICES["h200"], FACTS, here=True, shape=KNOWN["llama-3.1-70b"]).surprises
+    assert [text for text in texts if "the disk has" in text and "--ckpt.keep-last 2" in text]
+
+
+def test_remedies_bring_a_run_under_the_limit() -> None:
+    line, card = ("--seq-len", "1024", "--orchestrator.sampling.max-tokens", "512"), DEVICES["l40s"]
+    line = (*line, "--no-inference.cuda-graphs")  # else there are graphs as soon as they fit
+    assert plan(*line, facts=Facts(), device=card).fits, "with the activation checkpointing that it chooses"
+    line = (*line, "--trainer.checkpointing", "none")
+    large = plan(*line, facts=Facts(), device=card)
+    assert large.memory is not None and large.memory.total > card.memory and not large.fits
+    first = next(text for text in large.remedies if text.startswith("--trainer.micro-batch-tokens"))
+    assert first.endswith("fits") and large.remedies[-1].startswith("a card of 79 GiB")
+    mended = plan(*line, *first.partition(":")[0].split(), facts=Facts(), device=card)
+    assert mended.fits and mended.memory is not None and f"{mended.memory.total / GIB:.1f} GiB" in first
+
+
+def test_a_cpu_and_muon_are_not_advised_what_they_do_not_have() -> None:
+    muon = ("--trainer.optim.type", "muon")
+    for flags, card, advised in (((), DEVICES["t4"], True), (muon, DEVICES["t4"], False), ((), CPU, False)):
+        found = plan(*EVAL, *flags, facts=Facts(), device=card)
+        assert not found.fits
+        assert any("8bit" in text or "offload" in text for text in found.remedies) is advised
+
+
+def test_the_start_leaves_a_step_that_does_not_fit_to_the_warning_before() -> None:
+    for flags, gib, phase, said in (("", 8, "training", False), ("--inference.kv-gib 20", 17, "sampling", True)):
+        found = plan(
+            *EVAL, *flags.split(), facts=Facts(), shape=KNOWN["qwen3-0.6b"], device=replace(CPU, memory=gib * GIB)
+        )
+        assert not found.fits and found.memory is not None and found.memory.peak == phase
+        assert ("more than that" in short(found)[0]) is said

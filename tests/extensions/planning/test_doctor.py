@@ -1,0 +1,201 @@
+"""What the doctor finds on a machine that is broken for real: variables, ports, folders, packages, programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import venv
+from pathlib import Path
+
+import pytest
+
+from hone.config.parse import parse
+from hone.config.rl import RLConfig
+from hone.extensions.planning import doctor
+from hone.extensions.planning.doctor import Finding, Subject, diagnose, lines, verdict
+from hone.extensions.sandbox import sandbox
+from hone.extensions.sandbox.bubblewrap import refusal
+
+ROOT = Path(__file__).resolve().parents[3]
+OFFLINE = Subject(offline=True)
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "SECONDS", 600.0)
+
+
+def examined(area: str, subject: Subject = OFFLINE) -> dict[str, Finding]:
+    return {finding.name: finding for finding in diagnose(subject, [area])}
+
+
+def rl(*flags: object) -> Subject:
+    return Subject(True, parse(RLConfig, [*map(str, flags)], "rl"))
+
+
+def test_verdict_and_lines() -> None:
+    fine, warned = Finding("disk", "output", "ok", "much"), Finding("disk", "RAM", "warning", "little", "buy some")
+    broken = Finding("python", "torch", "error", "word " * 30, "pip install 'torch>=2.11'")
+    assert verdict([fine], "make quickstart") == "Ready. Next: make quickstart"
+    assert verdict([fine, warned], "x") == "Ready, with 1 warning. Next: x"
+    assert verdict([broken, broken, warned], "x").startswith("2 errors and 1 warning: fix what is an error")
+    page = list(lines([fine, broken, warned], 60))
+    assert [line for status, line in page if not status] == ["disk", "python"]
+    assert max(len(line) for status, line in page if status != "fix") <= 60
+    assert ("fix", "                   fix it: pip install 'torch>=2.11'") in page
+
+
+def test_a_check_that_fails_is_a_warning_and_an_old_python_is_all_that_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(doctor.CHECKS, "memory", lambda subject: iter([1 / 0]))
+    (check,) = diagnose(OFFLINE, ["memory"])
+    assert (check.name, check.status) == ("check", "warning") and "ZeroDivisionError" in check.text
+    monkeypatch.setattr(doctor, "OLDEST", (9, 9))
+    assert {finding.area for finding in diagnose(OFFLINE)} == {"python"}
+
+
+def test_a_torch_that_breaks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch.py").write_text("import os\nos._exit(7)")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = examined("device")["torch"]
+    assert found.status == "error" and "it ends the interpreter" in found.text and "torch>=2.11" in found.fix
+
+
+GPU = ["A100", 80 * 2**30, 80 * 2**30]
+
+
+@pytest.mark.parametrize(
+    ("build", "gpus", "hidden", "name", "status", "words"),
+    [
+        ("13.0", [GPU, ["A100", 71 * 2**30, 80 * 2**30]], None, "GPU 1", "warning", "9.0 GiB are taken"),
+        ("13.0", [], "", "GPU", "ok", "CUDA_VISIBLE_DEVICES hides all"),
+        ("13.0", [], None, "GPU", "error", "(CUDA 13.0) can't use it"),
+        (None, [], None, "GPU", "error", "this torch is a build for CPUs"),
+    ],
+)
+def test_gpus(build, gpus, hidden, name, status, words, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "run_apart", lambda program: (json.dumps(["2.13", build, gpus, True]), ""))
+    monkeypatch.setattr(doctor, "has_gpu_driver", lambda: True)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    found = examined("device")[name]
+    assert found.status == status and words in found.text
+
+
+@pytest.mark.parametrize(("value", "status"), [("4096", "warning"), ("many", "warning"), ("1", "ok"), ("", "ok")])
+def test_threads(value: str, status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", value)
+    assert examined("threads")["OMP_NUM_THREADS"].status == status
+
+
+def test_packages_that_are_too_old_or_can_not_be_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "transformers-4.46.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: transformers\nVersion: 4.46.0\n")
+    (tmp_path / "pyarrow.py").write_text("raise ImportError('numpy.core.multiarray failed to import')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = examined("packages")
+    assert found["required"].text.startswith("1 of ") and found["required"].status == "error"
+    fix = found["required"].fix
+    assert "install -c" in fix and str(ROOT / "constraints.txt") in fix and "'transformers>=5.17" in fix
+    assert "numpy.core.multiarray failed" in found["pyarrow"].text
+    assert "--force-reinstall --no-deps pyarrow" in found["pyarrow"].fix
+
+
+def test_an_environment_without_packages(tmp_path: Path) -> None:
+    """A virtual environment of its own, with hone's source on its path and nothing else."""
+    venv.create(tmp_path / "venv", symlinks=True, with_pip=False)
+    command = [str(tmp_path / "venv" / "bin" / "python"), "-m", "hone.cli", "doctor", "--offline", "--json"]
+    env = dict(os.environ) | {"PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, env=env, cwd=tmp_path)
+    assert done.returncode == 1, done.stderr
+    report = json.loads(done.stdout)
+    found = {finding["name"]: finding for finding in report["findings"]}
+    assert {"required", "torch"} <= {name for name, finding in found.items() if finding["status"] == "error"}
+    assert "install --python" in found["required"]["fix"] and "torch" in found["required"]["fix"]
+    assert "free of" in found["hub cache"]["text"]
+    assert found["environment"]["text"] == str(tmp_path / "venv")
+    assert "fix what is an error" in report["verdict"]
+
+
+def test_a_port_that_is_taken() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = examined("ports", rl("--inference.port", port))["server"]
+        assert f"{port} can't be used" in found.text and found.fix.startswith("--inference.port ")
+        assert str(port) not in found.fix
+
+
+def test_folders_that_can_not_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for folder, words in (
+        (tmp_path / "file", "is a file"),
+        (tmp_path / "file" / "outputs", "is a file"),
+        (Path("/proc/outputs"), "can't be written"),
+    ):
+        found = examined("disk", rl("--output-dir", folder))["output"]
+        assert found.status == "error" and words in found.text and "--output-dir" in found.fix, found
+    assert examined("disk", rl("--output-dir", tmp_path))["output"].status != "error"
+    assert list(tmp_path.iterdir()) == [tmp_path / "file"]
+
+
+def test_no_bubblewrap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = examined("sandbox")["bubblewrap"]
+    assert found.status == "warning" and "no bwrap on the PATH" in found.text
+    assert "apt-get install bubblewrap" in found.fix
+    monkeypatch.setattr(sandbox, "Sandbox", lambda: _raise(refusal(["bwrap: Unknown option --disable-userns"])))
+    found = examined("sandbox")["bubblewrap"]
+    reason = "the sandbox can't be made here: 'bwrap: Unknown option --disable-userns'"
+    assert (found.text, found.fix) == (f"{reason}: only tasks that run code need it", "bubblewrap 0.7 or newer")
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("limit", "status", "text"),
+    [
+        (-1, "ok", "no limit"),
+        (1024, "ok", "1,024"),
+        (256, "warning", "256: a run with workers and a server needs more"),
+    ],
+)
+def test_open_files(limit: int, status: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor.resource, "getrlimit", lambda which: (limit, -1))
+    assert diagnose(OFFLINE, ["system"])[0] == Finding(
+        "system", "open files", status, text, "ulimit -n 65536" if status == "warning" else ""
+    )
+
+
+def test_hub_and_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    assert examined("hub")["access"].text == "not asked (--offline)"
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{closed.getsockname()[1]}")
+        assert "Connection refused" in examined("hub", Subject())["access"].text
+    for name, value in (("WANDB_API_KEY", ""), ("WANDB_MODE", "online"), ("NETRC", str(tmp_path / "netrc"))):
+        monkeypatch.setenv(name, value)
+    asks = rl("--wandb.project", "p")
+    assert examined("wandb", asks)["login"].status == "error" and examined("wandb")["login"].status == "ok"
+    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert examined("wandb", asks)["login"].text == "a key is there"
+    assert examined("wandb", rl("--wandb.mode", "offline"))["login"].text == "not needed: mode offline"
+
+
+def test_a_cpu_without_bf16_is_told_the_faster_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "has_gpu_driver", lambda: False)
+    found = {}
+    for bf16 in (True, False):
+        monkeypatch.setattr(doctor, "run_apart", lambda program, bf16=bf16: (json.dumps(["2.13", None, [], bf16]), ""))
+        found[bf16] = {name: fix for name, _, _, fix in doctor.check_device(doctor.Subject())}
+    assert "bf16" not in found[True]
+    assert found[False]["bf16"] == "--precision fp32"
