@@ -22,7 +22,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from recording import cpu_model, keep
 
-from hone.config.alarms import AlarmsConfig
+from hone.extensions.alarms.config import AlarmsConfig
+from hone.extensions.alarms.watch import MetricAlarms
 from hone.runs.alarms import Alarms
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -121,7 +122,7 @@ def never_ends(rows: list[dict[str, Any]]) -> bool:
 
 def raised(rows: list[dict[str, Any]], weights: dict[str, float]) -> dict[str, int]:
     """Step at which each alarm was raised first."""
-    alarms, found = Alarms(AlarmsConfig(), weights), {}
+    alarms, found = MetricAlarms(AlarmsConfig(), Alarms(), {"reward_weights": weights}), {}
     for row in sorted(rows, key=lambda row: row["step"]):
         for alarm in alarms.look(row["step"], row)[0]:
             found.setdefault(alarm["name"], alarm["step"])

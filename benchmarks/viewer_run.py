@@ -27,6 +27,7 @@ from hone.config.rl import RLConfig
 from hone.environments import load_environment
 from hone.environments.data import common_words
 from hone.evaluation.result import EvalResult, EvalSample
+from hone.extensions.alarms.watch import AlarmWatch
 from hone.model.hf import load_model, save_model
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer, save_tokenizer
 from hone.orchestrator.groups import group_state, step_metrics
@@ -269,7 +270,7 @@ def make(folder: Path, steps: int = 1000, completions: int = 512, seed: int = 0)
     words += ["--model.name=hone/tiny", "--seq-len=2048", "--display=none", "--ckpt.interval=250"]
     config = parse(RLConfig, ["@", str(RECIPE), *words], "hone rl")
     tokens = 0
-    with RunWriter.start(config, "rl", ["hone", "rl", "@", str(RECIPE), *words]) as run:
+    with RunWriter.start(config, "rl", ["hone", "rl", "@", str(RECIPE), *words], observers=[AlarmWatch()]) as run:
         run.note(pool=len(fabric.problems), correctness="correctness")
         for step in range(steps):
             groups = fabric.groups(step)
@@ -295,7 +296,7 @@ def write_step(run: RunWriter, fabric: Fabric, step: int, groups: list[Group]) -
     rows = [row for i, group in enumerate(groups) for row in group_rows(step, i, group, group_state(group))]
     run.rollouts(step, rows)
     run.token_stats(step, [row for group in groups for row in fabric.token_rows(group)])
-    run.note_weights(WEIGHTS)
+    run.note(reward_weights=WEIGHTS)
 
 
 def evaluated(run: RunWriter, fabric: Fabric, version: int, last: bool = False) -> dict[str, float]:

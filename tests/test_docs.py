@@ -25,12 +25,12 @@ import pytest
 
 from hone.algorithms.gap import band_of
 from hone.cli import commands, main
-from hone.config.alarms import AlarmsConfig
 from hone.config.algorithms import ALGORITHMS
 from hone.config.parse import parse
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
+from hone.extensions.alarms.config import AlarmsConfig
 from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
 from hone.extensions.trackers.monitors import FINISH_SECONDS
 from hone.extensions.trackers.trackers import TEXT

@@ -16,7 +16,7 @@ import lora
 import pytest
 
 from hone.config.algorithms import ALGORITHMS
-from hone.runs.alarm_rules import RULES
+from hone.extensions.alarms.rules import RULES
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 
@@ -278,7 +278,7 @@ def test_each_alarm_is_raised_on_a_run_made_to_raise_it_and_none_on_healthy_ones
     assert len(latest) == 12 and latest.pop("one answer pays whatever is asked") <= 60
     assert max(latest.values()) <= 25
     raised = {name for one in found["sick"].values() for name in one["raised"]}
-    assert raised == set(RULES) - {"ratio"}, "the ratio, which is 1 in lock-step, is in tests/runs/test_alarm_rules.py"
+    assert raised == set(RULES) - {"ratio"}, "the ratio is 1 in lock-step: tests/extensions/alarms/test_rules.py has it"
 
 
 def test_a_budget_is_used_but_not_crossed():

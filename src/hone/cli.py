@@ -37,9 +37,6 @@ COMMANDS = {
     "runs attach": Command("watch a running run", "runs.RunsAttachConfig", "runs.attach"),
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
-    "runs predictions": Command(
-        "what you predicted, and how it came out", "runs.RunsPredictionsConfig", "runs.score_predictions"
-    ),
 }
 """Of the core, by name; `hone runs` lists those that begin with it."""
 

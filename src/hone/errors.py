@@ -69,8 +69,8 @@ class Halt(UserError):
 class AlarmStop(Halt):
     """The alarm `name` ends the run after a step, as the config wants it: stopped, not failed."""
 
-    def __init__(self, step: int, name: str) -> None:
-        super().__init__(f"stopped at step {step} by the alarm {name} (--alarms.{name.replace('_', '-')} warn goes on)")
+    def __init__(self, step: int, name: str, remedy: str) -> None:
+        super().__init__(f"stopped at step {step} by the alarm {name} ({remedy.format(name.replace('_', '-'))})")
         self.name = name
 
 

@@ -5,6 +5,7 @@
     KEYS = {"run.report": Key("bool", True, "At the end, write the run card.", __name__)}
     LOADERS = {"verifiers": Loader("verifiers.load", __name__)}
     OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
+    RECORDS = {"predictions": Record("predicted", "predictions", __name__)}
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
 entry-point group `hone.extensions`. `REQUIRES` names the extensions that one imports; without them it adds nothing.
@@ -56,8 +57,8 @@ class Watch(NamedTuple):
     """An observer of runs of `hone sft` and `hone rl`: a function beside the `module` that says so.
 
     It gets the config, and whether a program calls (`hone.rl`), and returns an Observer or None. Observers are told of
-    a run by `place`: the core's display and alarms have 0, the first lines 30, what is done last 70. At the end they
-    are told in reverse.
+    a run by `place`: the core's display has 0, the first lines 30, what is done last 70. At the end they are told in
+    reverse.
     """
 
     place: int
@@ -73,8 +74,9 @@ class Watch(NamedTuple):
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", or the class of a section, in `config` beside the `module` that says so; one whose default is None
-    is off unless it is given. `meta` are the arguments of the field's `hone.config.base.Meta`.
+    `kind` is "bool", "list[str]", or the class of a section, in `config` beside the `module` that says so. A section
+    whose default is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments of the
+    field's `hone.config.base.Meta`.
     """
 
     kind: str
@@ -82,6 +84,27 @@ class Key(NamedTuple):
     docstring: str
     module: str
     meta: Mapping[str, Any] = MappingProxyType({})
+
+
+class Record(NamedTuple):
+    """A table that an extension has in run.json, by its key; an event of the kind `event` is written with it.
+
+    A `path` beside the `module` that says so has two functions of run.json (`info`) and the run's folder: `problem`
+    returns what shows that it was edited, "" if nothing does; `in_words` yields lines for people.
+    """
+
+    event: str
+    path: str
+    module: str
+
+    def problem(self, info: Mapping[str, Any], folder: Path) -> str:
+        """Return what shows that it was edited after it was made; "" if nothing does."""
+        return load(self.module, f"{self.path}.problem")(info, folder)
+
+    def in_words(self, info: Mapping[str, Any], folder: Path) -> list[str]:
+        """Return lines for people: what shows that it was edited, else what it says; none without it."""
+        problem = self.problem(info, folder)
+        return [problem] if problem else list(load(self.module, f"{self.path}.in_words")(info, folder))
 
 
 class Loader(NamedTuple):

@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | attach | ledger | rm | predictions`, on runs made by hand."""
+"""`hone runs list | show | stop | attach | ledger | rm`, on runs made by hand."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 from refusals import fails
-from run_folders import checkpoint, entry, held, make_run, rollouts, snapshot, write_lines
+from run_folders import checkpoint, entry, held, make_run, rollouts, write_lines
 
 from hone.cli import main
 from hone.commands import runs
-from hone.config.rl import RLConfig
-from hone.runs import Run, predictions
+from hone.runs import Run
 from hone.runs.files import sha256
 
 
@@ -253,39 +252,6 @@ def test_some_of_the_draws(drawn: Path, hone, flags: str, expected: list[int]) -
     out = hone("ledger", *flags.split())
     assert [int(line.split()[0]) for line in out.splitlines() if line[:1].isdigit()] == expected
     assert out.startswith("(5 earlier draws: --limit 7 shows all)\n") == (flags == "--limit 2")
-
-
-def predicted(folder: Path, *texts: str, reward: float) -> Path:
-    """A run of which `reward/mean` at step 3 is `reward`."""
-    make_run(folder)
-    write_lines(folder / "metrics.jsonl", [{"step": step, "reward/mean": reward} for step in range(4)])
-    facts = json.loads((folder / "run.json").read_text())
-    facts |= predictions.record(RLConfig(output_dir=folder, max_steps=4, predict=list(texts)), "rl", facts["id"])
-    (folder / "run.json").write_text(json.dumps(facts))
-    event = {"kind": predictions.MADE, "step": 0, "time": None, "sha256": facts[predictions.KEY]["sha256"]}
-    write_lines(folder / "events.jsonl", [event], "a")
-    return folder
-
-
-def test_predictions_and_their_scores(hone) -> None:
-    predicted(Path("outputs/a"), "reward/mean@3 > 0.5 p=0.9", "reward/mean@3 > 0.8 p=0.3", reward=0.7)
-    predicted(Path("outputs/a/.previous/old"), "reward/mean@3 > 0.5 p=0.8", reward=0.1)
-    predicted(Path("outputs/open"), "reward/mean@3 > 0.5 p=0.8", reward=0.7)
-    write_lines(Path("outputs/open/metrics.jsonl"), [{"step": 0, "reward/mean": 0.7}])
-    make_run(Path("outputs/without"))
-    before = snapshot(Path("outputs"))
-    table, overall = hone("predictions").rstrip("\n").split("\n\n")
-    assert snapshot(Path("outputs")) == before
-    assert [line.split() for line in table.splitlines()[1:]] == [
-        ["outputs/a", "reward/mean@3", ">", "0.5", "0.9", "true", "0.7", "0.0100"],
-        ["outputs/a", "reward/mean@3", ">", "0.8", "0.3", "false", "0.7", "0.0900"],
-        ["outputs/a/.previous/old", "reward/mean@3", ">", "0.5", "0.8", "false", "0.1", "0.6400"],
-        ["outputs/open", "reward/mean@3", ">", "0.5", "0.8", "undecided", "-", "-"],
-    ]
-    # (0.01 + 0.09 + 0.64) / 3; the base rate is 1/3, of which the score is 1/3 x 2/3
-    assert "3 decided: 0.2467" in overall and "came true (0.33):  0.2222" in overall
-    assert overall.splitlines()[-1].startswith("1 undecided: ")
-    assert len(hone("predictions", "--jsonl").splitlines()) == 4
 
 
 def test_rm_deletes_the_files_of_a_run_and_nothing_else(hone, monkeypatch) -> None:

@@ -97,8 +97,8 @@ def test_without_ckpt_the_end_writes_weights_only_unless_the_run_is_stopped(tmp_
 def test_where_checkpoints_are_planned_an_alarm_gets_one_at_a_promised_version_or_at_the_end(
     tmp_path, promised, version
 ):
-    loop = Loop(tmp_path, None, alarms={"action": "checkpoint"})
-    loop.saver.planned = True
+    loop = Loop(tmp_path, None)
+    loop.saver.planned, loop.run.alarms.actions = True, {"gap": "checkpoint"}
     loop.run.alarms.raised(1, "gap", Finding(1.0, 0.1, "apart", "see docs/training.md"))
     loop.saver.save(2)
     if promised:

@@ -1,9 +1,8 @@
-"""`hone runs list | show | stop | continue | attach | ledger | rm | predictions`: look at runs, end or delete one."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm`: look at runs, end or delete one."""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import shutil
@@ -13,16 +12,14 @@ import textwrap
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, replace
-from pathlib import Path
-from statistics import fmean
-from typing import Any
+from dataclasses import replace
 
 from hone.commands.status import print_json, print_table
 from hone.config import runs as configs
 from hone.config.shared import BudgetConfig
 from hone.errors import UserError
-from hone.runs import predictions, summary, view
+from hone.extension import gathered
+from hone.runs import summary, view
 from hone.runs.budget import in_words
 from hone.runs.files import dumps
 from hone.runs.follow import follow
@@ -135,8 +132,8 @@ def _page(one: summary.Summary, events: int) -> Iterator[tuple[str, Iterable[str
     yield "pool", [summary.pool_in_words(one.progress.metrics)]
     yield "alarms", map(str, summary.alarms_in(run.events()))
     yield "held out", [f"{line}, at step {one.progress.eval_step}" for line in one.progress.evaluation()]
-    changed = predictions.problem(info, one.path)
-    yield "predicted", [changed] if changed else predictions.in_words(info, one.path)
+    for record in gathered("RECORDS", {}).values():
+        yield record.event, record.in_words(info, one.path)
     yield "audit", [summary.audit_in_words(one.path)]
     for name, steps in ((view.CHECKPOINTS, run.checkpoint_steps()), (view.WEIGHTS, list(run.weights()))):
         few = steps if len(steps) <= 6 else [*steps[:2], "...", *steps[-3:]]
@@ -265,53 +262,4 @@ def ledger(config: configs.RunsLedgerConfig) -> int:
     print(f"tokens    {sum(draw['tokens'] for draw in draws):,}, prompts and completions")
     if pool := summary.pool_in_words(one.progress.metrics):
         print(f"pool      {pool}")
-    return 0
-
-
-def score_predictions(config: configs.RunsPredictionsConfig) -> int:
-    """Print the predictions of all runs, oldest first, and their scores. Returns 0."""
-    rows: list[tuple[Path, dict[str, Any], predictions.Scored]] = []
-    left_out = []
-    for path in find_runs(config.root):
-        try:
-            info = view.existing_run(path)
-            if info is None or info["kind"] == "eval" or info["id"] in {other["id"] for _, other, _ in rows}:
-                continue  # or it was copied
-            if damage := predictions.problem(info, path):
-                left_out.append(f"changed, and left out: {path}: {damage}")
-                continue
-            rows += [(path, info, one) for one in predictions.score(info, path)]
-        except UserError as error:
-            left_out.append(f"left out: {error}")
-    rows.sort(key=lambda row: row[1][predictions.KEY]["made"])
-    if config.jsonl:
-        for path, info, one in rows:
-            facts = {"run": str(path), "id": info["id"], "made": info[predictions.KEY]["made"]} | asdict(one.prediction)
-            value = one.value if one.value is not None and math.isfinite(one.value) else None
-            print_json(dumps(facts | {"outcome": one.outcome, "value": value, "brier": one.brier, "why": one.why}))
-        return 0
-    if not rows and not left_out:
-        print(f"No run under {config.root} has predictions: make some with `hone rl --predict`.")
-        return 0
-    table = [
-        {
-            "run": str(path),
-            "prediction": one.prediction.statement,
-            "probability": f"{one.prediction.p:g}",
-            "outcome": predictions.word(one.outcome),
-            "value": "-" if one.value is None else f"{one.value:.6g}",
-            "Brier": "-" if one.brier is None else f"{one.brier:.4f}",
-        }
-        for path, _, one in rows
-    ]
-    print_table(table)
-    if known := [one for _, _, one in rows if one.outcome is not None]:
-        rate = fmean(bool(one.outcome) for one in known)
-        brier = predictions.mean_brier(known)
-        print(f"\nBrier score of {len(known)} decided: {brier:.4f} (0 is perfect; lower is better)")
-        print(f"    always 0.5:  0.2500\n    always the share that came true ({rate:.2f}):  {rate * (1 - rate):.4f}")
-    if undecided := len(rows) - len(known):
-        print(f"{undecided} undecided: a run that goes on decides them (hone runs list says how).")
-    if left_out:
-        print("\n".join(left_out))
     return 0

@@ -10,7 +10,6 @@ import torch
 
 from hone.commands.detach import hand_over
 from hone.composition.machine import device_of
-from hone.composition.training import predictions_text
 from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -18,13 +17,14 @@ from hone.config.shared import LoraConfig
 from hone.environments import judgements
 from hone.extension import gathered
 from hone.model.config import DecoderConfig
-from hone.runs import predictions, view
+from hone.runs import view
+from hone.runs.display import make_display
 from hone.runs.observer import Observer
 from hone.runs.opening import target_in_words
-from hone.runs.progress import thousands
+from hone.runs.progress import Progress, thousands
 from hone.runs.provenance import larger_budget, resume_command
 from hone.runs.summary import best_checkpoint, evaluating, missed_target, summarize
-from hone.runs.writer import RunWriter, watching
+from hone.runs.writer import RunWriter
 from hone.trainer.memory import trained
 from hone.trainer.parallel import ALONE, Ranks, joined
 
@@ -44,7 +44,6 @@ def sft(config: SFTConfig) -> int:
     """
     from hone.composition.sft import SFT, follow
 
-    predictions.check(config)
     with joined(device_of(config.model.device)) as ranks:
         if not ranks.first:
             return follow(SFT(config, ranks=ranks))
@@ -80,7 +79,8 @@ def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) 
     """Return what watches a run of a command, or of a program that calls `hone.rl`: the core's own observers, and those
     of extensions.
     """
-    own = [(0, watching(config, kind)), (30, [Introduction()]), (70, [HandOver()])]
+    display = make_display(config.display, Progress(kind, config.max_steps))
+    own = [(0, [display]), (30, [Introduction()]), (70, [HandOver()])]
     more = [(watch.place, watch.made(config, by_program)) for watch in gathered("OBSERVERS", {}).values()]
     return [observer for _, observers in sorted([*own, *more], key=lambda one: one[0]) for observer in observers]
 
@@ -96,9 +96,6 @@ class Introduction(Observer):
             return
         for text in introduction(self._training):
             run.display.message(text)
-        if predicted := predictions.entries(run.info):
-            digest = run.info[predictions.KEY]["sha256"]
-            run.display.message(f"Predicted: {'; '.join(map(str, predicted))} (fixed by SHA-256 {digest[:12]}…)")
 
 
 class HandOver(Observer):
@@ -166,7 +163,7 @@ def headline(config: Any, parameters: int, device: str, threads: int, ranks: int
 def report(training: Any) -> str:
     """Format the last lines: what happened, where it lies, what to do next."""
     config, run, version, sft = training.config, training.run, training.version, training.kind == "sft"
-    text, figures = predictions_text(run), ""
+    text, figures = training.observed(), ""
     if sft:
         limit, newest = training.data.source.limit, training.steps.newest
         if limit.dropped or limit.truncated:

@@ -43,7 +43,6 @@ from hone.orchestrator.types import Policy, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.outputs import with_own_folder
-from hone.runs.predictions import check as check_predictions
 from hone.trainer.export import add_tokenizer
 from hone.trainer.optim import check_state
 from hone.types import Example, Group
@@ -173,7 +172,8 @@ class RL(Training):
             env.check_rollouts()
         self._check_agents()
         self._check_least_rewards()
-        check_predictions(self.config, self.env.id)
+        for observer in self.observers:
+            observer.check_config(self.config, self.env)
         check_metrics(self.config, self.env.id)
         self.source = parts.model_source(self.config)
         self.renderer = load_renderer(self.source, self.config.model.chat_template, self.config.model.special_tokens)

@@ -38,7 +38,6 @@ from hone.runs.listing import find_run
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.outputs import with_own_folder
-from hone.runs.predictions import check as check_predictions
 from hone.runs.reader import Run
 from hone.runs.saving import Saver, Snapshot
 from hone.runs.signals import StepAbandoned
@@ -175,12 +174,13 @@ class SFT(Training):
         **settings: Any,
     ) -> None:
         parsed, self.rows = with_dataset(config, dataset, settings, ranks)
-        check_predictions(parsed)
         check_metrics(parsed)
         device = device_of(parsed.model.device)
         self.observers, self.ranks = checked_observers(observers), ranks
 
         def resolved() -> tuple[SFTConfig, str]:
+            for observer in self.observers:
+                observer.check_config(parsed)
             check_state(parsed.optim, ranks.world)
             parsed.check_lora(parsed.optim)
             source = parts.model_source(parsed)

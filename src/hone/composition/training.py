@@ -15,7 +15,6 @@ import torch
 from hone.composition.machine import kept_settings
 from hone.config.shared import CkptConfig
 from hone.errors import AlarmStop, Halt, UserError, called_from
-from hone.runs import predictions
 from hone.runs.observer import Observer
 from hone.runs.provenance import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
@@ -216,6 +215,10 @@ class Training(ABC):
             self._stack = None
         return True
 
+    def observed(self) -> str:
+        """Return what the observers report at the end."""
+        return "".join(observer.report() for observer in self.observers)
+
     def _check(self) -> None:
         """Let the observers look at the run before anything is written."""
         for observer in self.observers:
@@ -266,7 +269,7 @@ class Training(ABC):
             run.finish(self.ending, halted.name if halted else "")
             self.exit_code = stop.exit_code if self.ending == "stopped" else 0
         if halted:
-            print(predictions_text(run), end="")
+            print(self.observed(), end="")
             raise self._halted(halted) from halted
 
     def _save_last(self, metrics: dict[str, float]) -> None:
@@ -279,9 +282,3 @@ class Training(ABC):
         run = self.run
         command = resume_command(run.folder, run.info)
         return UserError(f"{halt}. Saved: {run.checkpoints.path(self.version)}; go on with: {command}")
-
-
-def predictions_text(run: RunWriter) -> str:
-    """Return what became of the predictions; empty without any."""
-    predicted = "\n    ".join(predictions.in_words(run.info, run.folder))
-    return f"Predictions: {predicted}\n" if predicted else ""

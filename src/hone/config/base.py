@@ -74,6 +74,10 @@ class Meta:
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
+_KINDS = {"bool": bool, "list[str]": list[str]}
+"""Of an extension's key, besides sections."""
+
+
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
     """Decorate a config's class: add the keys that extensions have for this place (`hone.extension.Key`)."""
 
@@ -83,9 +87,10 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
             where, _, own = name.rpartition(".")
             if where != place:
                 continue
-            kind: Any = bool if key.kind == "bool" else load(key.module, f"config.{key.kind}")
-            kind = kind | None if key.default is None else kind
-            fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=key.default, description=key.docstring))
+            kind: Any = _KINDS.get(key.kind) or load(key.module, f"config.{key.kind}")
+            default = kind() if key.default == {} else key.default
+            kind = kind | None if default is None else kind
+            fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
         about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
         return create_model(cls.__name__, __base__=cls, **about, **fields)
 

@@ -1,4 +1,4 @@
-"""`hone runs list | show | stop | continue | attach | ledger | rm | predictions`."""
+"""`hone runs list | show | stop | continue | attach | ledger | rm`."""
 
 from __future__ import annotations
 
@@ -72,14 +72,3 @@ class RunsLedgerConfig(OneRun):
     """At most so many rows, the last ones (default: 40; all with --jsonl); 0 prints the summary alone."""
     jsonl: bool = False
     """A JSON object per draw and line, without a summary."""
-
-
-class RunsPredictionsConfig(BaseConfig):
-    """What was predicted of the runs under a folder, and what became of it."""
-
-    positional = "root"
-
-    root: Path = Path("outputs")
-    """The folder; also the first word of the command line. Runs in `.previous/` count as well."""
-    jsonl: bool = False
-    """A JSON object per prediction and line, without scores of all."""

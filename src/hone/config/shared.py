@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from hone.config.alarms import AlarmsConfig
 from hone.config.base import BaseConfig, Meta, with_keys
 from hone.errors import UserError
 from hone.redaction import add_key_variable
@@ -429,10 +428,6 @@ class RunConfig(BaseConfig):
     """After SIGTERM: a step that can't be done and saved in this time is given up, and the state before it saved."""
     detach: Annotated[bool, Meta("run", decides="start", listed=False)] = False
     """Go on in the background, without the terminal: `hone runs attach` shows the run, `hone runs stop` ends it."""
-    alarms: Annotated[AlarmsConfig, Meta(decides="nothing")] = AlarmsConfig()
-    """What is looked for at every step, and what is done when it is found."""
-    predict: Annotated[list[str], Meta("watching", decides="nothing", listed=False)] = []
-    """What you expect, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end."""
     precision: Annotated[Precision, Meta("machine", -1, shared=7, agreed="always")] = "bf16_linear"
     """`fp32`; `bf16_linear`: fp32 weights and arithmetic, matrix products in bf16; `bf16`: weights in bf16 as well."""
     deterministic: Annotated[bool | None, Meta("machine", -1, from_machine=True, listed=False)] = None

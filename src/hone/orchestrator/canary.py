@@ -25,6 +25,7 @@ from hone.model.chat import ChatRenderer
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.types import Policy, Request
 from hone.runs.observer import Finding
+from hone.runs.view import RunView
 from hone.runs.writer import RunWriter
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Sequence as Packed
@@ -145,6 +146,7 @@ class GapWatch:
     def __init__(self, band: Band, action: str, run: RunWriter) -> None:
         self.band, self.action, self.run = band, action, run
         self._verdicts: dict[str, Verdict] = {}
+        run.alarms.restore("gap", RunView(run.folder).events(), run.start_step)
 
     def published(self, version: int, gap: Gap | None) -> dict[str, float]:
         """Judge the gap of the canary at a version; return its metrics, none without a gap."""

@@ -65,7 +65,7 @@ class RunRecorder:
                 if update.token_stats is not None:
                     self.run.token_stats(step, _token_rows(groups, update.token_stats))
             scores = [score for group in groups for score in group.scores]
-            self.run.note_weights(next((score.weights for score in scores if score.weights), {}))
+            self.run.note(reward_weights=dict(next((score.weights for score in scores if score.weights), {})))
         tokens = sum(segment.num_sampled for rollout in rollouts for segment in rollout.segments)
         rate = {"tokens/s": tokens / self.run.seconds_so_far} if tokens else {}
         self.run.log_step(step, metrics, rate | update.timings, update.weights)

@@ -32,6 +32,9 @@ class Finding:
 class Observer:
     """Watches a run and changes none of its numbers. Override what you need; any exception ends the run."""
 
+    def check_config(self, config: Any, env: Any = None) -> None:
+        """Called first of all; of RL with the (first) task, an Environment. UserError refuses the config."""
+
     def check(self, training: Any) -> None:
         """Called before anything is written, with the `RL` or `SFT`. UserError refuses the run."""
 
@@ -43,6 +46,10 @@ class Observer:
 
     def at_end(self, status: str) -> None:
         """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
+
+    def report(self) -> str:
+        """Return what a command prints before its last lines, each with a line break."""
+        return ""
 
 
 def checked_observers(observers: Sequence[Observer]) -> list[Observer]:

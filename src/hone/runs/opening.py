@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import ResumeConfig, RunConfig
 from hone.errors import UserError
-from hone.runs import predictions, provenance, settings, view
+from hone.runs import provenance, settings, view
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import RESTORE, verify, whole_lines, write_json
@@ -109,7 +109,7 @@ class Opening:
         info |= {"seed": self.config.seed, "command": self.command}
         info |= {"started": provenance.now(process_seconds()), "ended": None, "pid": os.getpid()}
         info |= self._machine() | {"resumes": [], "wandb_id": None}
-        self.info = info | predictions.record(self.config, self.kind, info["id"]) | facts
+        self.info = info | facts
         if (earlier := clear(self.folder)) is not None:
             self.say(f"The earlier run in {self.folder} is now in {earlier}.")
         write_json(self.folder / view.INFO, self.info)
@@ -135,7 +135,6 @@ class Opening:
         self._load_checkpoint()
         changes = self._checked_changes(info)
         self._check_fits()
-        predictions.resumed(info, folder, config)
         if (last := self._last_step()) is not None and not changes:
             why = f"all {last} steps are done" if last == config.max_steps else target_in_words(info)
             self.say(f"Nothing left to do in {folder}: {why}.")
@@ -166,11 +165,9 @@ class Opening:
         folder, source = self.folder, self.source
         if view.run_info(source) is None:
             raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
-        info, own = self._resumable_info(), view.run_info(folder) or {}
-        parent = own.get("parent", {})
-        if parent.get("id") == info["id"] and own["status"] != _COPYING and self.resume.step in (None, parent["step"]):
+        info = self._resumable_info()
+        if parent := parent_of(view.run_info(folder), info, self.resume.step):
             self.say(f"{folder} branched from {source} at step {parent['step']}, and is resumed.")
-            self.config = predictions.of_branch(self.config, info, parent["step"])
             self.source, self.resume = folder, ResumeConfig()
             self._resume()
             return
@@ -182,7 +179,6 @@ class Opening:
             raise UserError(f"--resume.dir {source} has no checkpoint to go on from: it was run without --ckpt")
         step, changes = self.start_step, self._checked_changes(info)
         self._check_fits()
-        self.config = predictions.of_branch(self.config, info, step)
         inherited = {name: info[name] for name in _INHERITED if name in info}
         parent = {"id": info["id"], "dir": str(source), "step": step}
         self._begin(**inherited, status=_COPYING, parent=parent, ranks=most_ranks(info))
@@ -339,6 +335,13 @@ class Opening:
         names = [view.rollouts_file(line["step"]) for line in before if line["rollouts"]]
         names += [view.evals_file(line["step"]) for line in before if line.get("evals")]
         return edited + [name for name in names if not (self.source / name).exists()]
+
+
+def parent_of(info: Mapping[str, Any] | None, source: Mapping[str, Any], step: int | None) -> dict[str, Any]:
+    """Return `parent` of a run.json if the run is a branch of `source` at `step` (None: at any), whole; else {}."""
+    parent = (info or {}).get("parent", {})
+    whole = info is not None and info["status"] != _COPYING
+    return parent if whole and parent.get("id") == source["id"] and step in (None, parent["step"]) else {}
 
 
 def target_in_words(info: Mapping[str, Any]) -> str:

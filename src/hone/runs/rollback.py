@@ -13,13 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from hone.extension import gathered
 from hone.runs import view
 from hone.runs.files import MARKER, dumps, new_dir, read_file, read_json, sweep, verify, whole_lines, write_file
 from hone.runs.outputs import sweep_run
 
-_HISTORY = frozenset(
-    {"start", "predicted", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
-)
+_RECORDED = frozenset(record.event for record in gathered("RECORDS", {}).values())
+"""Events of what extensions have in run.json."""
+_HISTORY = _RECORDED | {"start", "audit", "resume", "restart", "stop", "checkpoint", "weights", "paused", "continued"}
 """Events about the process or about the state before step N: those at N itself stay."""
 _PLAN = "rollback.json"
 
@@ -59,11 +60,12 @@ def roll_back(folder: Path, step: int) -> Path | None:
 def copy_history(source: Path, target: Path, step: int) -> None:
     """Copy to `target` what the run in `source` had written before its step `step`, with that checkpoint and weights.
 
-    Predictions stay behind, and so do damaged weights. The checkpoint comes last: where it is, everything is.
+    What extensions have in run.json stays behind, and so do damaged weights. The checkpoint comes last: where it is,
+    everything is.
     """
     for name in view.LOGS:
         pairs = zip(view.read_lines(source / name), whole_lines(source / name), strict=True)
-        stays = (line for record, line in pairs if not _goes(name, record, step) and record.get("kind") != "predicted")
+        stays = (line for one, line in pairs if not _goes(name, one, step) and one.get("kind") not in _RECORDED)
         write_file(target / name, b"".join(stays))
     copied = [source / view.AUDIT] if (source / view.AUDIT).exists() else []
     copied += [path for name in view.OF_STEPS for at, path in view.steps_in(source / name).items() if at < step]

@@ -19,6 +19,7 @@ from pydantic import AfterValidator, ConfigDict, Field, ValidationError, create_
 
 from hone.config.retired import without_retired
 from hone.errors import UserError
+from hone.extension import gathered
 from hone.runs.files import (
     RESTORE,
     check_plain,
@@ -330,7 +331,7 @@ _FACTS = _record(
         "variables": dict[str, str],
         "sources": dict[str, str],
         "reward_weights": dict[str, float] | None,
-        "predictions": dict[str, Any],
+        **dict.fromkeys(gathered("RECORDS", {}), dict[str, Any]),
     },
     id=str,
     kind=Literal["rl", "sft", "eval"],

@@ -26,8 +26,8 @@ from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.errors import AlarmStop, UserError
 from hone.redaction import redact
-from hone.runs import predictions, provenance, settings
-from hone.runs.alarms import Alarms, AlarmWatch, took_step
+from hone.runs import provenance, settings
+from hone.runs.alarms import Alarms, took_step
 from hone.runs.budget import Budget
 from hone.runs.checkpoint import Checkpoints, Tensors
 from hone.runs.display import Display, make_display
@@ -55,7 +55,7 @@ class RunWriter:
 
     def __init__(self, config: RunConfig, opened: Opening, observers: Sequence[Observer], lock: Lock):
         folder = config.output_dir
-        self.folder = folder
+        self.config, self.folder = config, folder
         self.info = opened.info
         self.start_step = opened.start_step
         self.restored = opened.restored
@@ -69,8 +69,7 @@ class RunWriter:
         self.target: dict[str, Any] | None = None
         """What had come to the target of `config.stop`: metric, value, target, step; None before."""
         self._stop, self._best = config.stop, config.ckpt and config.ckpt.best
-        shifting = isinstance(config, RLConfig) and config.orchestrator.curriculum.measures
-        self.alarms = Alarms(config.alarms, self.info.get("reward_weights"), self.info.get("correctness"), shifting)
+        self.alarms = Alarms()
         self._started: list[Observer] = []
         """Observers whose `before_start` was called: their `at_end` is due."""
         self._lock = lock
@@ -98,15 +97,13 @@ class RunWriter:
     ) -> RunWriter:
         """Open `config.output_dir` for a run of `kind` (sft, rl), resuming if the config says so.
 
-        A new run moves an earlier one to `.previous/<its id>`. `observers` default to display and alarms. `keep` are
-        the texts of files that belong to the run, by name. `brought` are an `Opening`'s other arguments. UserError,
-        with nothing touched, if the directory can't be written, or holds foreign files or any of `protect` (paths that
-        the run reads); or as `Opening.open`.
+        A new run moves an earlier one to `.previous/<its id>`. `observers` default to a display. `keep` are the texts
+        of files that belong to the run, by name. `brought` are an `Opening`'s other arguments. UserError, with nothing
+        touched, if the directory can't be written, or holds foreign files or any of `protect` (paths that the run
+        reads); or as `Opening.open`.
         """
         if observers is None:
-            observers = watching(config, kind)
-            for observer in observers:  # a missing package is named before anything is moved
-                observer.check(None)
+            observers = [make_display(config.display, Progress(kind, config.max_steps))]
         folder = config.output_dir
         check_kept(folder, keep)
         with writable(folder), ExitStack() as undo:
@@ -143,10 +140,7 @@ class RunWriter:
         self.event("resume" if resuming else "start", step)
         if self._differs:
             self.mark_inexact(step, f"resumed with other {', '.join(self._differs)}")
-        if digest := predictions.unwritten(self.info, folder):
-            self.event(predictions.MADE, step, sha256=digest)
-        toml = settings.run_toml(predictions.kept(config, self.info), self.info["kind"])
-        write_file(folder / CONFIG, toml)
+        write_file(folder / CONFIG, settings.run_toml(config, self.info["kind"]))
         if keep:
             self.note(kept=sorted(keep))
         for name, text in keep.items():
@@ -209,7 +203,7 @@ class RunWriter:
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()
-            raise AlarmStop(step, cause)
+            raise AlarmStop(step, cause, self.alarms.remedy)
 
     def look_for_target(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Set `target`, here and in run.json, if these metrics of version `step` are the first that come to it."""
@@ -295,12 +289,6 @@ class RunWriter:
             self.info |= facts
             self._save_info()
 
-    def note_weights(self, weights: Mapping[str, float]) -> None:
-        """Put the weights of the reward's components, by name, into run.json, and where alarms find them."""
-        self.alarms.history.weights = dict(weights)
-        self.alarms.history.correctness = self.info.get("correctness")
-        self.note(reward_weights=dict(weights))
-
     def mark_inexact(self, step: int, cause: str, message: str = "") -> None:
         """Say in run.json that, from `step` on, another run of this config may give other numbers, and why.
 
@@ -325,8 +313,6 @@ class RunWriter:
         with self._files() as ends:
             for observer in self._started:
                 ends.callback(observer.at_end, status)
-            if status in predictions.SCORED and (facts := predictions.settle(self.info, self.folder)):
-                self.event(predictions.KEY, None, **facts)
             self._save_info()  # before the rest, which may take a while
 
     def _files(self) -> ExitStack:
@@ -384,11 +370,6 @@ class RunWriter:
 
     def _save_info(self) -> None:
         write_json(self.folder / INFO, self.info)
-
-
-def watching(config: RunConfig, kind: str) -> list[Observer]:
-    """Return the core's observers of a run: a display, and alarms."""
-    return [make_display(config.display, Progress(kind, config.max_steps)), AlarmWatch()]
 
 
 def find_display(observers: Sequence[Observer]) -> Display:

@@ -1,5 +1,31 @@
-"""Grades some completions of a run again, while it trains."""
+"""Alarms and predictions of a run; and some of its completions graded again, while it trains."""
 
-from hone.extension import Watch
+from hone.extension import Command, Key, Record, Watch
 
-OBSERVERS = {"reward check": Watch(60, "reward_check.observer", __name__)}
+COMMANDS = {
+    "runs predictions": Command(
+        "what you predicted, and how it came out", "RunsPredictionsConfig", "score_predictions", __name__
+    ),
+}
+KEYS = {
+    "run.alarms": Key(
+        "AlarmsConfig",
+        {},
+        "What is looked for at every step, and what is done when it is found.",
+        __name__,
+        {"decides": "nothing"},
+    ),
+    "run.predict": Key(
+        "list[str]",
+        [],
+        'What you expect, such as "loss@40 < 0.6 p=0.8" (repeatable): fixed before step 0, scored at the end.',
+        __name__,
+        {"common": "watching", "decides": "nothing", "listed": False},
+    ),
+}
+OBSERVERS = {
+    "alarms": Watch(0, "watch.observer", __name__),
+    "predictions": Watch(31, "predictions.observer", __name__),
+    "reward check": Watch(60, "reward_check.observer", __name__),
+}
+RECORDS = {"predictions": Record("predicted", "predictions", __name__)}

@@ -21,11 +21,13 @@ from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.environments import Environment
 from hone.errors import first_line
+from hone.extensions.alarms.watch import REGRADED
 from hone.extensions.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
 from hone.pages import visible
 from hone.runs import Run
-from hone.runs.alarms import REGRADED, in_words, took_step
+from hone.runs.alarms import in_words, took_step
 from hone.runs.observer import Finding, Observer
+from hone.runs.view import RunView
 from hone.runs.writer import RunWriter
 from hone.types import Score
 
@@ -83,8 +85,9 @@ class RewardCheck(Observer):
         self._ended = Event()
         self._last = self._checked = -1
         """The last step, and the last that was checked."""
-        if run.alarms.settings[REGRADED].action == "off":
+        if run.alarms.actions.get(REGRADED) == "off":
             return
+        run.alarms.restore(REGRADED, RunView(run.folder).events(), run.start_step)
         self._record = {"completions": 0, "differing": 0} | run.info.get("regraded", {}) | {"left_out": ""}
         for name, env in self._training.envs.items():
             if why := not_checked(env):

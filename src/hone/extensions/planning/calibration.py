@@ -15,7 +15,6 @@ from statistics import mean
 from typing import Any
 
 from hone.composition.memory import Memory, memory
-from hone.config.alarms import AlarmsConfig
 from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.errors import UserError, first_line
@@ -101,7 +100,7 @@ def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     from hone.composition.sft import SFT
 
     off: dict[str, Any] = dict.fromkeys(("resume", "stop", "budget", "wandb", "trackio", "ckpt"))
-    off |= {"display": "none", "predict": [], "report": False, "detach": False, "alarms": AlarmsConfig(action="off")}
+    off |= {"display": "none", "report": False, "detach": False}
     off |= {"output_dir": folder, "max_steps": min(STEPS, config.max_steps)}
     rl = isinstance(config, RLConfig)
     off |= {"orchestrator.eval" if rl else "val": None}

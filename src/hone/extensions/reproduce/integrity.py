@@ -7,7 +7,7 @@ the ledger of checkpoints          against the rollouts: all draws of the steps 
 
 timings.jsonl, events.jsonl and logs/ come from clocks and are not covered, nor is tokens/, which follows from the rest;
 run.json and config.toml are where re-executing steps starts, and only the certificate has their hashes, but for the
-predictions in run.json. Executing a step again exposes forged hashes.
+tables of extensions in run.json. Executing a step again exposes forged hashes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from hone.config.shared import StopConfig
 from hone.errors import UserError
-from hone.runs import predictions, shards, view
+from hone.extension import gathered
+from hone.runs import shards, view
 from hone.runs.draws import MEASURED, drawn
 from hone.runs.files import parse_json, sha256, verify, whole_lines
 from hone.runs.reader import Run
@@ -91,8 +92,9 @@ def check(
         how = f"ends with step {last}" if hashes else "is empty"
         checked.add(view.HASHES, f"{how}, but the run is done, after {end} steps")
     _check_steps(run, hashes, metrics, checked)
-    if problem := predictions.problem(run.info, run.path):
-        checked.add(view.INFO, problem)
+    for record in gathered("RECORDS", {}).values():
+        if problem := record.problem(run.info, run.path):
+            checked.add(view.INFO, problem)
     sources = run.info.get("sources", {})
     loaders = {view.CHECKPOINTS: _model_tensors, view.WEIGHTS: parameters}
     for kind, found in folders.items():

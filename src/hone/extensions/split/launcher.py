@@ -29,7 +29,6 @@ from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shar
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
 from hone.runs.outputs import Lock, holder
-from hone.runs.predictions import check as check_predictions
 from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
 from hone.runs.view import CHECKPOINTS, CONFIG, PROCESS_LOGS
@@ -47,7 +46,6 @@ def run_split(config: RLConfig) -> int:
 
     Raises UserError if one can't be started, or dies in a way that the run does not survive.
     """
-    check_predictions(config)
     folder, own = config.output_dir, config.inference
     if holder(folder) is not None:
         raise UserError(f"another process is writing a run in {folder}: wait for it, or choose another --output-dir")

@@ -8,11 +8,11 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
+from hone.extension import gathered
 from hone.extensions.viewer import curves
 from hone.extensions.viewer.charts import charts
 from hone.extensions.viewer.series import Series, read_series, to_json
 from hone.extensions.viewer.site import Links, Site
-from hone.runs import predictions
 from hone.runs.metrics import SHARE, label, unit
 from hone.runs.progress import duration, percent, short_seconds, thousands
 from hone.runs.summary import Summary, alarms_in, describe_event, environments, next_commands, typed
@@ -58,7 +58,6 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         "steps": run.rollout_steps(),
         "evals": run.evals(),
     }
-    changed = predictions.problem(state.info, entry.path)
     changed_values = list(changes(state, series))
     return site.run_page(
         "run.html",
@@ -74,7 +73,7 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         charts=drawn,
         chart_data=data,
         evaluated=[(label(name), _number(name, value), name) for name, value in state.progress.evals.items()],
-        predicted=changed or "\n".join(predictions.in_words(state.info, entry.path)),
+        records={name: one.in_words(state.info, entry.path) for name, one in gathered("RECORDS", {}).items()},
         command=typed(state.info["command"]),
         next_commands=next_commands(state),
         events=[describe_event(event) for event in events],

@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
+from hone.extension import gathered
 from hone.extensions.viewer.card.measures import Change, Level
-from hone.runs import predictions, settings, summary, view
+from hone.runs import settings, summary, view
 from hone.runs.files import sha256
 from hone.runs.progress import duration
 from hone.runs.summary import Summary
@@ -61,13 +62,13 @@ def _checks(run: Summary, events: list[dict[str, Any]]) -> Facts:
     certificate = summary.certificate_in_words(path)
     again = "" if certificate or not info["exact"] else "; not executed again yet"
     verify = f"none: hone verify {shlex.quote(str(path))} --steps 3 executes random steps again"
-    predicted = [" ".join(line.split()) for line in predictions.in_words(info, path)]
+    records = gathered("RECORDS", {}).items()
     return {
         "reproducible": [summary.exactness(info) + again],
         "audit of the task": summary.audit_in_words(path),
         "rewards graded again": summary.regraded_in_words(info),
         "alarms": [str(alarm) for alarm in summary.alarms_in(events)] or "none",
-        "predictions": predictions.problem(info, path) or predicted,
+        **{name: [" ".join(line.split()) for line in record.in_words(info, path)] for name, record in records},
         "certificate": certificate or verify,
         "resumed": [f"at step {one['step']}, {summary.local_time(one['time'])}" for one in info.get("resumes", [])],
     }

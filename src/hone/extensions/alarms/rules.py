@@ -2,7 +2,7 @@
 
 A rule gets the history of the steps and its threshold, and returns what it measured at the last of them, with the
 evidence in words, or None. Means are over windows of steps; a rise or a fall counts only if it also exceeds the
-scatter of the steps (`SIGMAS`). The symptom of each, with its default threshold, is in `hone.config.alarms`.
+scatter of the steps (`SIGMAS`). The symptom of each, with its default threshold, is in `config`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from hone.runs.history import History, Window, differ
+from hone.extensions.alarms.history import History, Window, differ
 from hone.runs.observer import Finding
 from hone.runs.progress import percent
 
@@ -153,7 +153,7 @@ def _component(history: History, threshold: float) -> Measured:
             fell = correct_now.mean < correct.mean and differ(correct, correct_now)
             long_ago = len(history) - 1 - then >= PATIENCE * history.window
             flat = correct_now.mean - correct.mean <= FLAT * min(gain, correct.mean) and correct_now.mean < SOLVED
-            is_task = name == history.correctness or abs(weight) == total
+            is_task = name == history.info.get("correctness") or abs(weight) == total
             if fell or (not is_task and long_ago and flat):
                 return gain, (
                     f"component {name} went from {before.mean:.2f} to {now.mean:.2f} (times its weight {weight:g}) "
@@ -370,4 +370,4 @@ RULES = {
         "(`hone audit`)",
     ),
 }
-"""By the name of the alarm; those without a rule are `hone.runs.alarms.WITHOUT_RULE`."""
+"""By the name of the alarm; those without a rule are `watch.WITHOUT_RULE`."""

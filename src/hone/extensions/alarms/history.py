@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
+from types import MappingProxyType
 from typing import Any
 
 NOTHING = math.nan
@@ -75,12 +76,13 @@ class Series:
 
 
 class History:
-    """Metrics of the steps of a run so far; unknown where a step does not have them. Windows are of `window` steps."""
+    """Metrics of the steps of a run so far; unknown where a step does not have them. Windows are of `window` steps.
 
-    def __init__(self, window: int, weights: Mapping[str, float] | None = None, correctness: str | None = None) -> None:
-        self.window = window
-        self.weights = dict(weights or {})
-        self.correctness = correctness
+    `info`, its run.json, has the weights of the reward's components, and which of them decides what is correct.
+    """
+
+    def __init__(self, window: int, info: Mapping[str, Any] = MappingProxyType({})) -> None:
+        self.window, self.info = window, info
         self.steps: list[int] = []
         self.not_finite: set[str] = set()
         """Metrics that were not finite in the last step."""
@@ -100,6 +102,10 @@ class History:
 
     def __len__(self) -> int:
         return len(self.steps)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        return self.info.get("reward_weights") or {}
 
     def series(self, name: str) -> Series:
         """Return the metric of this name, with NaN in each step if there is none."""

@@ -1,7 +1,8 @@
-"""When a run warns of itself, and what it does then. How each is looked for is in `hone.runs.alarm_rules`."""
+"""When a run warns of itself, and what it does then (how each is looked for is in `rules`); `hone runs predictions`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, create_model, model_validator
@@ -72,3 +73,14 @@ class AlarmsConfig(create_model("AlarmFields", __base__=BaseConfig, **_fields)):
         """Return the settings of an alarm: its own, else the action of all and its default threshold."""
         own: AlarmConfig = getattr(self, name)
         return AlarmConfig(action=own.action or self.action, threshold=own.threshold or ALARMS[name][0])
+
+
+class RunsPredictionsConfig(BaseConfig):
+    """What was predicted of the runs under a folder, and what became of it."""
+
+    positional = "root"
+
+    root: Path = Path("outputs")
+    """The folder; also the first word of the command line. Runs in `.previous/` count as well."""
+    jsonl: bool = False
+    """A JSON object per prediction and line, without scores of all."""

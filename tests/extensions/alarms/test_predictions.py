@@ -9,8 +9,9 @@ import pytest
 from hone.config.rl import OnlineEvalConfig, OrchestratorConfig, RLConfig
 from hone.config.shared import ResumeConfig
 from hone.errors import UserError
-from hone.runs import Run, predictions
-from hone.runs.predictions import read
+from hone.extensions.alarms import predictions
+from hone.extensions.alarms.predictions import Predictions, read
+from hone.runs import Run
 from hone.runs.writer import RunWriter
 
 EVAL = OrchestratorConfig(eval=OnlineEvalConfig(interval=3, rollouts_per_example=4))
@@ -22,7 +23,9 @@ def config(folder="unused", *predict: str, **settings) -> RLConfig:
 
 
 def start(folder, *predict: str, **settings) -> RunWriter:
-    return RunWriter.start(config(folder, *predict, **settings), "rl", ["hone", "rl"])
+    made, observer = config(folder, *predict, **settings), Predictions()
+    observer.check_config(made)
+    return RunWriter.start(made, "rl", ["hone", "rl"], observers=[observer])
 
 
 def take(run: RunWriter, first: int, last: int, save: int | None = None) -> None:

@@ -17,14 +17,16 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from hone.config.base import changed
-from hone.config.shared import RunConfig
 from hone.errors import UserError
 from hone.runs import provenance, settings, view
-
-Config = TypeVar("Config", bound=RunConfig)
+from hone.runs.checkpoint import Checkpoints
+from hone.runs.files import write_file
+from hone.runs.observer import Observer
+from hone.runs.opening import parent_of
+from hone.runs.writer import RunWriter
 
 KEY = "predictions"
 """Of run.json."""
@@ -85,16 +87,64 @@ class Scored:
         return None if self.outcome is None else (self.prediction.p - self.outcome) ** 2
 
 
-def check(config: RunConfig, env_id: str | None = None) -> None:
-    """Raise UserError if the config's predictions can't be those of its run. `env_id`: the task's own id, if known.
+def observer(config: Any, by_program: bool) -> Observer:
+    """Return the observer that enters and scores the predictions of a run."""
+    return Predictions()
 
-    A resume's are compared with the run's when it is opened: it may go to other steps.
+
+class Predictions(Observer):
+    """Enters a run's predictions in its run.json before step 0, and scores them at the end."""
+
+    def check_config(self, config: Any, env: Any = None) -> None:
+        self._predict = checked(config, env and env.id)
+
+    def before_start(self, run: RunWriter) -> None:
+        self._run = run
+        config: Any = run.config
+        folder, kind = run.folder, run.info["kind"]
+        if KEY not in run.info:
+            run.note(**record(changed(config, {"predict": self._predict}), kind, run.info["id"]))
+        if digest := unwritten(run.info, folder):
+            run.event(MADE, run.start_step, sha256=digest)
+        predict = [*map(str, entries(run.info))]
+        if predict != config.predict:  # a resume need not repeat them
+            write_file(folder / view.CONFIG, settings.run_toml(changed(config, {"predict": predict}), kind))
+        if predict and run.start_step == 0:
+            digest = run.info[KEY]["sha256"]
+            run.display.message(f"Predicted: {'; '.join(predict)} (fixed by SHA-256 {digest[:12]}…)")
+
+    def at_end(self, status: str) -> None:
+        run = self._run
+        if status in SCORED and KEY in run.info:
+            facts, counts = settle(run.info, run.folder)
+            run.event(KEY, None, **counts)
+            run.note(**{KEY: facts})
+
+    def report(self) -> str:
+        text = "\n    ".join(in_words(self._run.info, self._run.folder))
+        return f"Predictions: {text}\n" if text else ""
+
+
+def checked(config: Any, env_id: str | None = None) -> list[str]:
+    """Return what a run of `config` predicts by itself. `env_id`: the task's own id, if known.
+
+    Raises UserError for what can't be predicted; of a resume for others than the run was begun with, and of a branch
+    for steps before it.
     """
-    if config.resume is None:
+    folder, resume = config.output_dir, config.resume
+    info = view.run_info(folder) if resume else None
+    if resume and resume.dir and (source := view.run_info(resume.dir)):
+        parent = parent_of(info, source, resume.step)
+        info = info if parent else None
+        config = changed(config, {"predict": of_branch(config, source, parent.get("step", resume.step))})
+    if info and (KEY in info or problem(info, folder) or _has_begun(info, folder)):
+        resumed(info, folder, config)
+    else:
         read(config, env_id)
+    return config.predict
 
 
-def read(config: RunConfig, env_id: str | None = None) -> list[Prediction]:
+def read(config: Any, env_id: str | None = None) -> list[Prediction]:
     """Return the predictions of a run of `config`. UserError names the one that can't be, and what to write instead."""
     if not config.predict:
         return []
@@ -141,7 +191,7 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(value)
 
 
-def record(config: RunConfig, kind: str, run_id: str) -> dict[str, Any]:
+def record(config: Any, kind: str, run_id: str) -> dict[str, Any]:
     """Return what run.json has of the predictions of a run that begins now; empty without any. Raises as `read`."""
     found = read(config)
     if not found:
@@ -172,11 +222,15 @@ def problem(info: Mapping[str, Any], folder: Path) -> str:
         entries(info)
     except (KeyError, TypeError, ValueError):
         return "its predictions can't be read"
-    first = info.get("parent", {}).get("step", 0)
-    begun = any(line["step"] >= first for line in view.RunView(folder).metric_lines())
-    if fits and (digest == info[KEY]["sha256"] or (digest is None and not begun)):  # killed at once, it has no event
+    killed_at_once = digest is None and not _has_begun(info, folder)
+    if fits and (digest == info[KEY]["sha256"] or killed_at_once):
         return ""
     return "its predictions are not those that were made before step 0 (SHA-256 differs)"
+
+
+def _has_begun(info: Mapping[str, Any], folder: Path) -> bool:
+    first = info.get("parent", {}).get("step", 0)
+    return any(line["step"] >= first for line in view.RunView(folder).metric_lines())
 
 
 def _digest_in_events(folder: Path) -> str | None:
@@ -190,7 +244,7 @@ def unwritten(info: Mapping[str, Any], folder: Path) -> str | None:
     return None if digest == _digest_in_events(folder) else digest
 
 
-def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
+def resumed(info: Mapping[str, Any], folder: Path, config: Any) -> None:
     """Raise UserError if a resume comes with other predictions than the run was begun with; none, or the same, are
     fine.
     """
@@ -204,19 +258,18 @@ def resumed(info: dict[str, Any], folder: Path, config: RunConfig) -> None:
         )
 
 
-def of_branch(config: Config, parent: Mapping[str, Any], step: int) -> Config:
-    """Return the config of a branch at `step`, without its parent's predictions. UserError for too early ones."""
+def of_branch(config: Any, parent: Mapping[str, Any], step: int | None) -> list[str]:
+    """Return the predictions of a branch at `step` (None: at the newest checkpoint), without its parent's. Raises
+    UserError for too early ones.
+    """
     inherited = {one.key for one in entries(parent)}
     own = [text for text in config.predict if parse(text).key not in inherited]
+    if own and step is None:
+        step = Checkpoints(config.resume.dir / view.CHECKPOINTS).newest()[0]
     for text in own:
-        if not (one := parse(text)).end and one.step <= step:
+        if step is not None and not (one := parse(text)).end and one.step <= step:
             raise UserError(f"{_quoted(text)}: the branch begins at step {step}: predict a later one")
-    return changed(config, {"predict": own})
-
-
-def kept(config: Config, info: Mapping[str, Any]) -> Config:
-    """Return the config with the run's predictions: a resume need not repeat them."""
-    return changed(config, {"predict": [str(one) for one in entries(info)]})
+    return own
 
 
 def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
@@ -237,17 +290,15 @@ def score(info: Mapping[str, Any], folder: Path) -> list[Scored]:
     return scored
 
 
-def settle(info: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Enter the predictions' results in run.json's facts; return the event's fields, empty without any."""
-    if KEY not in info:
-        return {}
+def settle(info: Mapping[str, Any], folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return what run.json has of the predictions at the end, with their results, and the event's fields."""
     scored = score(info, folder)
     rounded = lambda value: None if value is None else round(value, 6)  # noqa: E731
     finite = lambda value: value if value is not None and math.isfinite(value) else None  # noqa: E731
     outcomes = [{"outcome": s.outcome, "value": finite(s.value), "brier": rounded(s.brier)} for s in scored]
-    info[KEY] |= {"outcomes": outcomes, "brier": rounded(mean_brier(scored))}
-    words = [word(s.outcome) for s in scored]
-    return {name: words.count(name) for name in ("true", "false", "undecided")} | {"brier": info[KEY]["brier"]}
+    brier, words = {"brier": rounded(mean_brier(scored))}, [word(s.outcome) for s in scored]
+    counts = {name: words.count(name) for name in ("true", "false", "undecided")}
+    return info[KEY] | {"outcomes": outcomes} | brier, counts | brier
 
 
 def mean_brier(scored: Sequence[Scored]) -> float | None:

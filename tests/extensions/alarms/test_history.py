@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hone.runs.history import History, Window
+from hone.extensions.alarms.history import History, Window
 
 
 def history(values, window=2, name="m") -> History:

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from hone.config.alarms import AlarmsConfig
-from hone.runs.alarm_rules import RULES
-from hone.runs.alarms import WITHOUT_RULE, Alarms
-from hone.runs.history import History
+from hone.extensions.alarms.config import AlarmsConfig
+from hone.extensions.alarms.history import History
+from hone.extensions.alarms.rules import RULES
+from hone.extensions.alarms.watch import WITHOUT_RULE, MetricAlarms
+from hone.runs.alarms import Alarms
 
 ONSET, END = 30, 60
 HEALTHY = {
@@ -35,7 +36,8 @@ HEALTHY = {
 def run_of(ill: dict, weights=None, window: int = 10, **settings) -> dict[str, tuple[int, str]]:
     """First step and evidence of each alarm of a run whose metrics scatter by 2 %, and change at step 30 to `ill`."""
     noise = np.random.default_rng(0)
-    alarms, found = Alarms(AlarmsConfig(window=window, **settings), weights or {"answer": 1.0, "bonus": 0.5}), {}
+    info, found = {"reward_weights": weights or {"answer": 1.0, "bonus": 0.5}}, {}
+    alarms = MetricAlarms(AlarmsConfig(window=window, **settings), Alarms(), info)
     for step in range(END):
         metrics = HEALTHY | (ill if step >= ONSET else {})
         for name, value in metrics.items():
@@ -129,7 +131,8 @@ def test_gradients_that_come_in_bursts_are_no_spike_but_one_that_stays_is():
 
 
 def raised_by(name: str, values: list[float], weights=None, correctness=None, **others) -> list[tuple[str, int]]:
-    alarms = Alarms(AlarmsConfig(dead_pool={"action": "off"} if weights else {}), weights, correctness)
+    config, info = AlarmsConfig(dead_pool={"action": "off"} if weights else {}), {"reward_weights": weights}
+    alarms = MetricAlarms(config, Alarms(), info | {"correctness": correctness})
     looks = ((step, alarms.look(step, {"loss": 1.0, name: value} | others)[0]) for step, value in enumerate(values))
     return [(alarm["name"], step) for step, raised in looks for alarm in raised]
 
