@@ -117,7 +117,7 @@ AS_ROOT := $(if $(filter 0,$(shell id -u)),,--map-root-user)
 test-cluster: dev
 	@unshare $(AS_ROOT) --net --mount true || { echo "SKIPPED: the tests on a cluster, for the reason above"; exit 0; }; \
 		OMP_NUM_THREADS=1 unshare $(AS_ROOT) --net --mount \
-		$(BIN)/python -m pytest -q -m cluster tests/cluster --durations=10
+		$(BIN)/python -m pytest -q -m cluster tests/extensions/cluster --durations=10
 
 test-device: dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m device tests/device --durations=10

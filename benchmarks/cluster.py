@@ -30,7 +30,7 @@ from statistics import median
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-for folder in ("tests", "tests/contracts", "tests/cluster", "tests/split"):
+for folder in ("tests", "tests/contracts", "tests/extensions/cluster", "tests/split"):
     sys.path.insert(0, str(ROOT / folder))
 os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "OMP_NUM_THREADS": "1"}
 

@@ -19,6 +19,7 @@ import itertools
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -194,3 +195,10 @@ def _supervise(parent: int, grace: float, command: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(_supervise(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
 from hone.config.base import BaseConfig, Meta, Settings, changed, with_keys
-from hone.config.servers import ClientConfig, ClusterConfig, TeacherConfig
+from hone.config.servers import ClientConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
     EngineConfig,
@@ -303,11 +303,8 @@ class RLConfig(RunConfig):
     """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Annotated[Literal["colocated", "split", "cluster"] | None, Meta("run", 1, decides="rounding")] = None
-    """One process, or one for each role (the default with `--SECTION @ FILE` or with several ranks): on this machine,
-    or on those of a Ray cluster."""
-    cluster: ClusterConfig | None = None
-    """The cluster; off unless given."""
+    mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
+    """One process, or one for each role on this machine (the default with `--SECTION @ FILE` or with several ranks)."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -319,9 +316,9 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Where batches, weights and results go from one process to another, in modes split and cluster."""
+    """Where batches, weights and results go from one process to another, where each role has its own."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
-    """How often, in modes split and cluster, processes that died are started again, in all."""
+    """How often, where each role has its own process, those that died are started again, in all."""
 
     def tasks(self) -> dict[str, RLConfig]:
         """Return for each task the config of a run on that task alone, by name; the name of a single task is ""."""
@@ -438,7 +435,6 @@ class RLConfig(RunConfig):
         self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)
-        self._check_cluster()
         if self.model.lora and trainer.loss.reference_interval:
             raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
         if (most := self.inference.max_lora_rank) is not None:
@@ -474,21 +470,6 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
-
-    def _check_cluster(self) -> None:
-        """Make mode cluster what it is: mode split, with a cluster to place the roles on."""
-        if self.mode == "cluster" and self.cluster is None:
-            self.cluster = ClusterConfig()
-        if self.cluster is None:
-            return
-        if self.mode == "colocated":
-            raise UserError("mode colocated is one process, but there is a section cluster: leave out one of them")
-        if self.orchestrator.client.urls:
-            raise UserError(
-                "a cluster has the run's own servers, orchestrator.client.base_url names those that are up: leave out "
-                "one of them"
-            )
-        self.mode = "split"
 
     def _check_teacher(self) -> None:
         """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""

@@ -380,6 +380,11 @@ class EngineConfig(BaseConfig):
     vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
     """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
+    @property
+    def gpus(self) -> int:
+        """GPUs that each server is spread over."""
+        return self.tensor_parallel
+
     @model_validator(mode="after")
     def _check_parallel(self) -> EngineConfig:
         if self.tensor_parallel > 1 and self.backend != "vllm":

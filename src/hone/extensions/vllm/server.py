@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -21,7 +20,7 @@ from hone.client import Endpoint
 from hone.errors import UserError
 from hone.inference.client import ServerClient
 from hone.inference.memory import VLLM_GIB
-from hone.processes import Process, supervised
+from hone.processes import Process, free_port, supervised
 
 GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
@@ -237,13 +236,6 @@ class VllmServer:
         reason = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
         remedy = f"; {self.more_room}" if "cache" in reason else ""
         return f"{reason}{remedy} (log: {self.log})"
-
-
-def free_port(host: str) -> int:
-    """Return a port that nobody listens on at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
 
 
 @dataclass(frozen=True)
