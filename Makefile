@@ -130,7 +130,7 @@ test-vllm: dev
 	@code=0; $(PYTHON) scripts/vllm_env.py || code=$$?; \
 		if [ $$code = 3 ]; then echo "SKIPPED: the tests against vLLM, for the reason above"; exit 0; fi; \
 		if [ $$code != 0 ]; then exit $$code; fi; \
-		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m vllm tests/vllm --durations=10
+		OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m vllm tests/extensions/vllm --durations=10
 
 # An environment of its own: verifiers brings scripts of hone's names (vf-eval, replay), and an older openai.
 verifiers-env: .venv-verifiers/.installed

@@ -8,9 +8,12 @@
     CHOICES = {"rl.mode": {"cluster": "on those of a Ray cluster."}}
     MODES = {"split": Function("launcher.run_split", __name__)}
     MACHINES = {"cluster": Function("machines.of_config", __name__)}
+    SAMPLERS = {"vllm": Backend("vLLM", "sampling.sampler", "serving.serve", __name__)}
+    BANDS = {("vllm", "fp32"): {4: (1e-4, 1e-4, 1e-3)}}
 
 `CHOICES` are values of a core key, in words. A mode of `hone rl` gets the config and returns the exit code. Machines
-get the config of `hone rl` or `hone eval` and return its `Machines`, or None.
+get the config of `hone rl` or `hone eval` and return its `Machines`, or None. Samplers are values of
+`inference.backend`, and owners of models that servers list; `BANDS` are more of `hone.algorithms.gap.BANDS`.
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
 entry-point group `hone.extensions`.
@@ -30,12 +33,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from hone.errors import UserError
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+    from contextlib import AbstractContextManager, ExitStack
 
     from hone.config.eval import EvalConfig
     from hone.config.rl import RLConfig
     from hone.config.shared import GradingConfig
     from hone.environments import Environment
+    from hone.model.chat import ChatRenderer
+    from hone.orchestrator.types import Policy
+    from hone.runs.writer import RunWriter
+    from hone.trainer.step import Trainer
 
 GROUP = "hone.extensions"
 
@@ -130,6 +137,35 @@ class Function(NamedTuple):
         return load(self.module, self.function)(*arguments)
 
 
+class Backend(NamedTuple):
+    """A server that samples, but for hone's: its name in words, and functions beside the `module` that says so.
+
+    `sampler` gets the config of `hone rl` before the run begins, and returns what makes the policy. `serve` gets the
+    config of `hone inference`, and serves until it is stopped.
+    """
+
+    name: str
+    sampler: str
+    serve: str
+    module: str
+
+    def sampler_of(self, config: RLConfig) -> MakePolicy:
+        """Import `sampler` and call it."""
+        return load(self.module, self.sampler)(config)
+
+    def serve_until_stopped(self, config: Any) -> None:
+        """Import `serve` and call it."""
+        load(self.module, self.serve)(config)
+
+
+class MakePolicy(Protocol):
+    """Makes the policy of an open run; `stack` closes it."""
+
+    def __call__(
+        self, stack: ExitStack, config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
+    ) -> Policy: ...
+
+
 class Machines(Protocol):
     """Other machines than this one, which a config of `hone rl` or `hone eval` names.
 
@@ -199,13 +235,19 @@ def exported(name: str) -> Any:
     return home and getattr(import_module(home), name.rpartition(".")[2])
 
 
+def sampler_name(backend: str) -> str:
+    """Return the name of a kind of server, in words."""
+    found = gathered("SAMPLERS", {}).get(backend)
+    return found.name if found else backend
+
+
 def machines_of(config: Any) -> Machines | None:
     """Return the other machines that a config names, None if it names none."""
     found = (function(config) for function in gathered("MACHINES", {}).values())
     return next((machines for machines in found if machines is not None), None)
 
 
-def gathered(table: str, core: dict[str, Any]) -> dict[str, Any]:
+def gathered(table: str, core: dict[Any, Any]) -> dict[Any, Any]:
     """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
     found = dict(core)
     for module in extensions():

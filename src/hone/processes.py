@@ -181,7 +181,7 @@ def _supervise(parent: int, grace: float, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: signals.append(number))
     with tempfile.TemporaryDirectory(prefix="hone-", ignore_cleanup_errors=True) as scratch:
-        env = {**os.environ, "TMPDIR": scratch}  # vLLM leaves its rendezvous files
+        env = {**os.environ, "TMPDIR": scratch}  # some leave files in it
         child = Process(command, env=env, dies_with_parent=signal.SIGTERM)  # in case this process is killed itself
         while child.poll() is None and not signals and os.getppid() == parent:
             time.sleep(_WATCH)

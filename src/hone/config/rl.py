@@ -25,6 +25,7 @@ from hone.config.shared import (
 )
 from hone.config.tasks import MixedEnvConfig, TaskConfig, TrainEnvConfig, check_names
 from hone.errors import UserError
+from hone.extension import sampler_name
 
 GREEDY_BELOW = 1e-5
 """That of `hone.types`, which loads numpy; parsing does without."""
@@ -343,11 +344,13 @@ class RLConfig(RunConfig):
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
-    def refuse_cuts(self) -> None:
-        """Raise UserError if rollouts by vLLM would be cut: it does not say which tokens it sampled among."""
+    def refuse_cuts(self, name: str) -> None:
+        """Raise UserError if rollouts by a server that is not hone's would be cut: it does not say which tokens it
+        sampled among.
+        """
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
-                "orchestrator.sampling has top_k, top_p or min_p, and vLLM does not tell which tokens these leave, "
+                f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not tell which tokens these leave, "
                 "over which training has to renormalise: sample with hone's own engine or server, or leave them out"
             )
 
@@ -389,8 +392,8 @@ class RLConfig(RunConfig):
         """What samples, in words, if it may give other tokens than the engine in one process would."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
-        if self.inference.backend == "vllm":
-            return "vLLM"
+        if self.inference.backend != "hone":
+            return sampler_name(self.inference.backend)
         if self.mode == "split" and not self.inference.batch_invariant:
             return "a server without inference.batch_invariant"
         if self.mode == "split" and self.model.lora:
@@ -437,24 +440,13 @@ class RLConfig(RunConfig):
         self.check_lora(trainer.optim)
         if self.model.lora and trainer.loss.reference_interval:
             raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
-        if (most := self.inference.max_lora_rank) is not None:
-            if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
+        if (backend := self.inference.backend) != "hone":
+            if orch.client.base_url is not None:
                 raise UserError(
-                    f"inference.max_lora_rank = {most} is for inference.backend = vllm and a model.lora.rank of up to "
-                    "that: set these so, or leave it out"
+                    f"inference.backend = {backend} starts a server, orchestrator.client.base_url names one that is "
+                    "up: leave out one of them"
                 )
-            if self.model.lora.base is not None:
-                raise UserError(
-                    f"vLLM has the model in whole weights, not in model.lora.base = {self.model.lora.base}: leave out "
-                    "inference.max_lora_rank, so that it gets the weights that are trained"
-                )
-        if self.inference.backend == "vllm" and orch.client.base_url is not None:
-            raise UserError(
-                "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "
-                "out one of them"
-            )
-        if self.inference.backend == "vllm":
-            self.refuse_cuts()
+            self.refuse_cuts(sampler_name(backend))
         if self.teacher is not None:
             self._check_teacher()
         self.check_kl_in_reward()

@@ -26,7 +26,7 @@ class AskedConfig(BaseConfig):
 
 
 class ClientConfig(AskedConfig):
-    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+    """An inference server that is already up, as `inference` starts it."""
 
     place = "orchestrator.client"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -23,8 +22,7 @@ from hone.extensions.server.config import ServeConfig
 from hone.extensions.split.launch import HOST, Launch, Role, port_problem
 from hone.extensions.split.placement import Placement, placed, server_roles
 from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
-from hone.inference.memory import KV_GIB, VLLM_GIB
-from hone.model.files import TINY
+from hone.inference.memory import KV_GIB
 from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
@@ -156,7 +154,7 @@ def variables(memory: Path | None) -> dict[str, str]:
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
-    """Return the config of the run's own server. vLLM has the memory and dtype that it has in a run of one process.
+    """Return the config of the run's own server.
 
     A server that `shares` its GPU with the trainer must not take half of what is free.
     """
@@ -166,19 +164,9 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir.absolute()}
     settings["model"] = ModelConfig.model_validate(config.model.model_dump(exclude={"lora"}))  # versions come merged
-    kv_gib = own.kv_gib or (KV_GIB if shares else None)
-    if own.backend == "vllm":
-        kv_gib = own.kv_gib or (VLLM_GIB if on_gpu else 1.0)
-        longest = None  # of the model; only the hub knows
-        if config.model.name == TINY:
-            longest = config.model.init.max_positions
-        with contextlib.suppress(OSError, ValueError):
-            longest = json.loads((Path(config.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
-        settings["max_model_len"] = min(config.seq_len + 1, longest or config.seq_len + 1)
-        if own.dtype == "auto":
-            settings["dtype"] = "float32" if config.precision == "fp32" else "bfloat16"
-    if kv_gib is not None:
+    if (kv_gib := own.kv_gib or (KV_GIB if shares else None)) is not None:
         settings["kv_gib"] = kv_gib
+    settings |= own.server_settings(config, on_gpu)
     return ServeConfig(**settings)
 
 

@@ -23,7 +23,7 @@ from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
-from hone.extension import machines_of
+from hone.extension import machines_of, sampler_name
 from hone.extensions.split.agreement import shared_values
 from hone.extensions.split.launch import RESTARTED
 from hone.extensions.split.placement import server_roles
@@ -85,8 +85,8 @@ class SeveralProcesses:
         self.backend: str | None = self.servers[0].backend
         if any(server.backend != self.backend for server in self.servers):
             raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
-        if self.backend == "vllm":
-            config.refuse_cuts()
+        if not self.servers[0].is_hone:
+            config.refuse_cuts(sampler_name(self.servers[0].backend))
         is_initial = rl.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": rl.renderer.digest()} if is_initial else {}
         return {"digests": digests | hello.digests, "with_tensors": False, "ranks": hello.ranks}

@@ -18,8 +18,8 @@ from typing import Literal
 
 from hone.client import Endpoint
 from hone.errors import UserError
+from hone.extensions.vllm.config import GPU_GIB
 from hone.inference.client import ServerClient
-from hone.inference.memory import VLLM_GIB
 from hone.processes import Process, free_port, supervised
 
 GRACE = 10.0
@@ -97,8 +97,7 @@ class VllmServer:
         check_device(self.installed, self.device)
         self.port = self.port or free_port(self.host)
         self.threads = self.threads or default_threads(str(self.model))
-        # In bf16 8 GiB are 75k tokens of a model like Qwen3-0.6B.
-        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else VLLM_GIB)
+        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else GPU_GIB)
         self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
         self._process: Process | None = None

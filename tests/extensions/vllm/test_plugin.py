@@ -1,4 +1,4 @@
-"""Who gets past hone's layer on vLLM's server. Real servers are asked in tests/vllm."""
+"""Who gets past hone's layer on vLLM's server. Real servers are asked in tests/extensions/vllm."""
 
 from __future__ import annotations
 

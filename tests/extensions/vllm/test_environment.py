@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 pytestmark = pytest.mark.vllm
-SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "vllm_env.py"
+SCRIPT = Path(__file__).resolve().parents[3] / "scripts" / "vllm_env.py"
 
 
 @pytest.fixture

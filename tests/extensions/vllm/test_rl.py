@@ -27,7 +27,7 @@ from hone.client import Endpoint
 from hone.config.servers import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
-from hone.extensions.vllm import VllmServer
+from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
@@ -45,7 +45,7 @@ from hone.types import Example, Group, Outcome, Score
 from .conftest import make_versions
 
 pytestmark = pytest.mark.vllm
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(scope="module")

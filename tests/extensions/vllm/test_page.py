@@ -14,7 +14,7 @@ from hone.model.hf import load_model, save_model
 from hone.model.tokenizer import save_tokenizer
 
 pytestmark = pytest.mark.vllm
-PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "training.md").read_text()
 SECTION = PAGE.split("\n## vLLM\n")[1].split("\n## ")[0]
 
 
