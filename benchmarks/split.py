@@ -25,7 +25,7 @@ from typing import Any
 from exactness import EXAMPLES, ROOT, command, recipe, step_seconds, timings
 from recording import show
 
-from hone.extensions.vllm.server import free_port
+from hone.processes import free_port
 from hone.runs import Run
 from hone.runs.provenance import hardware
 

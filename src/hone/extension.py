@@ -6,6 +6,15 @@
     LOADERS = {"verifiers": Loader("verifiers.load", __name__)}
     OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
     RECORDS = {"predictions": Record("predicted", "predictions", __name__)}
+    CHOICES = {"rl.mode": {"cluster": "on those of a Ray cluster."}}
+    MODES = {"split": Function("launcher.run_split", __name__)}
+    MACHINES = {"cluster": Function("machines.of_config", __name__)}
+    SAMPLERS = {"vllm": Backend("vLLM", "sampling.sampler", "serving.serve", __name__)}
+    BANDS = {("vllm", "fp32"): {4: (1e-4, 1e-4, 1e-3)}}
+
+`CHOICES` are values of a core key, in words. A mode of `hone rl` gets the config and returns the exit code. Machines
+get the config of `hone rl` or `hone eval` and return its `Machines`, or None. Samplers are values of
+`inference.backend`, and owners of models that servers list; `BANDS` are more of `hone.algorithms.gap.BANDS`.
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
 entry-point group `hone.extensions`. `REQUIRES` names the extensions that one imports; without them it adds nothing.
@@ -14,15 +23,27 @@ entry-point group `hone.extensions`. `REQUIRES` names the extensions that one im
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from glob import iglob
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hone.errors import UserError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager, ExitStack
+
+    from hone.config.eval import EvalConfig
+    from hone.config.rl import RLConfig
+    from hone.config.shared import GradingConfig
+    from hone.environments import Environment
+    from hone.model.chat import ChatRenderer
+    from hone.orchestrator.types import Policy
+    from hone.runs.writer import RunWriter
+    from hone.trainer.step import Trainer
 
 GROUP = "hone.extensions"
 
@@ -119,13 +140,86 @@ class Loader(NamedTuple):
     names_code: bool = True
 
 
-class Runner(NamedTuple):
-    """What runs `hone rl` in another mode than this process's: a function beside the `module` that says so, which gets
-    the config and returns the exit code.
+class Fields(NamedTuple):
+    """Keys of a config together with what checks them: a class in `config` beside the `module` that says so, which the
+    config's class inherits. In `KEYS` under the config's place and any name: `eval.cluster`.
     """
+
+    fields_class: str
+    module: str
+
+
+class Function(NamedTuple):
+    """A function beside the `module` that says so."""
 
     function: str
     module: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        """Import the function and call it."""
+        return load(self.module, self.function)(*arguments)
+
+
+class Backend(NamedTuple):
+    """A server that samples, but for hone's: its name in words, and functions beside the `module` that says so.
+
+    `sampler` gets the config of `hone rl` before the run begins, and returns what makes the policy. `serve` gets the
+    config of `hone inference`, and serves until it is stopped.
+    """
+
+    name: str
+    sampler: str
+    serve: str
+    module: str
+
+    def sampler_of(self, config: RLConfig) -> MakePolicy:
+        """Import `sampler` and call it."""
+        return load(self.module, self.sampler)(config)
+
+    def serve_until_stopped(self, config: Any) -> None:
+        """Import `serve` and call it."""
+        load(self.module, self.serve)(config)
+
+
+class MakePolicy(Protocol):
+    """Makes the policy of an open run; `stack` closes it."""
+
+    def __call__(
+        self, stack: ExitStack, config: RLConfig, run: RunWriter, trainer: Trainer, renderer: ChatRenderer
+    ) -> Policy: ...
+
+
+class Machines(Protocol):
+    """Other machines than this one, which a config of `hone rl` or `hone eval` names.
+
+    `place` and `process_place` say in words where its processes are and where one is, `cores` how many each has;
+    `graders` is the number of grading processes there.
+    """
+
+    place: str
+    process_place: str
+    cores: int
+    graders: int
+
+    def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
+        """Have a task's functions run there, if it has graders; return the config of its workers."""
+        ...
+
+    def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
+        """Serve the model of an evaluation; entering gives the config of the evaluation by URL."""
+        ...
+
+    def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
+        """Connect the launcher of a run to them; `child` of what entering gives starts a process there."""
+        ...
+
+    def join(self) -> None:
+        """Connect the orchestrator to those of its launcher."""
+        ...
+
+    def carrier(self, servers: Sequence[str], memory: Path | None) -> Callable[[int, Path], None]:
+        """Return what brings a folder of weights to the machine of a server, by its number."""
+        ...
 
 
 def load(module: str, path: str) -> Any:
@@ -191,7 +285,19 @@ def exported(name: str) -> Any:
     return home and getattr(import_module(home), name.rpartition(".")[2])
 
 
-def gathered(table: str, core: dict[str, Any]) -> dict[str, Any]:
+def sampler_name(backend: str) -> str:
+    """Return the name of a kind of server, in words."""
+    found = gathered("SAMPLERS", {}).get(backend)
+    return found.name if found else backend
+
+
+def machines_of(config: Any) -> Machines | None:
+    """Return the other machines that a config names, None if it names none."""
+    found = (function(config) for function in gathered("MACHINES", {}).values())
+    return next((machines for machines in found if machines is not None), None)
+
+
+def gathered(table: str, core: dict[Any, Any]) -> dict[Any, Any]:
     """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
     found = dict(core)
     for module in extensions().values():

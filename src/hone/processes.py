@@ -19,6 +19,7 @@ import itertools
 import math
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -180,7 +181,7 @@ def _supervise(parent: int, grace: float, command: list[str]) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda number, _: signals.append(number))
     with tempfile.TemporaryDirectory(prefix="hone-", ignore_cleanup_errors=True) as scratch:
-        env = {**os.environ, "TMPDIR": scratch}  # vLLM leaves its rendezvous files
+        env = {**os.environ, "TMPDIR": scratch}  # some leave files in it
         child = Process(command, env=env, dies_with_parent=signal.SIGTERM)  # in case this process is killed itself
         while child.poll() is None and not signals and os.getppid() == parent:
             time.sleep(_WATCH)
@@ -194,3 +195,10 @@ def _supervise(parent: int, grace: float, command: list[str]) -> int:
 
 if __name__ == "__main__":
     sys.exit(_supervise(int(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))
+
+
+def free_port(host: str = "127.0.0.1") -> int:
+    """Return a port that nobody listens on at this moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return probe.getsockname()[1]

@@ -44,7 +44,7 @@ def test_rollouts_by_a_vllm_that_is_up_are_not_cut(name: str, monkeypatch: pytes
 
     up("vllm")
     with pytest.raises(UserError, match="vLLM does not tell which tokens"):
-        sampling.reached(config(**{name: CUT[name]}), None, 1)  # pyright: ignore[reportArgumentType]
-    assert sampling.reached(config(stop=["a"]), None, 1) is not None  # pyright: ignore[reportArgumentType]
+        sampling.other_sampler(config(**{name: CUT[name]}), None, 1)  # pyright: ignore[reportArgumentType]
+    assert sampling.other_sampler(config(stop=["a"]), None, 1) is not None  # pyright: ignore[reportArgumentType]
     up("hone")
-    assert sampling.reached(config(**{name: CUT[name]}), None, 1) is not None  # pyright: ignore[reportArgumentType]
+    assert sampling.other_sampler(config(**{name: CUT[name]}), None, 1) is not None  # pyright: ignore[reportArgumentType]

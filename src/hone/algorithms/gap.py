@@ -7,10 +7,13 @@ Shapes: M tokens. All differences are of logprobs, in nats, sampler minus traine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
+
+from hone.extension import gathered
 
 
 class Verdict(IntEnum):
@@ -38,8 +41,7 @@ class Gap:
         return cls(float(np.max([gap.mean for gap in gaps])), float(np.max([gap.max for gap in gaps])))
 
 
-@dataclass(frozen=True)
-class Band:
+class Band(NamedTuple):
     """Up to `mean` and `max` a gap is fine; a mean beyond `stop` is no rounding. A single token never stops a run."""
 
     mean: float
@@ -55,7 +57,7 @@ class Band:
 
 _TINY = Band(mean=2e-3, max=5e-2, stop=2e-2)
 
-BANDS: dict[tuple[str, str], dict[int, Band]] = {
+BANDS = {
     ("hone", "fp32"): {4: Band(mean=1e-5, max=1e-5, stop=1e-3)},
     ("hone", "bf16_linear"): {
         4: _TINY,
@@ -67,33 +69,20 @@ BANDS: dict[tuple[str, str], dict[int, Band]] = {
         28: Band(mean=0.1, max=1.2, stop=0.3),
         36: Band(mean=0.12, max=1.3, stop=0.35),
     },
-    ("vllm", "fp32"): {4: Band(mean=1e-4, max=1e-4, stop=1e-3)},
-    ("vllm", "bf16_linear"): {
-        4: Band(mean=2e-2, max=0.5, stop=0.1),
-        28: Band(mean=6e-2, max=1.2, stop=0.2),
-        36: Band(mean=6.5e-2, max=1.3, stop=0.22),
-    },
-    ("vllm", "bf16"): {
-        4: Band(mean=2e-2, max=0.5, stop=0.1),
-        28: Band(mean=0.12, max=1.5, stop=0.38),
-        36: Band(mean=0.14, max=1.6, stop=0.43),
-    },
 }
 """By backend and by the coarser precision of the two, and by layers: in bf16 each layer rounds.
 
 hone: the same model code on both sides. 4 layers are contract 3; at 28 and 36 the bounds have room for the 30 layers
-of SmolLM2-135M, whose largest of the 3,000 tokens of a step of RL was 0.48 in bf16_linear (the maxima of bf16 and
-vllm were widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py). vllm:
-other kernels. With the tiny model on reverse-text the mean is 8e-7 and the maximum 1.2e-5 in fp32, 1.1e-2 and 0.18 in
-bf16; more layers were not measured, and get what they add in hone.
+of SmolLM2-135M, whose largest of the 3,000 tokens of a step of RL was 0.48 in bf16_linear (the maxima of bf16 and of
+other backends were widened alike, unmeasured), and for random layers as wide as Qwen3-0.6B's (benchmarks/gap_depth.py).
 """
 
 
 def band_of(backend: str, precision: str, layers: int) -> Band:
     """Return the band of a model of so many layers, on the lines between those of the table; the last goes on."""
-    rows = list(BANDS[backend, precision].items())
+    rows = [(count, Band(*band)) for count, band in gathered("BANDS", BANDS)[backend, precision].items()]
     if len(rows) == 1:
         return rows[0][1]
     (low, narrow), (high, wide) = rows[:2] if layers < rows[1][0] else rows[-2:]
     share = max(0.0, (layers - low) / (high - low))
-    return Band(*(a + share * (b - a) for a, b in zip(astuple(narrow), astuple(wide), strict=True)))
+    return Band(*(a + share * (b - a) for a, b in zip(narrow, wide, strict=True)))

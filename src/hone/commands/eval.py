@@ -4,35 +4,24 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 
 from rich.text import Text
 
 from hone.commands.status import Status, Ticking
 from hone.composition.evaluating import Evaluation
-from hone.config.base import changed
-from hone.config.dump import to_toml
 from hone.config.eval import EvalConfig
-from hone.config.servers import EvalClusterConfig
-from hone.config.shared import ModelConfig
 from hone.evaluation.profile import pass_rates
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
-from hone.extensions.server.config import ServeConfig
-from hone.extensions.split.placement import server_roles
-from hone.hardware import CORES
+from hone.extension import machines_of
 from hone.model.files import TINY
-from hone.orchestrator.child import INFERENCE
-from hone.orchestrator.shared_memory import scratch_folder
 from hone.terminal import make_console
 
 
 def run(config: EvalConfig) -> int:
     """Evaluate and report. Return 0, or 1 if rollouts failed or too many completions could not be graded."""
-    if config.cluster is not None and config.base_url is None:
-        with on_cluster(config, config.cluster) as served:
+    if config.base_url is None and (machines := machines_of(config)) is not None:
+        with machines.serve(config) as served:
             return run(served)
     evaluation = Evaluation(config)
     config = evaluation.config
@@ -56,28 +45,6 @@ def run(config: EvalConfig) -> int:
         console.print(Text(f"saved       {evaluation.folder}/results.jsonl and metadata.json"), soft_wrap=True)
         console.print(Text(f"next        {shlex.join(['hone', 'report', str(evaluation.folder)])}"), soft_wrap=True)
     return _exit_code(result, config.grading.max_failed)
-
-
-@contextmanager
-def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalConfig]:
-    """Serve the model on the nodes of a cluster; yield the config of its evaluation behind their common URL."""
-    from hone.extensions.cluster.replicas import Replicas
-
-    own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}
-    model = ModelConfig(name=config.model, chat_template=config.chat_template, special_tokens=config.special_tokens)
-    status = Status(sys.stderr)
-    with scratch_folder("eval") as scratch:
-        served = scratch / "inference.toml"
-        served.write_text(to_toml(ServeConfig(model=model, **own)), encoding="utf-8")
-        command = [sys.executable, "-P", "-m", "hone.cli", INFERENCE, "@", str(served)]
-        commands = dict.fromkeys(server_roles(cluster.replicas), command)
-        env = {CORES: str(cluster.cpus)}
-        status(f"{cluster.replicas} servers of {config.model} are starting on the nodes")
-        with Replicas(cluster, commands, cluster.port, env, say=partial(print, file=sys.stderr, flush=True)):
-            status.clear()
-            concurrency = config.concurrency * cluster.replicas
-            url = {"base_url": f"http://127.0.0.1:{cluster.port}/v1", "concurrency": concurrency}
-            yield changed(config, url)
 
 
 def _exit_code(result: EvalResult, max_failed: float) -> int:

@@ -8,7 +8,7 @@ from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import Halt, UserError
-from hone.extension import gathered, load
+from hone.extension import gathered
 from hone.hardware import visible_gpus
 from hone.runs.display import say
 from hone.runs.outputs import with_own_folder
@@ -28,7 +28,7 @@ def run(config: RLConfig) -> int:
     if config.orchestrator.client.base_url is not None:
         check_server(config)
     if (runner := gathered("MODES", {}).get(config.mode or "")) is not None:
-        return load(runner.module, runner.function)(config)
+        return runner(config)
     from hone.commands.training import train_rl
 
     return train_rl(config).exit_code
@@ -41,7 +41,7 @@ def with_mode(config: RLConfig) -> RLConfig:
     several, ranks = config.trainer.ranks > 1 or len(config.server_urls) > 1, config.trainer.ranks
     mode = config.mode or ("split" if several else "colocated")
     if mode == "split" and "ranks" not in config.trainer.model_fields_set:
-        gpus = _gpus(config) - config.inference.replicas * config.inference.tensor_parallel
+        gpus = _gpus(config) - config.inference.replicas * config.inference.gpus
         ranks = gpus if gpus > 1 and _can_have_ranks(config) else 1
     return changed(config, {"mode": mode, "trainer.ranks": ranks})
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.composition.machine import configure, device_of, serving_kv_gib
-from hone.composition.parts import use_graders
 from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig, InitConfig, LoraConfig
@@ -20,6 +19,7 @@ from hone.evaluation.loop import evaluate, shortage
 from hone.evaluation.profile import write_profile
 from hone.evaluation.result import EvalResult
 from hone.evaluation.saving import make_folder, results_folder, save_results
+from hone.extension import machines_of
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB
 from hone.inference.types import SamplingParams
@@ -54,7 +54,8 @@ class Evaluation:
         self.env = env or configured(config.env, config.env_args, config.template, "template")
         self.special_texts = SpecialTexts()
         self.env.check_rollouts()
-        use_graders(self.env, config.grading, config.cluster)
+        machines, grading = machines_of(config), config.grading
+        self.env.use_workers(machines.use_graders(self.env, grading) if machines else grading)
         self.shortage = shortage(self.env, self.config.split_name, self.config.num_examples)
         if config.profile is not None:
             check_target(config.profile, "--profile")

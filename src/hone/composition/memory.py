@@ -13,7 +13,6 @@ from hone.inference.memory import (
     GIB,
     KV_GIB,
     PREFIX_SHARE,
-    VLLM_GIB,
     kv_bytes_per_token,
     packed_bytes,
     rows_asked_for,
@@ -120,10 +119,10 @@ def shared_weight_bytes(config: RLConfig, model: DecoderConfig) -> int:
 def server_bytes(config: RLConfig, model: DecoderConfig) -> int:
     """Return what a server that the run starts takes on a GPU."""
     weights = weight_bytes(model, config.precision) + cast_bytes(model, config.precision)
-    usual = KV_GIB
-    if config.inference.backend == "vllm":
-        weights, usual = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16"), VLLM_GIB
-    return weights + int(((config.inference.kv_gib or usual) + SERVER_GIB) * GIB)
+    if config.inference.backend != "hone":
+        weights = weight_bytes(model, "fp32" if config.precision == "fp32" else "bf16")
+    kv_gib = {"kv_gib": config.inference.kv_gib or KV_GIB} | config.inference.server_settings(config, on_gpu=True)
+    return weights + int((kv_gib["kv_gib"] + SERVER_GIB) * GIB)
 
 
 def fitted(
@@ -140,7 +139,7 @@ def fitted(
     on the device. The other arguments are those of `memory`.
 
     - Checkpointing is the first of none, selective and layer with which a train step fits. Beside the step there must
-      be room for the KV cache (the config's, else 4 GiB), or for the vLLM that the run starts.
+      be room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
     - Graphs are for a GPU, whose KV cache then keeps its memory while the trainer works. They are tried first, with
       each kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
@@ -154,8 +153,8 @@ def fitted(
     given = engine and engine.inference.kv_gib
     beside = int(given * GIB) if given and device == "cuda" else min(most, int(KV_GIB * GIB))
     if engine is None and isinstance(config, RLConfig) and config.mode != "split" and device == "cuda":
-        starts_vllm = config.inference.backend == "vllm" and config.orchestrator.client.base_url is None
-        beside = server_bytes(config, model) if starts_vllm else 0
+        starts_server = config.inference.backend != "hone" and config.orchestrator.client.base_url is None
+        beside = server_bytes(config, model) if starts_server else 0
 
     def needs(config: Config, phase: str) -> int:
         return sum(memory(config, model, device, prompt, completion, turns, ranks).of(phase).values())

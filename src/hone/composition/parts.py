@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -18,13 +17,11 @@ from hone.composition.machine import device_of
 from hone.config.base import changed
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import LossConfig, OnlineEvalConfig, OrchestratorConfig, RLConfig, TrainerConfig
-from hone.config.servers import ClusterConfig
 from hone.config.sft import SFTConfig
-from hone.config.shared import GradingConfig, RunConfig
+from hone.config.shared import RunConfig
 from hone.environments import Environment
 from hone.environments.data import Overlap, find_overlap
 from hone.environments.environment import Split
-from hone.environments.judgements import Service
 from hone.environments.loading import configured
 from hone.environments.rubric import component_name
 from hone.environments.task_files import find_function
@@ -60,21 +57,6 @@ GENERATED = 2000
 """Training examples of a generated task that are compared with held-out ones, at most, those drawn first."""
 HELD_OUT = 20_000
 """Held-out examples of a data set that are compared with training ones, at most."""
-
-
-def use_graders(
-    env: Environment, grading: GradingConfig, cluster: ClusterConfig | None, deterministic: bool = True
-) -> None:
-    """Have a task's functions run in processes of this machine, or of the cluster where it has graders."""
-    if cluster is not None and cluster.graders and env.all_inline:
-        print(f"{env.label} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
-    elif cluster is not None and cluster.graders:
-        if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
-            raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")
-        from hone.extensions.cluster.graders import RemoteProcess
-
-        grading, env.make_process = changed(grading, {"workers": cluster.graders}), RemoteProcess
-    env.use_workers(grading, deterministic=deterministic)
 
 
 def model_source(config: RunConfig) -> str:

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import torch
 
     from hone.environments.references import Reference
-    from hone.orchestrator.reach import Server
+    from hone.extension import MakePolicy
 
 
 class Processes(Protocol):
@@ -77,7 +77,7 @@ class OneProcess:
     """Sampler and trainer in this process; or the sampler is one server."""
 
     backend: str | None = None
-    server: Server | None = None
+    make_policy: MakePolicy | None = None
 
     def load(self, rl: RL) -> DecoderConfig:
         config = rl.config
@@ -101,10 +101,9 @@ class OneProcess:
         config, model = rl.config, rl.model
         configure_run(config, model)
         if config.sampled_by is not None:
-            from hone.composition.sampling import reached
+            from hone.composition.sampling import other_sampler
 
-            self.server = reached(config, rl.renderer, model.num_parameters)
-            self.backend = self.server and self.server.backend
+            self.backend, self.make_policy = other_sampler(config, rl.renderer, model.num_parameters)
         digests = parts.model_digests(model, rl.renderer) if rl.source == config.model.name else {}
         return {"digests": digests, "parameters": model.trained}
 
@@ -113,12 +112,10 @@ class OneProcess:
         trainer = parts.make_trainer(config, rl.model, own_loss=rl.own.functions.get("loss"))
         if run.restored is not None:
             trainer.load_tensors(run.restored[0], run.start_step)
-        if config.sampled_by is None:
+        if self.make_policy is None:
             policy = own_policy(config, rl.all_envs, trainer, rl.renderer)
         else:
-            from hone.composition.sampling import server_policy
-
-            policy = server_policy(stack, config, self.server, run, trainer, rl.renderer)
+            policy = self.make_policy(stack, config, run, trainer, rl.renderer)
         canary = Canary.from_config(config, rl.first_examples, rl.renderer, policy, trainer)
         return policy, LocalTrainer(trainer, config.trainer.micro_batch_tokens, policy, canary, run.phase)
 

@@ -13,7 +13,7 @@ import pydantic_config
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, create_model, model_validator
 from pydantic.fields import FieldInfo
 
-from hone.extension import gathered, load
+from hone.extension import Fields, gathered, load
 
 Path = tuple[str, ...]
 Model = TypeVar("Model", bound=BaseModel)
@@ -79,22 +79,38 @@ _KINDS = {"bool": bool, "list[str]": list[str]}
 
 
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
-    """Decorate a config's class: add the keys that extensions have for this place (`hone.extension.Key`)."""
+    """Decorate a config's class: add the keys, and the values of keys, that extensions have for this place."""
 
     def extended(cls: type[Model]) -> type[Model]:
         fields: dict[str, Any] = {}
+        parents: list[Any] = [cls]
         for name, key in gathered("KEYS", {}).items():
             where, _, own = name.rpartition(".")
             if where != place:
+                continue
+            if isinstance(key, Fields):
+                parents.insert(0, load(key.module, f"config.{key.fields_class}"))
                 continue
             kind: Any = _KINDS.get(key.kind) or load(key.module, f"config.{key.kind}")
             default = kind() if key.default == {} else key.default
             kind = kind | None if default is None else kind
             fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
+        for name, values in gathered("CHOICES", {}).items():
+            where, _, own = name.rpartition(".")
+            if where == place:
+                fields[own] = _with_choices(cls.model_fields[own], values)
         about = {"__module__": cls.__module__, "__doc__": cls.__doc__}
-        return create_model(cls.__name__, __base__=cls, **about, **fields)
+        return create_model(cls.__name__, __base__=tuple(parents), **about, **fields)
 
     return extended
+
+
+def _with_choices(field: FieldInfo, values: Mapping[str, str]) -> tuple[Any, Any]:
+    """Return a field with more values, each with its words in the description."""
+    core, optional = unwrap(field.annotation)
+    kind: Any = Literal[*get_args(core), *values]
+    words = " ".join([field.description or "", *(f"`{value}`: {text}" for value, text in values.items())])
+    return Annotated[kind | None if optional else kind, meta_of(field)], Field(default=field.default, description=words)
 
 
 PLAIN = Meta()

@@ -7,11 +7,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
-from hone.config.base import BaseConfig, Meta, flag
+from hone.config.base import BaseConfig, Meta, flag, with_keys
 from hone.config.hoist import task_of_run
-from hone.config.servers import EvalClusterConfig
 from hone.config.shared import GradingConfig, KeyVariable, Precision, server_url
 from hone.errors import UserError
+from hone.extension import machines_of
 
 MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
@@ -22,6 +22,7 @@ SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
 """Sampling arguments that have flags of their own."""
 
 
+@with_keys("eval")
 class EvalConfig(BaseConfig):
     """Evaluate a model on an environment's held-out examples: a checkpoint in this process, or any server at a URL."""
 
@@ -78,8 +79,6 @@ class EvalConfig(BaseConfig):
     """Memory for keys and values, in GiB; by default 4, and half of what is free on a GPU."""
     grading: GradingConfig = GradingConfig()
     """How reward functions are run."""
-    cluster: EvalClusterConfig | None = None
-    """Serve the model on the nodes of a Ray cluster; off unless given."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False
@@ -93,11 +92,9 @@ class EvalConfig(BaseConfig):
     @model_validator(mode="after")
     def _check_flags(self) -> EvalConfig:
         """Refuse flags that the chosen way of sampling would ignore, and sampling arguments that are given twice."""
-        if self.cluster is not None and self.base_url is not None:
-            raise UserError("a cluster serves the model itself, base_url names a server that is up: leave out one")
         # A saved config.toml has all fields: only what differs from its default was meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
-        for name in meant & NEEDS_SERVER if self.base_url is None and self.cluster is None else ():
+        for name in meant & NEEDS_SERVER if self.base_url is None and machines_of(self) is None else ():
             raise UserError(f"{flag((name,))} is for a server: give its URL with -b")
         for name in meant & NEEDS_PROCESS if self.base_url is not None else ():
             raise UserError(f"{flag((name,))} is for a model in this process: the server behind -b decides that")

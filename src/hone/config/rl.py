@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
 from hone.config.base import BaseConfig, Meta, Settings, changed, with_keys
-from hone.config.servers import ClientConfig, ClusterConfig, TeacherConfig
+from hone.config.servers import ClientConfig, TeacherConfig
 from hone.config.shared import (
     TRANSPORT,
     EngineConfig,
@@ -25,6 +25,7 @@ from hone.config.shared import (
 )
 from hone.config.tasks import MixedEnvConfig, TaskConfig, TrainEnvConfig, check_names
 from hone.errors import UserError
+from hone.extension import sampler_name
 
 GREEDY_BELOW = 1e-5
 """That of `hone.types`, which loads numpy; parsing does without."""
@@ -303,11 +304,8 @@ class RLConfig(RunConfig):
     """A right answer for the audit: a template of columns such as `<answer>{answer}</answer>`, or `MODULE:FUNCTION`."""
     seq_len: Annotated[int, Meta("rollouts", shared=3)] = Field(default=2048, ge=2)
     """Prompt plus completion in tokens; a completion gets min(`max_tokens`, what the prompt leaves)."""
-    mode: Annotated[Literal["colocated", "split", "cluster"] | None, Meta("run", 1, decides="rounding")] = None
-    """One process, or one for each role (the default with `--SECTION @ FILE` or with several ranks): on this machine,
-    or on those of a Ray cluster."""
-    cluster: ClusterConfig | None = None
-    """The cluster; off unless given."""
+    mode: Annotated[Literal["colocated", "split"] | None, Meta("run", 1, decides="rounding")] = None
+    """One process, or one for each role on this machine (the default with `--SECTION @ FILE` or with several ranks)."""
     trainer: TrainerConfig = TrainerConfig()
     """The trainer."""
     orchestrator: OrchestratorConfig = OrchestratorConfig()
@@ -319,9 +317,9 @@ class RLConfig(RunConfig):
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
-    """Where batches, weights and results go from one process to another, in modes split and cluster."""
+    """Where batches, weights and results go from one process to another, where each role has its own."""
     restarts: Annotated[int, Meta(decides="nothing")] = Field(default=3, ge=0)
-    """How often, in modes split and cluster, processes that died are started again, in all."""
+    """How often, where each role has its own process, those that died are started again, in all."""
 
     def tasks(self) -> dict[str, RLConfig]:
         """Return for each task the config of a run on that task alone, by name; the name of a single task is ""."""
@@ -346,11 +344,13 @@ class RLConfig(RunConfig):
         alone = {env.name: TaskConfig(**env.model_dump(include={"id", "args", "template"})) for env in evals.envs}
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
-    def refuse_cuts(self) -> None:
-        """Raise UserError if rollouts by vLLM would be cut: it does not say which tokens it sampled among."""
+    def refuse_cuts(self, name: str) -> None:
+        """Raise UserError if rollouts by a server that is not hone's would be cut: it does not say which tokens it
+        sampled among.
+        """
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
-                "orchestrator.sampling has top_k, top_p or min_p, and vLLM does not tell which tokens these leave, "
+                f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not tell which tokens these leave, "
                 "over which training has to renormalise: sample with hone's own engine or server, or leave them out"
             )
 
@@ -392,8 +392,8 @@ class RLConfig(RunConfig):
         """What samples, in words, if it may give other tokens than the engine in one process would."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
-        if self.inference.backend == "vllm":
-            return "vLLM"
+        if self.inference.backend != "hone":
+            return sampler_name(self.inference.backend)
         if self.mode == "split" and not self.inference.batch_invariant:
             return "a server without inference.batch_invariant"
         if self.mode == "split" and self.model.lora:
@@ -438,27 +438,15 @@ class RLConfig(RunConfig):
         self.inference.check(orch.client.urls)
         trainer.optim.check_ranks(trainer.ranks)
         self.check_lora(trainer.optim)
-        self._check_cluster()
         if self.model.lora and trainer.loss.reference_interval:
             raise UserError("model.lora does not work with trainer.loss.reference_interval: leave out one of them")
-        if (most := self.inference.max_lora_rank) is not None:
-            if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
+        if (backend := self.inference.backend) != "hone":
+            if orch.client.base_url is not None:
                 raise UserError(
-                    f"inference.max_lora_rank = {most} is for inference.backend = vllm and a model.lora.rank of up to "
-                    "that: set these so, or leave it out"
+                    f"inference.backend = {backend} starts a server, orchestrator.client.base_url names one that is "
+                    "up: leave out one of them"
                 )
-            if self.model.lora.base is not None:
-                raise UserError(
-                    f"vLLM has the model in whole weights, not in model.lora.base = {self.model.lora.base}: leave out "
-                    "inference.max_lora_rank, so that it gets the weights that are trained"
-                )
-        if self.inference.backend == "vllm" and orch.client.base_url is not None:
-            raise UserError(
-                "inference.backend = vllm starts a server, orchestrator.client.base_url names one that is up: leave "
-                "out one of them"
-            )
-        if self.inference.backend == "vllm":
-            self.refuse_cuts()
+            self.refuse_cuts(sampler_name(backend))
         if self.teacher is not None:
             self._check_teacher()
         self.check_kl_in_reward()
@@ -474,21 +462,6 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
-
-    def _check_cluster(self) -> None:
-        """Make mode cluster what it is: mode split, with a cluster to place the roles on."""
-        if self.mode == "cluster" and self.cluster is None:
-            self.cluster = ClusterConfig()
-        if self.cluster is None:
-            return
-        if self.mode == "colocated":
-            raise UserError("mode colocated is one process, but there is a section cluster: leave out one of them")
-        if self.orchestrator.client.urls:
-            raise UserError(
-                "a cluster has the run's own servers, orchestrator.client.base_url names those that are up: leave out "
-                "one of them"
-            )
-        self.mode = "split"
 
     def _check_teacher(self) -> None:
         """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""

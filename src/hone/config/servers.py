@@ -1,4 +1,4 @@
-"""What is up already: servers that an RL run samples from, its teacher's, and a cluster of machines."""
+"""What is up already: servers that an RL run samples from, and its teacher's."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AskedConfig(BaseConfig):
 
 
 class ClientConfig(AskedConfig):
-    """An inference server that is already up: hone's own, or vLLM as `inference --backend vllm` starts it."""
+    """An inference server that is already up, as `inference` starts it."""
 
     place = "orchestrator.client"
 
@@ -74,26 +74,3 @@ class TeacherConfig(AskedConfig):
     @classmethod
     def _check_url(cls, url: str) -> str:
         return server_url(url, f"{cls.place}.api_key_var")
-
-
-class ClusterConfig(BaseConfig):
-    """Many machines: Ray places trainer ranks, inference replicas and graders on them (pip install 'ray>=2.59')."""
-
-    bare = "address"
-
-    address: str | None = None
-    """The Ray cluster: `auto` for the one that this machine belongs to, or HOST:PORT. Without it Ray is started here.
-    It implies mode cluster."""
-    cpus: int = Field(default=1, ge=1)
-    """Cores for each trainer rank and each replica, which it computes with; on a GPU it has that besides."""
-    graders: int = Field(default=0, ge=0, le=4096)
-    """Grading processes on the nodes, one core each; 0 grades on this machine, as `grading.workers` says."""
-
-
-class EvalClusterConfig(ClusterConfig):
-    """Many machines: Ray places servers of the model and graders on them (pip install 'ray>=2.59')."""
-
-    replicas: int = Field(default=1, ge=1, le=256)
-    """Servers of the model."""
-    port: int = Field(default=8000, ge=1, le=65535)
-    """Port on this machine at which they are reached."""

@@ -353,40 +353,38 @@ class GradingConfig(BaseConfig):
     """A run ends when more than this share of its last 1,000 completions could not be graded; `eval` returns 1."""
 
 
+@with_keys("engine")
 class EngineConfig(BaseConfig):
-    """What samples: the own engine, or vLLM."""
+    """What samples."""
 
     port: Annotated[int, Meta(decides="nothing")] = Field(default=8000, ge=1, le=65535)
     """Port of the server; those of further replicas follow it."""
     replicas: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=256)
     """Servers that `rl` starts, each on GPUs of its own; a group goes to the one with the least to do. Several imply
     mode split."""
-    backend: Annotated[Literal["hone", "vllm"], Meta("server")] = "hone"
-    """Own engine, or vLLM (docs/training.md)."""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""
+    backend: Annotated[Literal["hone"], Meta("server")] = "hone"
+    """`hone`: the own engine."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB: by default 4, on a GPU by what is free at the start; what does not fit waits.
-    For vLLM in `rl`: 1 on a CPU, 8 on a GPU."""
+    """Memory for keys and values, in GiB: by default 4, on a GPU by what is free at the start; what does not fit
+    waits."""
     batch_invariant: bool = False
     """Own engine: a sample is the same to the bit whatever is sampled beside it; slower."""
     cuda_graphs: Annotated[bool | None, Meta(from_machine=True)] = None
     """Own engine on a GPU: decode with recorded graphs; by default true, but not with `batch_invariant`."""
-    tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
-    """GPUs that each vLLM is spread over."""
-    max_lora_rank: int | None = Field(default=None, ge=1, le=512)
-    """vLLM multiplies with adapters of up to this rank, and is given the adapter alone; by default merged weights."""
-    vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
-    """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
 
-    @model_validator(mode="after")
-    def _check_parallel(self) -> EngineConfig:
-        if self.tensor_parallel > 1 and self.backend != "vllm":
-            raise UserError(
-                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: the own engine "
-                "has one GPU; leave it out, and set inference.replicas to have several"
-            )
-        return self
+    @property
+    def gpus(self) -> int:
+        """GPUs that each server is spread over."""
+        return 1
+
+    @property
+    def in_bf16(self) -> bool:
+        """True if a server that is not hone's is in bf16 in any case."""
+        return False
+
+    def server_settings(self, run: Any, on_gpu: bool) -> dict[str, Any]:
+        """Return what `hone inference` is told beside the keys of this section by a run that starts it."""
+        return {}
 
     def decodes_with_graphs(self, device: str) -> bool:
         """Return `cuda_graphs`, or what is chosen on this kind of device where it is left open."""

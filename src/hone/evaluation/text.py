@@ -82,7 +82,7 @@ class TextModel(Model):
         return Turn(message, reply.stop_reason)
 
     async def _complete(self, messages: list[Message], tools: Tools, body: dict[str, Any]) -> Rollout | Failure:
-        """Complete them. A server that offers tools but reads no calls (vLLM without a parser) is asked not to."""
+        """Complete them. A server that offers tools but reads no calls (one without a parser) is asked not to."""
         server = self.server
         offered = {"tools": tools, **server.more} if tools else {}
         reply = await server.client.complete(server.name, messages, offered | body, self.sample_id)

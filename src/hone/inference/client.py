@@ -1,4 +1,4 @@
-"""A client of an inference server that speaks in tokens: hone's own, or vLLM as hone starts it.
+"""A client of an inference server that speaks in tokens: hone's own, or another as hone starts it.
 
 async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
     (served,) = await client.models()

@@ -15,8 +15,6 @@ if TYPE_CHECKING:
 GIB = 2**30
 KV_GIB = 4.0
 """Memory for keys and values on a CPU, and where a run of an older hone does not say how much."""
-VLLM_GIB = 8.0
-"""Keys and values of a vLLM that a run starts on a GPU, unless the config says how much."""
 PREFIX_SHARE = 0.25
 """As much again of it for the prompts of conversations, whose next turns begin with them."""
 GRANULE = 64

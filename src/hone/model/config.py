@@ -204,7 +204,7 @@ class DecoderConfig:
             "initializer_range": self.initializer_range,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_parameters": rope,
-            # Readers older than rope_parameters (transformers 4, vLLM of that time) look here.
+            # Readers older than rope_parameters (transformers 4) look here.
             "rope_theta": self.rope_theta,
             "tie_word_embeddings": self.tie_word_embeddings,
             "attention_dropout": 0.0,

@@ -1,6 +1,6 @@
 """A model's weights and config on disk, in Hugging Face layout: loading and saving.
 
-The decoder's fused parameters are split into the names that transformers and vLLM know, and joined on the way in, so a
+The decoder's fused parameters are split into the names that transformers knows, and joined on the way in, so a
 folder written here loads there and the other way round. Every weight of a file must have its place and every place its
 weight: a file that does not fit is refused with the names that don't.
 """

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 
 from hone import rng
 from hone.algorithms.gap import Band, Gap, Verdict, band_of
+from hone.client import HONE
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.errors import Halt
@@ -50,10 +50,10 @@ def band_from_config(config: RLConfig, layers: int, backend: str | None = None) 
     of the coarser precision of the two, but for what `gap` sets.
     """
     backend = backend or config.inference.backend
-    coarse = backend == "vllm" and config.inference.dtype == "bfloat16"
+    coarse = backend != HONE and config.inference.in_bf16
     band = band_of(backend, "bf16" if coarse else config.precision, layers)
     given = {"mean": config.gap.mean, "max": config.gap.max, "stop": config.gap.stop}
-    return replace(band, **{name: value for name, value in given.items() if value is not None})
+    return band._replace(**{name: value for name, value in given.items() if value is not None})
 
 
 def canary_metrics(gap: Gap, band: Band) -> dict[str, float]:

@@ -99,7 +99,7 @@ def segment_of(
     """Make the segment of a request, prompt and turn; `versions` are the policy versions that sampled each token.
 
     Its text starts with the tag that the chat template opened for it, if it did: a grader must see the thoughts. It
-    ends before a stop string, as vLLM's does; the string's tokens are part of the segment, and trained on.
+    ends before a stop string, as that of others does; the string's tokens are part of the segment, and trained on.
     """
     prompt, sampled = len(request.prompt_ids), len(completion.token_ids)
     text = renderer.opened_by_template + before_stop(renderer.decode(completion.token_ids), stops)

@@ -7,17 +7,17 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from hone.client import HONE, Endpoint, Gone, Refused
 from hone.errors import UserError
+from hone.extension import gathered, sampler_name
 from hone.inference.client import Served, ServerClient
 from hone.runs.display import say
 
 if TYPE_CHECKING:
     from hone.model.chat import ChatRenderer
 
-VLLM = "vllm"
 PROBE = "One probe: naïve café, 12+34=46, {x}\n"
 """A text that tokenizers of different models cut differently."""
 
@@ -27,22 +27,28 @@ class Server:
     """A server that can be sampled from: what made it, and the model that it serves."""
 
     endpoint: Endpoint
-    backend: Literal["hone", "vllm"]
+    backend: str
     model: str
 
     @classmethod
     def of(cls, endpoint: Endpoint, served: Served) -> Server:
-        """Return a server by what it says of its model; one that is not hone's counts as vLLM."""
-        return cls(endpoint, "hone" if served.owner == HONE else "vllm", served.id)
+        """Return a server by what it says of its model."""
+        return cls(endpoint, served.owner, served.id)
+
+    @property
+    def is_hone(self) -> bool:
+        return self.backend == HONE
 
     @property
     def name(self) -> str:
-        return f"{'vLLM' if self.backend == 'vllm' else 'hone inference'} at {self.endpoint.url}"
+        return f"{'hone inference' if self.is_hone else sampler_name(self.backend)} at {self.endpoint.url}"
 
     def scoring(self, prompts: Sequence[Sequence[int] | str], temperature: float = 1.0) -> dict[str, Any]:
-        """Return the body of a request for the logprobs of the prompts' tokens; vLLM samples a token in any case."""
+        """Return the body of a request for the logprobs of the prompts' tokens; servers that are not hone's sample a
+        token in any case.
+        """
         body = {"model": self.model, "prompt": [p if isinstance(p, str) else list(p) for p in prompts]}
-        body |= {"max_tokens": 0 if self.backend == "hone" else 1, "temperature": temperature}
+        body |= {"max_tokens": 0 if self.is_hone else 1, "temperature": temperature}
         return body | {"prompt_logprobs": 0}
 
 
@@ -98,14 +104,15 @@ def reach(
             names = ", ".join(one.id for one in served[:20])
             if entry is None:
                 raise UserError(f"{endpoint.url} serves {names or 'no model'}, not {model}: start one that does")
-            if entry.owner not in (HONE, VLLM):
+            if entry.owner not in gathered("SAMPLERS", {HONE: None}):
                 raise UserError(
                     f"{endpoint.url} is a server of {entry.owner or 'an unknown kind'}: rollouts need token ids, their "
                     f"logprobs and weights that can be updated, as `inference --model.name {model}` has them"
                 )
             if entry.policy_version is None:
                 raise UserError(
-                    f"{endpoint.url} takes no weights: start vLLM by `inference --backend vllm --model.name {model}`"
+                    f"{endpoint.url} takes no weights: start {sampler_name(entry.owner)} by `inference --backend "
+                    f"{entry.owner} --model.name {model}`"
                 )
             if entry.max_model_len is not None and entry.max_model_len < tokens:
                 raise UserError(
@@ -130,7 +137,7 @@ def reach(
             raise with_remedy(error, "--orchestrator.client.api-key-var") from None
         except Gone as gone:
             now = time.monotonic()
-            if gone.status == 503:  # vLLM after an update that failed half way, or hone's without its engine
+            if gone.status == 503:  # after an update that failed half way, or hone's without its engine
                 raise UserError(f"{gone}: stop that server and start it anew") from None
             if gone.status is not None or now - began >= patience:
                 other = "leave out --orchestrator.client.base-url to sample in this process"
@@ -145,7 +152,7 @@ def reach(
 
 
 async def _check_tokenizer(client: ServerClient, server: Server, model: str, renderer: ChatRenderer) -> None:
-    hones = server.backend == "hone"
+    hones = server.is_hone
     own = {"max_tokens": 0, "echo": True} if hones else {"max_tokens": 1, "add_special_tokens": False}
     body = {"model": server.model, "prompt": PROBE, "return_token_ids": True, **own}
     (choice,) = (await client.post("/v1/completions", body))["choices"]

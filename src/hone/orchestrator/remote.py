@@ -1,10 +1,11 @@
-"""A policy behind servers: hone's own, or vLLM. It samples over HTTP, and takes the trainer's weights from a folder.
+"""A policy behind servers, hone's own or others of one kind. It samples over HTTP, and takes the trainer's weights from
+a folder.
 
     policy = ServerPolicy([reach(endpoint, ...)], renderer, eos_ids, spool)
     policy.load(0)
 
 A server gets a request for each group. hone's gets the key of each completion, so its tokens are those of an engine
-in this process, up to the rounding of differently shaped products. vLLM gets a seed of the first (the key's upper 31
+in this process, up to the rounding of differently shaped products. Another gets a seed of the first (the key's upper 31
 bits), and seeds the others of the group by counting on.
 """
 
@@ -16,6 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from hone.client import HONE
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.colocated import segment_of
@@ -30,7 +32,7 @@ class ServerPolicy:
     """Samples from servers. `load` has them take weights from a folder; without one, those of `spool`'s model.
 
     Another thread may call `load` while `sample` is at work: a token may then be of any version that was loaded; the
-    caller decides which are too old. If a server does not name it (vLLM), all tokens of a call count as of the
+    caller decides which are too old. If a server does not name it, all tokens of a call count as of the
     version at its beginning, the oldest possible. `eos_ids` end a completion, as the stop ids of `renderer` do.
     Raises Halt when no server is left, or one samples from weights that this run did not give it.
     """
@@ -57,7 +59,7 @@ class ServerPolicy:
         turns = dict[int, Segment]()
         members = list(enumerate(requests))
         groups = [list(group) for _, group in groupby(members, lambda one: (one[1].prompt_ids, one[1].max_tokens))]
-        if self.fleet.backend == "vllm" and sampling.greedy:  # it refuses n > 1 then
+        if self.fleet.backend != HONE and sampling.greedy:  # it may refuse n > 1 then
             groups = [[member] for member in members]
 
         def end(number: int, answer: Any, server: Server, version: int) -> None:
@@ -84,7 +86,7 @@ class ServerPolicy:
         self.fleet.load(version, path)
 
     def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return one server's logprobs; NaN where it can't compute them: vLLM does so at temperature 1 only."""
+        """Return one server's logprobs; NaN where it can't compute them: only hone's does at temperatures but 1."""
         if self._scores_nothing(temperature):
             return [[float("nan")] * (len(ids) - 1) for ids in sequences]
         (answer,) = self.fleet.ask([self._server.scoring(sequences, temperature)])
@@ -105,7 +107,7 @@ class ServerPolicy:
         return self.fleet.members[0].server
 
     def _scores_nothing(self, temperature: float) -> bool:
-        return self.fleet.backend == "vllm" and temperature != 1
+        return self.fleet.backend != HONE and temperature != 1
 
     def _body(self, group: Sequence[Request], sampling: SamplingParams) -> dict[str, Any]:
         first, ends = group[0], () if sampling.ignore_eos else self._ends
@@ -126,7 +128,7 @@ class ServerPolicy:
         }
         if sampling.keeps_ids:
             body["return_kept_ids"] = True
-        hones = self.fleet.backend == "hone"
+        hones = self.fleet.backend == HONE
         return body | ({"key": [request.key for request in group]} if hones else {"seed": first.key >> 33})
 
 

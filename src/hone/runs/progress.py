@@ -11,7 +11,7 @@ from typing import Any
 from hone.config.hoist import FUNCTIONS
 
 _DOING = {
-    "start": "starting vLLM",
+    "start": "starting the server",
     "publish": "publishing weights",
     "sample": "sampling",
     "grade": "grading",

@@ -1,4 +1,4 @@
-"""Writing the policy: as a folder that transformers, vLLM and `hf upload` take as it is, and on its way to a server."""
+"""Writing the policy: as a folder that transformers and `hf upload` take as it is, and on its way to a server."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if not item.get_closest_marker("cluster"):
+    if item.get_closest_marker("cluster") is None:
         return
     interfaces = [line.split(":")[0].strip() for line in Path("/proc/net/dev").read_text().splitlines()[2:]]
     assert interfaces == ["lo"], "these tests are for a network namespace of their own: make test-cluster"

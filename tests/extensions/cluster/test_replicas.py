@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hone.config.servers import ClusterConfig
 from hone.errors import UserError
+from hone.extensions.cluster.config import ClusterConfig
 
 pytest.importorskip("ray")
 from hone.extensions.cluster.replicas import RESTARTS, Replicas

@@ -19,10 +19,10 @@ import torch
 from hone.client import refusal_in
 from hone.config.shared import InitConfig
 from hone.errors import UserError
-from hone.extensions.vllm.server import free_port
 from hone.model.hf import save_model
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.tokenizer import save_tokenizer
+from hone.processes import free_port
 
 QWEN = tiny_config(InitConfig(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=96))
 FAMILIES = {

@@ -27,8 +27,7 @@ from hone.client import Endpoint
 from hone.config.servers import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
-from hone.extensions.vllm import VllmServer
-from hone.extensions.vllm.server import free_port
+from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
 from hone.model.chat import load_renderer
@@ -38,6 +37,7 @@ from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
 from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Request
+from hone.processes import free_port
 from hone.runs import Run
 from hone.trainer.export import Spool
 from hone.types import Example, Group, Outcome, Score

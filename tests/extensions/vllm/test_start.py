@@ -9,7 +9,7 @@ import pytest
 from processes import children
 
 from hone.errors import UserError
-from hone.extensions.vllm import VllmServer
+from hone.extensions.vllm.server import VllmServer
 
 pytestmark = pytest.mark.vllm
 

@@ -22,9 +22,9 @@ import ray
 
 import hone
 from hone.extensions.cluster.tunnel import let_in
-from hone.extensions.vllm.server import free_port
 from hone.orchestrator.child import FOREIGN, Child, serves
 from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
+from hone.processes import free_port
 from hone.runs.files import NEW_PREFIX
 
 WATCH = 0.05
@@ -86,7 +86,7 @@ class Host:
         words = [sys.executable]
         words += [str(Path(self._folder.name) / Path(word).name) if word in files else word for word in command]
         if serves(role):
-            self._port = free_port("127.0.0.1")
+            self._port = free_port()
             words += ["--port", str(self._port)]
             self._secret = secret
         self._child = Child(role, None, words, own | dict(env), self._lines)

@@ -26,7 +26,7 @@ from hone.extensions.cluster.tunnel import Gate, Tunnels
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log
 
 if TYPE_CHECKING:
-    from hone.config.servers import ClusterConfig
+    from hone.extensions.cluster.config import ClusterConfig
 
 VARIABLE = "HONE_CLUSTER"
 """Names the cluster's address and the run's namespace to the orchestrator: `ADDRESS NAMESPACE`."""

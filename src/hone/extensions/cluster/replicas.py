@@ -21,7 +21,7 @@ from hone.extensions.split.launch import port_problem
 from hone.orchestrator.child import Child, Log
 
 if TYPE_CHECKING:
-    from hone.config.servers import ClusterConfig
+    from hone.extensions.cluster.config import ClusterConfig
 
 LOOK = 0.2
 """Seconds between two looks at the servers."""

@@ -1,32 +1,27 @@
-"""`hone inference`: serve a model over the OpenAI protocol until it is stopped, by the own engine or vLLM.
+"""`hone inference`: serve a model over the OpenAI protocol until it is stopped, by the own engine or another.
 
 inference --model.name outputs/weights/step_100
 """
 
 from __future__ import annotations
 
-import contextlib
 import shlex
-import signal
 import socket
-import sys
-from pathlib import Path
 
 from hone.client import api_key
 from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
 from hone.errors import UserError
+from hone.extension import gathered
 from hone.extensions.server.app import create_app
 from hone.extensions.server.config import ServeConfig
 from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
-from hone.inference.memory import GIB, KV_GIB
+from hone.inference.memory import GIB
 from hone.model.chat import load_renderer
-from hone.model.files import TINY, resolve_model
-from hone.model.hf import load_model, save_model
-from hone.model.rendering import read_override
-from hone.model.tokenizer import save_tokenizer
-from hone.orchestrator.shared_memory import given_folder, scratch_folder
+from hone.model.files import TINY
+from hone.model.hf import load_model
+from hone.orchestrator.shared_memory import given_folder
 from hone.serving import is_local, listen, serve
 
 GRACE = 5
@@ -48,9 +43,8 @@ def run(config: ServeConfig) -> int:
             )
         if config.backend == "hone":
             _serve_hone(config, listener)
-    if config.backend == "vllm":  # what is wrong with the address was to be told here, not in vLLM's log
-        with contextlib.suppress(KeyboardInterrupt), scratch_folder("vllm") as scratch:
-            _serve_vllm(config, scratch)
+    if config.backend != "hone":  # what is wrong with the address was to be told here, not in that server's log
+        gathered("SAMPLERS", {})[config.backend].serve_until_stopped(config)
     print("Stopped.")
     return 0
 
@@ -86,47 +80,10 @@ def _serve_hone(config: ServeConfig, listener: socket.socket) -> None:
     app = create_app(Service(engine), renderer, name, config.api_key, root, memory, config.seed)
     place = f"{model.device}, {threads} thread{'s' if threads > 1 else ''}, {kv_gib:.3g} GiB for keys and values"
     described = f"{model.num_parameters / 1e6:.2f}M parameters, {config.precision}, {place}"
-    serve(app, listener, _intro(config, described), GRACE)
+    serve(app, listener, introduction(config, described), GRACE)
 
 
-def _serve_vllm(config: ServeConfig, scratch: Path) -> None:
-    """Serve with vLLM. Raises UserError if it is not installed or does not start; exits with 1 if it ends by itself."""
-    from hone.extensions.vllm import VllmServer
-
-    # SIGINT as well: what a shell starts in the background ignores it.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.default_int_handler)
-    name = config.model.name
-    model, template = scratch / "model" if name == TINY else resolve_model(name), None
-    if name == TINY:
-        save_model(load_model(TINY, seed=config.seed, init=config.model.init), model)
-        save_tokenizer(model)
-    if config.weights_root is not None and not config.weights_root.is_dir():
-        raise UserError(f"weights_root = {config.weights_root} is not a folder: give one that exists")
-    if config.model.chat_template is not None:
-        template = scratch / "template.jinja"
-        template.write_text(read_override(config.model.chat_template), encoding="utf-8")
-    fields = ["dtype", "host", "port", "max_model_len", "threads", "seed", "weights_root", "api_key"]
-    fields += ["max_lora_rank", "tensor_parallel"]
-    with VllmServer(
-        model,
-        log=Path(f"outputs/vllm-{config.port}.log"),
-        device=config.model.device,
-        python=config.vllm_python,
-        chat_template=None if template is None else str(template),
-        served_name=name,
-        kv_gib=config.kv_gib or KV_GIB,
-        memory=given_folder(),
-        progress=lambda line: print(line, flush=True),
-        **{field: getattr(config, field) for field in fields},
-    ) as server:
-        print(_intro(config, server.described), flush=True)
-        code = server.wait()
-        print(f"error: vLLM ended by itself, with exit code {code}: {server.why()}", file=sys.stderr, flush=True)
-        raise SystemExit(1)
-
-
-def _intro(config: ServeConfig, described: str) -> str:
+def introduction(config: ServeConfig, described: str) -> str:
     """Return what is served, and a line to try it with; `described` is what samples."""
     name, host = config.model.name, config.host
     url = f"http://{'localhost' if host in ('127.0.0.1', '0.0.0.0', '::', '::1') else host}:{config.port}"

@@ -1,6 +1,6 @@
 """`hone rl` in mode split; `hone trainer` and `hone orchestrator`, its parts."""
 
-from hone.extension import Command, Runner
+from hone.extension import Command, Function
 
 COMMANDS = {
     "trainer": Command("the trainer's part of `rl` in several processes", "TrainerRole", "trainer.run", __name__),
@@ -8,4 +8,4 @@ COMMANDS = {
         "the driver of `rl` in several processes", "OrchestratorRole", "orchestrator.run", __name__
     ),
 }
-MODES = {"split": Runner("launcher.run_split", __name__)}
+MODES = {"split": Function("launcher.run_split", __name__)}

@@ -26,7 +26,7 @@ from typing import Any
 
 from hone.errors import UserError
 from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log, serves
-from hone.processes import TICK, end_all, wait_all
+from hone.processes import TICK, end_all, free_port, wait_all
 
 RESTARTED = "HONE_RESTARTED"
 """Variable that tells the orchestrator, as a JSON list, which roles died before it was started again."""
@@ -159,7 +159,7 @@ class Launch:
             env[RESTARTED] = json.dumps(self._unnoted)
         if role.ranks > 1:
             env |= {"WORLD_SIZE": str(role.ranks), "LOCAL_WORLD_SIZE": str(role.ranks)}
-            env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(_free_port())}
+            env |= {"MASTER_ADDR": HOST, "MASTER_PORT": str(free_port())}
         children = self._children[role.name] = []
         for number in range(role.ranks):
             rank, ranked = (None, {}) if role.ranks == 1 else (number, {"RANK": str(number), "LOCAL_RANK": str(number)})
@@ -330,9 +330,3 @@ def port_problem(port: int) -> OSError | None:
         except OSError as error:
             return error
     return None
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

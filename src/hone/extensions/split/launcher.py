@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shlex
@@ -10,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hone.commands.detach import COMMAND, DETACHED, LAUNCHER, hand_over
 from hone.config.base import changed
@@ -18,12 +17,12 @@ from hone.config.dump import to_toml
 from hone.config.rl import RLConfig
 from hone.config.shared import EngineConfig, ModelConfig
 from hone.errors import UserError
+from hone.extension import machines_of
 from hone.extensions.server.config import ServeConfig
 from hone.extensions.split.launch import HOST, Launch, Role, port_problem
 from hone.extensions.split.placement import Placement, placed, server_roles
 from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
-from hone.inference.memory import KV_GIB, VLLM_GIB
-from hone.model.files import TINY
+from hone.inference.memory import KV_GIB
 from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
 from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
@@ -33,9 +32,6 @@ from hone.runs.provenance import resume_command
 from hone.runs.settings import run_toml
 from hone.runs.view import CHECKPOINTS, CONFIG, PROCESS_LOGS
 from hone.runs.view import LAUNCHER as LOCK
-
-if TYPE_CHECKING:
-    from hone.extensions.cluster.nodes import Cluster
 
 
 def run_split(config: RLConfig) -> int:
@@ -57,8 +53,9 @@ def run_split(config: RLConfig) -> int:
                 f"with --orchestrator.client.base-url http://localhost:{port}/v1, or have one started on another with "
                 f"--inference.port {port + 1}"
             )
-    gpus = visible_gpus() if config.model.device in ("auto", "cuda") and not config.cluster else []
-    placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.tensor_parallel)
+    machines = machines_of(config)
+    gpus = visible_gpus() if config.model.device in ("auto", "cuda") and machines is None else []
+    placement = placed(gpus, config.trainer.ranks, own.replicas if serves else 0, own.gpus)
 
     def opened() -> None:
         lock = Lock(folder, LOCK)
@@ -72,12 +69,12 @@ def run_split(config: RLConfig) -> int:
 
     with ExitStack() as stack:
         memory = stack.enter_context(shared_folder(say)) if serves else None
-        cluster = stack.enter_context(_cluster(config)) if config.cluster else None
+        nodes = stack.enter_context(machines.nodes(config, say)) if machines else None
         scratch = stack.enter_context(scratch_folder("rl"))
-        if cluster is not None:
-            say(cluster.introduction())
+        if nodes is not None:
+            say(nodes.introduction())
         launch = Launch(
-            roles(config, placement, scratch, on_gpus=cluster.on_gpus if cluster else bool(gpus)),
+            roles(config, placement, scratch, on_gpus=nodes.on_gpus if nodes else bool(gpus)),
             folder,
             scratch,
             say,
@@ -88,7 +85,7 @@ def run_split(config: RLConfig) -> int:
             grace_seconds=config.grace_seconds,
             began=lambda children: say(introduction(config, children)),
             opened=opened,
-            child=cluster.child if cluster else Child,
+            child=nodes.child if nodes else Child,
         )
         try:
             return launch.run()
@@ -96,16 +93,6 @@ def run_split(config: RLConfig) -> int:
             if str(scratch) in str(problem):  # it names a log in there
                 (scratch / KEPT).touch()
             raise
-
-
-def _cluster(config: RLConfig) -> Cluster:
-    """Return the cluster that is to have the roles."""
-    from hone.extensions.cluster.nodes import Cluster
-
-    own, on_gpus = config.inference, config.model.device in ("auto", "cuda")
-    ports = {name: own.port + number for number, name in enumerate(server_roles(own.replicas))}
-    assert config.cluster is not None
-    return Cluster(config.cluster, ports, config.trainer.ranks, own.tensor_parallel, on_gpus, say)
 
 
 def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) -> list[Role]:
@@ -118,13 +105,14 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
         first = ["--resume", *([] if resume.step is None else ["--resume.step", str(resume.step)])]
         first += [] if resume.dir is None else ["--resume.dir", str(resume.dir)]
     ranks = config.trainer.ranks
-    cores = config.cluster.cpus if config.cluster else share_of_cores(ranks + len(placement.inference))
+    machines = machines_of(config)
+    cores = machines.cores if machines else share_of_cores(ranks + len(placement.inference))
     shares = any(not set(gpus).isdisjoint(placement.trainer) for gpus in placement.inference)
 
     def computing(gpus: tuple[str, ...], processes: int) -> dict[str, str]:
         """Return the variables of a role that computes: its GPUs, and cores for its processes together."""
         devices = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if gpus else {}
-        return {CORES: str((1 if config.cluster else processes) * cores)} | devices
+        return {CORES: str((1 if machines else processes) * cores)} | devices
 
     trainer = Role(
         TRAINER,
@@ -147,7 +135,7 @@ def roles(config: RLConfig, placement: Placement, scratch: Path, on_gpus: bool) 
         served, port = scratch / f"{name}.toml", config.inference.port + number
         served.write_text(to_toml(changed(serve_config(config, on_gpus, shares), {"port": port})), encoding="utf-8")
         command = [*python, INFERENCE, "@", str(served)]
-        here = None if config.cluster else port  # on a node it has another one
+        here = None if machines else port  # on another machine it has another one
         servers.append(Role(name, command, env=computing(gpus, 1), port=here))
     return [*servers, trainer, driver]
 
@@ -164,7 +152,7 @@ def variables(memory: Path | None) -> dict[str, str]:
 
 
 def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeConfig:
-    """Return the config of the run's own server. vLLM has the memory and dtype that it has in a run of one process.
+    """Return the config of the run's own server.
 
     A server that `shares` its GPU with the trainer must not take half of what is free.
     """
@@ -174,35 +162,24 @@ def serve_config(config: RLConfig, on_gpu: bool, shares: bool = False) -> ServeC
     settings |= {name: getattr(config, name) for name in ("seed", "precision", "threads", "transport")}
     settings |= {"host": HOST, "output_dir": config.output_dir.absolute()}
     settings["model"] = ModelConfig.model_validate(config.model.model_dump(exclude={"lora"}))  # versions come merged
-    kv_gib = own.kv_gib or (KV_GIB if shares else None)
-    if own.backend == "vllm":
-        kv_gib = own.kv_gib or (VLLM_GIB if on_gpu else 1.0)
-        longest = None  # of the model; only the hub knows
-        if config.model.name == TINY:
-            longest = config.model.init.max_positions
-        with contextlib.suppress(OSError, ValueError):
-            longest = json.loads((Path(config.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
-        settings["max_model_len"] = min(config.seq_len + 1, longest or config.seq_len + 1)
-        if own.dtype == "auto":
-            settings["dtype"] = "float32" if config.precision == "fp32" else "bfloat16"
-    if kv_gib is not None:
+    if (kv_gib := own.kv_gib or (KV_GIB if shares else None)) is not None:
         settings["kv_gib"] = kv_gib
+    settings |= own.server_settings(config, on_gpu)
     return ServeConfig(**settings)
 
 
 def introduction(config: RLConfig, children: Sequence[Child]) -> str:
     """Describe which processes there are, where their lines go, and how to end them all."""
     folder, urls = config.output_dir, config.orchestrator.client.urls
-    place = "the nodes of a Ray cluster" if config.cluster else "this machine"
+    machines = machines_of(config)
+    place = machines.place if machines else "this machine"
     lines = [f"RL in {len(children)} processes on {place}, into {folder}"]
     lines += [f"    inference     the server that is up at {url}" for url in urls]
     for role in dict.fromkeys(child.role for child in children):
         pids = " ".join(str(child.pid) for child in children if child.role == role)
-        where = "on a node of the cluster" if pids.startswith("0") else f"pid {pids}"
+        where = machines.process_place if machines and pids.startswith("0") else f"pid {pids}"
         lines.append(f"    {role:<13} {where}: log {folder / PROCESS_LOGS / f'{role}.log'}")
-    if config.cluster and config.cluster.graders:
-        lines.append(
-            f"    {'graders':<13} {config.cluster.graders} on nodes of the cluster, if the rewards need processes"
-        )
+    if machines and machines.graders:
+        lines.append(f"    {'graders':<13} {machines.graders} on {machines.place}, if the rewards need processes")
     end = f"To end all of them, saved: Ctrl-C, or hone runs stop {shlex.quote(str(folder))}"
     return "\n".join([*lines, f"{end}. To follow: bash scripts/tmux.sh {shlex.quote(str(folder))}"])

@@ -17,13 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hone.composition import parts
 from hone.composition.machine import Machine, configure, resolve
 from hone.composition.memory import versions_in_memory
 from hone.composition.rl import RL
 from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
+from hone.extension import machines_of, sampler_name
 from hone.extensions.split.agreement import shared_values
 from hone.extensions.split.launch import RESTARTED
 from hone.extensions.split.placement import server_roles
@@ -73,18 +73,20 @@ class SeveralProcesses:
             )
         config = rl.config = resolve(rl.config, Machine(rl.decoder, hello.device, trainer=(own, hello.threads)))
         config.check_kl_in_reward()
-        if config.cluster is not None:
-            join_cluster()
+        grading = config.orchestrator.grading
+        if (machines := machines_of(config)) is not None:
+            machines.join()
         for env in rl.all_envs:
-            parts.use_graders(env, config.orchestrator.grading, config.cluster, bool(config.deterministic))
+            own = machines.use_graders(env, grading) if machines else grading
+            env.use_workers(own, deterministic=bool(config.deterministic))
         # As the trainer, for run.json records it.
         configure(hello.threads, hello.parameters, deterministic=bool(config.deterministic))
         self.servers, self._absent = self._reach(config, rl.renderer)
         self.backend: str | None = self.servers[0].backend
         if any(server.backend != self.backend for server in self.servers):
             raise UserError(f"{' and '.join(s.name for s in self.servers)} are of two kinds: sample from one of them")
-        if self.backend == "vllm":
-            config.refuse_cuts()
+        if not self.servers[0].is_hone:
+            config.refuse_cuts(sampler_name(self.servers[0].backend))
         is_initial = rl.source == config.model.name
         digests = {"model": hello.fingerprint, "tokenizer": rl.renderer.digest()} if is_initial else {}
         return {"digests": digests | hello.digests, "with_tensors": False, "ranks": hello.ranks}
@@ -127,14 +129,12 @@ class SeveralProcesses:
 
     def _carry(self, config: RLConfig) -> Carry:
         """Return what brings weights to the machines of the servers."""
-        if config.cluster is None:
+        if (machines := machines_of(config)) is None:
             return lambda number, path: None
-        from hone.extensions.cluster.weights import Carrier
-
-        return Carrier(server_roles(len(self.servers)), given_folder())
+        return machines.carrier(server_roles(len(self.servers)), given_folder())
 
     def _reach(self, config: RLConfig, renderer: ChatRenderer) -> tuple[list[Server], set[int]]:
-        """Return the servers, and the numbers of those that are not there yet: on a cluster one is enough to begin."""
+        """Return the servers, and the numbers of those that are not there yet: on other machines one is enough."""
         client, urls = config.orchestrator.client, config.server_urls
 
         def reached(url: str, patience: float) -> Server:
@@ -146,7 +146,7 @@ class SeveralProcesses:
             fits = config.model.name, renderer, config.seq_len, weights, self.hello.parameters
             return reach(endpoint, *fits, patience=patience, named=client.base_url is not None)
 
-        if config.cluster is None:
+        if machines_of(config) is None:
             return [reached(url, client.timeout) for url in urls], set()
         began, found = time.monotonic(), dict[int, Server]()
         while True:
@@ -160,14 +160,6 @@ class SeveralProcesses:
         first = next(iter(found.values()))
         others = {n: replace(first, endpoint=endpoint_of(config, url)) for n, url in enumerate(urls)}
         return list((others | found).values()), set(others) - set(found)
-
-
-def join_cluster() -> None:
-    """Connect this process to the cluster of its launcher."""
-    from hone.extensions.cluster.nodes import VARIABLE, connect
-
-    address, namespace = os.environ[VARIABLE].split()
-    connect(address, namespace)
 
 
 def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Callable[[], None]:

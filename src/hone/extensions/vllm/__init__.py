@@ -1,5 +1,1 @@
 """vLLM as the sampler: a server of its own, in an environment of its own, that takes new weights in place."""
-
-from hone.extensions.vllm.server import VllmServer
-
-__all__ = ["VllmServer"]

@@ -7,7 +7,6 @@ import importlib.util
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -19,9 +18,9 @@ from typing import Literal
 
 from hone.client import Endpoint
 from hone.errors import UserError
+from hone.extensions.vllm.config import GPU_GIB
 from hone.inference.client import ServerClient
-from hone.inference.memory import VLLM_GIB
-from hone.processes import Process, supervised
+from hone.processes import Process, free_port, supervised
 
 GRACE = 10.0
 """Seconds that vLLM has to end by itself when it is told to."""
@@ -98,8 +97,7 @@ class VllmServer:
         check_device(self.installed, self.device)
         self.port = self.port or free_port(self.host)
         self.threads = self.threads or default_threads(str(self.model))
-        # In bf16 8 GiB are 75k tokens of a model like Qwen3-0.6B.
-        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else VLLM_GIB)
+        self.kv_gib = self.kv_gib or (1.0 if self.installed.cpu else GPU_GIB)
         self._progress = self.progress or (lambda line: None)
         self._log_begin = 0
         self._process: Process | None = None
@@ -237,13 +235,6 @@ class VllmServer:
         reason = next(errors, lines[-1]).partition(" [type=")[0].partition(". ")[0][:300]
         remedy = f"; {self.more_room}" if "cache" in reason else ""
         return f"{reason}{remedy} (log: {self.log})"
-
-
-def free_port(host: str) -> int:
-    """Return a port that nobody listens on at this moment."""
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        return probe.getsockname()[1]
 
 
 @dataclass(frozen=True)

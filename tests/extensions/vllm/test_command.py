@@ -11,8 +11,8 @@ import pytest
 from fake_vllm import fake_environment
 
 from hone.errors import UserError
-from hone.extensions.vllm import VllmServer, server
-from hone.extensions.vllm.server import Installed, default_threads, find_vllm
+from hone.extensions.vllm import server
+from hone.extensions.vllm.server import Installed, VllmServer, default_threads, find_vllm
 
 
 def vllm(folder: Path, cpu: bool = True, **settings: Any) -> VllmServer:

@@ -1,0 +1,70 @@
+"""The section `cluster` of `hone rl` and `hone eval`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from hone.config.base import BaseConfig
+from hone.errors import UserError
+
+
+class ClusterConfig(BaseConfig):
+    """Many machines: Ray places trainer ranks, inference replicas and graders on them (pip install 'ray>=2.59')."""
+
+    bare = "address"
+
+    address: str | None = None
+    """The Ray cluster: `auto` for the one that this machine belongs to, or HOST:PORT. Without it Ray is started here.
+    It implies mode cluster."""
+    cpus: int = Field(default=1, ge=1)
+    """Cores for each trainer rank and each replica, which it computes with; on a GPU it has that besides."""
+    graders: int = Field(default=0, ge=0, le=4096)
+    """Grading processes on the nodes, one core each; 0 grades on this machine, as `grading.workers` says."""
+
+
+class EvalClusterConfig(ClusterConfig):
+    """Many machines: Ray places servers of the model and graders on them (pip install 'ray>=2.59')."""
+
+    replicas: int = Field(default=1, ge=1, le=256)
+    """Servers of the model."""
+    port: int = Field(default=8000, ge=1, le=65535)
+    """Port on this machine at which they are reached."""
+
+
+class RLKeys(BaseConfig):
+    """What `hone rl` has of it."""
+
+    cluster: ClusterConfig | None = None
+    """The cluster; off unless given."""
+
+    @model_validator(mode="after")
+    def _check_cluster(self: Any) -> Any:
+        """Make mode cluster what it is: mode split, with a cluster to place the roles on."""
+        if self.mode == "cluster" and self.cluster is None:
+            self.cluster = ClusterConfig()
+        if self.cluster is None:
+            return self
+        if self.mode == "colocated":
+            raise UserError("mode colocated is one process, but there is a section cluster: leave out one of them")
+        if self.orchestrator.client.urls:
+            raise UserError(
+                "a cluster has the run's own servers, orchestrator.client.base_url names those that are up: leave out "
+                "one of them"
+            )
+        self.mode = "split"
+        return self
+
+
+class EvalKeys(BaseConfig):
+    """What `hone eval` has of it."""
+
+    cluster: EvalClusterConfig | None = None
+    """Serve the model on the nodes of a Ray cluster; off unless given."""
+
+    @model_validator(mode="after")
+    def _check_cluster(self: Any) -> Any:
+        if self.cluster is not None and self.base_url is not None:
+            raise UserError("a cluster serves the model itself, base_url names a server that is up: leave out one")
+        return self

@@ -1,0 +1,7 @@
+"""`--cluster` of `hone rl` and `hone eval`: trainer ranks, servers and graders on the machines of a Ray cluster."""
+
+from hone.extension import Fields, Function
+
+KEYS = {"rl.cluster": Fields("RLKeys", __name__), "eval.cluster": Fields("EvalKeys", __name__)}
+CHOICES = {"rl.mode": {"cluster": "on those of a Ray cluster."}}
+MACHINES = {"cluster": Function("machines.of_config", __name__)}

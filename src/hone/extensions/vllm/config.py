@@ -1,0 +1,79 @@
+"""Keys of what samples that are for vLLM alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from hone.config.base import BaseConfig, Meta
+from hone.errors import UserError
+
+GPU_GIB = 8.0
+"""Keys and values of a vLLM on a GPU, unless the config says how much. In bf16 75k tokens of Qwen3-0.6B."""
+
+
+class EngineKeys(BaseConfig):
+    """What the section `inference` and `hone inference` have of it."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """vLLM's `--dtype`; `auto` serves weights in fp32 as bf16, in `rl` as `precision` says. For vLLM only."""
+    tensor_parallel: Annotated[int, Meta(decides="rounding")] = Field(default=1, ge=1, le=64)
+    """GPUs that each vLLM is spread over."""
+    max_lora_rank: int | None = Field(default=None, ge=1, le=512)
+    """vLLM multiplies with adapters of up to this rank, and is given the adapter alone; by default merged weights."""
+    vllm_python: Annotated[Path | None, Meta(decides="nothing")] = None
+    """Python of the environment that has vLLM; by default `.venv-vllm`, or this one if it has it."""
+
+    @model_validator(mode="after")
+    def _check_parallel(self: Any) -> Any:
+        if self.tensor_parallel > 1 and self.backend != "vllm":
+            raise UserError(
+                f"inference.tensor_parallel = {self.tensor_parallel} is for inference.backend = vllm: the own engine "
+                "has one GPU; leave it out, and set inference.replicas to have several"
+            )
+        return self
+
+    @property
+    def gpus(self) -> int:
+        return self.tensor_parallel
+
+    @property
+    def in_bf16(self) -> bool:
+        return self.dtype == "bfloat16"
+
+    def server_settings(self: Any, run: Any, on_gpu: bool) -> dict[str, Any]:
+        if self.backend != "vllm":
+            return {}
+        longest = None  # of the model; only the hub knows
+        if run.model.name == "hone/tiny":
+            longest = run.model.init.max_positions
+        with contextlib.suppress(OSError, ValueError):
+            longest = json.loads((Path(run.model.name) / "config.json").read_bytes()).get("max_position_embeddings")
+        settings: dict[str, Any] = {"kv_gib": self.kv_gib or (GPU_GIB if on_gpu else 1.0)}
+        settings["max_model_len"] = min(run.seq_len + 1, longest or run.seq_len + 1)
+        if self.dtype == "auto":
+            settings["dtype"] = "float32" if run.precision == "fp32" else "bfloat16"
+        return settings
+
+
+class RLKeys(BaseConfig):
+    """Checks of `hone rl`."""
+
+    @model_validator(mode="after")
+    def _check_vllm(self: Any) -> Any:
+        if (most := self.inference.max_lora_rank) is not None:
+            if self.model.lora is None or self.inference.backend != "vllm" or self.model.lora.rank > most:
+                raise UserError(
+                    f"inference.max_lora_rank = {most} is for inference.backend = vllm and a model.lora.rank of up to "
+                    "that: set these so, or leave it out"
+                )
+            if self.model.lora.base is not None:
+                raise UserError(
+                    f"vLLM has the model in whole weights, not in model.lora.base = {self.model.lora.base}: leave out "
+                    "inference.max_lora_rank, so that it gets the weights that are trained"
+                )
+        return self
