@@ -16,7 +16,7 @@ help:
 	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
-	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart there"
+	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart and an extension there"
 	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=32)"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
@@ -90,7 +90,7 @@ test-wheel: dev
 	@$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --build-constraint constraints.txt --wheel-dir $(WHEEL) .
 	@$(PYTHON) -m venv $(WHEEL)/env
 	@$(WHEEL)/env/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(WHEEL)/*.whl
-	HONE_BIN=$(CURDIR)/$(WHEEL)/env/bin $(BIN)/python -m pytest -q -m "wheel or not wheel" tests/test_quickstart.py
+	HONE_BIN=$(CURDIR)/$(WHEEL)/env/bin $(BIN)/python -m pytest -q -m "wheel or not wheel" tests/test_quickstart.py tests/test_extensions.py
 	@rm -rf $(WHEEL)
 
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared. One of

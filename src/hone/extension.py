@@ -7,7 +7,7 @@
     OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
-entry-point group `hone.extensions`.
+entry-point group `hone.extensions`; docs/extensions.md writes one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from glob import iglob
+from glob import escape, iglob
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -106,9 +106,14 @@ class Runner(NamedTuple):
 
 
 def load(module: str, path: str) -> Any:
-    """Import what a dotted path beside the module names."""
-    home, _, name = f"{module.rpartition('.')[0]}.{path}".rpartition(".")
-    return getattr(import_module(home), name)
+    """Import what a dotted path beside the module names. Raises UserError if a package's can't be imported."""
+    home, _, name = f"{module.rpartition('.')[0] or module}.{path}".rpartition(".")
+    try:
+        return getattr(import_module(home), name)
+    except Exception as error:
+        if home.startswith("hone."):
+            raise
+        raise _broken(f"{home}.{name} of the extension {module}", module.partition(".")[0], error) from error
 
 
 @cache
@@ -119,7 +124,7 @@ def extensions() -> tuple[ModuleType, ...]:
 
 
 def _installed() -> Iterator[ModuleType]:
-    files = (file for folder in sys.path for file in iglob(f"{folder or '.'}/*-info/entry_points.txt"))
+    files = (file for folder in sys.path for file in iglob(f"{escape(folder) or '.'}/*-info/entry_points.txt"))
     if not any(f"[{GROUP}]" in Path(file).read_text(encoding="utf-8") for file in files):
         return
     from importlib.metadata import entry_points  # to import it takes 30 ms
@@ -129,10 +134,11 @@ def _installed() -> Iterator[ModuleType]:
             yield entry.load()
         except Exception as error:
             package = entry.dist.name if entry.dist else entry.value
-            raise UserError(
-                f"the extension {entry.name} of hone can't be imported ({type(error).__name__}: {error}): "
-                f"`pip uninstall {package}`, or mend it"
-            ) from error
+            raise _broken(f"the extension {entry.name} of hone", package, error) from error
+
+
+def _broken(what: str, package: str, error: Exception) -> UserError:
+    return UserError(f"{what} can't be imported ({type(error).__name__}: {error}): fix {package}, or uninstall it")
 
 
 def exported(name: str) -> Any:
@@ -143,10 +149,10 @@ def exported(name: str) -> Any:
 
 def gathered(table: str, core: dict[str, Any]) -> dict[str, Any]:
     """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
-    found = dict(core)
+    found, owners = dict(core), dict.fromkeys(core, "hone")
     for module in extensions():
         for name, value in getattr(module, table, {}).items():
-            if name in found:
-                raise UserError(f"{module.__name__} adds {name!r}, which hone has already: rename it there")
+            if (owner := owners.setdefault(name, module.__name__)) != module.__name__:
+                raise UserError(f"{owner} and {module.__name__} both add {name!r} to {table}: rename or uninstall one")
             found[name] = value
     return found

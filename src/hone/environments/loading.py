@@ -98,7 +98,8 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     loader = loaders.get(library.replace("_", "-"))
     if loader is None or not task:
         raise UserError(
-            f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(loaders)}"
+            f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(loaders)}, or "
+            "install the extension that brings it"
         )
     if loader.names_code:
         trust.check_named(f"the task {env_id}")
@@ -106,7 +107,7 @@ def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     build = functools.partial(function, task)
     _check_arguments(env_id, build, kwargs)
     env = build(**kwargs)
-    env.module = Path(inspect.getfile(function))
+    env.id, env.module = env.id or env_id, Path(inspect.getfile(function))
     return env
 
 
