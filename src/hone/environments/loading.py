@@ -92,10 +92,13 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
 def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     """Build the task of another library."""
     library, _, task = env_id.partition(":")
-    if library.replace("_", "-") == "verifiers-v0":
-        raise UserError(f"{env_id}: hone no longer runs environments of verifiers v0; port it to v1: verifiers:TASKSET")
     loaders: dict[str, Loader] = gathered("LOADERS", {})
-    loader = loaders.get(library.replace("_", "-"))
+    loader = loaders.get(name := library.replace("_", "-"))
+    if loader is None and name == "verifiers-v0":
+        raise UserError(
+            f"{env_id}: hone no longer runs environments of verifiers v0; port it to v1: verifiers:TASKSET; or install "
+            "the extension for v0 (`hone examples extension-verifiers-v0`)"
+        )
     if loader is None or not task:
         raise UserError(
             f"{env_id!r} is not an environment id: write LIBRARY:TASK with a library of {' or '.join(loaders)}, or "
