@@ -9,14 +9,14 @@ PIP := $(BIN)/python -m pip install --disable-pip-version-check --constraint con
 # Of what pip says, its errors (stderr) and the large downloads.
 LARGE := awk '/[0-9][0-9]\.[0-9] MB\)/ { $$1 = $$1; print "  " $$0 } /^Installing/ { print "  Installing" }'
 
-.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
+.PHONY: help install quickstart smollm2 dev test test-all test-most test-apart test-wheel test-contracts test-audit test-sandbox test-split test-cluster test-device test-vllm vllm-env test-adapters verifiers-env verifiers-v0-env test-trl test-smollm2 test-deletable test-browser check docs faults bench gpu-wheels
 
 help:
 	@echo "make install      make .venv and install hone into it, from the pinned versions of constraints.txt"
 	@echo "make quickstart   hone quickstart: a tiny model from nothing: SFT, RL and evaluation in a few minutes on one CPU core"
 	@echo "make smollm2      the same with a pretrained model of 135M parameters: half an hour on two cores"
 	@echo "make test         run the tests; they and what follows bring tools that hone itself does not need"
-	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart there"
+	@echo "make test-wheel   install the wheel alone into an empty environment, and run the quickstart and an extension there"
 	@echo "make test-all     all of these suites, and check and docs: hours; .ci/run takes a fixed part of it (EVERY=32)"
 	@echo "make test-audit   audit the built-in tasks, and a zoo of broken rewards"
 	@echo "make test-sandbox  test that code of a model stays in its sandbox; needs bubblewrap"
@@ -25,6 +25,7 @@ help:
 	@echo "make vllm-env     make .venv-vllm: vLLM for a CPU, from a hash-locked list"
 	@echo "make test-vllm    test against a real vLLM server on the CPU, where that can be had"
 	@echo "make verifiers-env  make .venv-verifiers: verifiers, for the tasks verifiers:NAME"
+	@echo "make verifiers-v0-env  make .venv-verifiers-v0: the last verifiers with v0, for examples/extension_verifiers_v0"
 	@echo "make test-adapters  test against reasoning-gym and verifiers themselves"
 	@echo "make test-trl     test losses and advantages against TRL's own trainers"
 	@echo "make test-deletable  test without each of the extensions: help, SFT and RL, with the same bytes"
@@ -74,7 +75,7 @@ test: dev
 MINUTES := 600
 test-all: test-most test-browser test-smollm2 test-apart test-cluster check docs
 
-test-most: dev verifiers-env
+test-most: dev verifiers-env verifiers-v0-env
 	@command -v bwrap >/dev/null || { echo "error: the tests of the sandbox need bubblewrap" >&2; exit 2; }
 	@$(PIP) --quiet --editable ".[dev,bench,reasoning-gym]"
 	OMP_NUM_THREADS=1 HONE_EVERY=$(EVERY) HONE_UNTIL=$$(( $$(date +%s) + 60 * $(MINUTES) )) \
@@ -91,7 +92,7 @@ test-wheel: dev
 	@$(BIN)/python -m pip wheel --disable-pip-version-check --quiet --no-deps --build-constraint constraints.txt --wheel-dir $(WHEEL) .
 	@$(PYTHON) -m venv $(WHEEL)/env
 	@$(WHEEL)/env/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt $(WHEEL)/*.whl
-	HONE_BIN=$(CURDIR)/$(WHEEL)/env/bin $(BIN)/python -m pytest -q -m "wheel or not wheel" tests/test_quickstart.py
+	HONE_BIN=$(CURDIR)/$(WHEEL)/env/bin $(BIN)/python -m pytest -q -m "wheel or not wheel" tests/test_quickstart.py tests/test_extensions.py
 	@rm -rf $(WHEEL)
 
 # The contracts that take minutes: runs are killed, damaged and starved at a few hundred moments, then compared. One of
@@ -139,13 +140,19 @@ test-vllm: dev
 # An environment of its own: verifiers brings scripts of hone's names (vf-eval, replay), and an older openai.
 verifiers-env: .venv-verifiers/.installed
 
+# The last version with v0 (`verifiers.load_environment`) needs other packages than the one above.
+verifiers-v0-env: .venv-verifiers-v0/.installed
+
 .venv-verifiers/.installed: requirements/verifiers.txt
+.venv-verifiers-v0/.installed: examples/extension_verifiers_v0/requirements.txt
+
+.venv-verifiers/.installed .venv-verifiers-v0/.installed:
 	@echo "Making $(@D) (about a minute)"
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	@$(@D)/bin/python -m pip install --disable-pip-version-check --quiet --requirement $<
 	@touch $@
 
-test-adapters: dev verifiers-env
+test-adapters: dev verifiers-env verifiers-v0-env
 	@$(PIP) --quiet --editable ".[dev,reasoning-gym]"
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q $(TWO) -m adapters tests/extensions/libraries --durations=5
 

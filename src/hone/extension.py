@@ -17,7 +17,8 @@ get the config of `hone rl` or `hone eval` and return its `Machines`, or None. S
 `inference.backend`, and owners of models that servers list; `BANDS` are more of `hone.algorithms.gap.BANDS`.
 
 hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
-entry-point group `hone.extensions`. `REQUIRES` names the extensions that one imports; without them it adds nothing.
+entry-point group `hone.extensions`; docs/extensions.md writes one. `REQUIRES` names the extensions that one imports;
+without them it adds nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from glob import iglob
+from glob import escape, iglob
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType, ModuleType
@@ -223,9 +224,14 @@ class Machines(Protocol):
 
 
 def load(module: str, path: str) -> Any:
-    """Import what a dotted path beside the module names."""
-    home, _, name = f"{module.rpartition('.')[0]}.{path}".rpartition(".")
-    return getattr(import_module(home), name)
+    """Import what a dotted path beside the module names. Raises UserError if a package's can't be imported."""
+    home, _, name = f"{module.rpartition('.')[0] or module}.{path}".rpartition(".")
+    try:
+        return getattr(import_module(home), name)
+    except Exception as error:
+        if home.startswith("hone."):
+            raise
+        raise _broken(f"{home}.{name} of the extension {module}", module.partition(".")[0], error) from error
 
 
 @cache
@@ -263,7 +269,7 @@ def _found() -> Mapping[str, ModuleType]:
 
 
 def _installed() -> Iterator[tuple[str, ModuleType]]:
-    files = (file for folder in sys.path for file in iglob(f"{folder or '.'}/*-info/entry_points.txt"))
+    files = (file for folder in sys.path for file in iglob(f"{escape(folder) or '.'}/*-info/entry_points.txt"))
     if not any(f"[{GROUP}]" in Path(file).read_text(encoding="utf-8") for file in files):
         return
     from importlib.metadata import entry_points  # to import it takes 30 ms
@@ -273,10 +279,11 @@ def _installed() -> Iterator[tuple[str, ModuleType]]:
             yield entry.name, entry.load()
         except Exception as error:
             package = entry.dist.name if entry.dist else entry.value
-            raise UserError(
-                f"the extension {entry.name} of hone can't be imported ({type(error).__name__}: {error}): "
-                f"`pip uninstall {package}`, or mend it"
-            ) from error
+            raise _broken(f"the extension {entry.name} of hone", package, error) from error
+
+
+def _broken(what: str, package: str, error: Exception) -> UserError:
+    return UserError(f"{what} can't be imported ({type(error).__name__}: {error}): fix {package}, or uninstall it")
 
 
 def exported(name: str) -> Any:
@@ -299,10 +306,10 @@ def machines_of(config: Any) -> Machines | None:
 
 def gathered(table: str, core: dict[Any, Any]) -> dict[Any, Any]:
     """Return a table of the core and those of all extensions as one. Raises UserError if two add the same name."""
-    found = dict(core)
+    found, owners = dict(core), dict.fromkeys(core, "hone")
     for module in extensions().values():
         for name, value in getattr(module, table, {}).items():
-            if name in found:
-                raise UserError(f"{module.__name__} adds {name!r}, which hone has already: rename it there")
+            if (owner := owners.setdefault(name, module.__name__)) != module.__name__:
+                raise UserError(f"{owner} and {module.__name__} both add {name!r} to {table}: rename or uninstall one")
             found[name] = value
     return found

@@ -226,7 +226,7 @@ def examples(config: ExamplesConfig) -> int:
     if config.name is None:
         for folder in folders:
             recipes = sorted(str(path.relative_to(folder)) for path in folder.rglob("*.toml"))
-            print(f"{folder.name:<14}{', '.join(recipes)}")
+            print(f"{folder.name:<24}{', '.join(recipes)}")
         print("\nhone examples NAME   copies a folder to examples/NAME, from where its commands run as written in them")
         return 0
     name, names = config.name.replace("-", "_"), [folder.name for folder in folders]

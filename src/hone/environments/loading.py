@@ -92,23 +92,23 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
 def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
     """Build the task of another library."""
     library, _, task = env_id.partition(":")
-    if library.replace("_", "-") == "verifiers-v0":
-        raise UserError(f"{env_id}: hone no longer runs environments of verifiers v0; port it to v1: verifiers:TASKSET")
     loaders: dict[str, Loader] = gathered("LOADERS", {})
-    loader = loaders.get(library.replace("_", "-"))
-    if loader is None or not task:
-        why = lacking("LOADERS", library.replace("_", "-"))
+    loader = loaders.get(name := library.replace("_", "-"))
+    if loader is None and name == "verifiers-v0":
         raise UserError(
-            f"{env_id!r} is not an environment id: "
-            + (why or f"write LIBRARY:TASK with a library of {' or '.join(loaders) or 'an extension: there is none'}")
+            f"{env_id}: hone no longer runs environments of verifiers v0; port it to v1: verifiers:TASKSET; or install "
+            "the extension for v0 (`hone examples extension-verifiers-v0`)"
         )
+    if loader is None or not task:
+        known = f"write LIBRARY:TASK with a library of {' or '.join(loaders)}, or install the extension that brings it"
+        raise UserError(f"{env_id!r} is not an environment id: {lacking('LOADERS', name) or known}")
     if loader.names_code:
         trust.check_named(f"the task {env_id}")
     function = load(loader.module, loader.function)
     build = functools.partial(function, task)
     _check_arguments(env_id, build, kwargs)
     env = build(**kwargs)
-    env.module = Path(inspect.getfile(function))
+    env.id, env.module = env.id or env_id, Path(inspect.getfile(function))
     return env
 
 

@@ -87,6 +87,8 @@ def changes(old: Mapping[str, Any], config: RunConfig, sources: Mapping[str, str
     If the run's `sources` have digests of the model and its tokenizer, their names don't matter.
     """
     new = flat(tomllib.loads(run_toml(config, "")))
+    usual = {name: field.default for name, field in type(config).model_fields.items()}  # of extensions installed since
+    old = {name: value for name, value in usual.items() if isinstance(value, bool | list)} | dict(old)
     # Other steps to go are harmless where the learning rate of those so far does not depend on how many there are.
     schedule = new.get("trainer.scheduler.type", new.get("scheduler.type", "constant"))
     names = differing(old, new, names_matter=not {"model", "tokenizer"} <= sources.keys())

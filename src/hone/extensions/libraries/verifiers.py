@@ -51,13 +51,15 @@ class Served:
     Raises UserError for a taskset that is refused.
     """
 
+    worker = Path(__file__).with_name("verifiers_worker.py")
+    driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a process of its own
+
     def __init__(
         self, env_id: str, python: Path, config: dict[str, Any], limit: int, env: dict[str, Any] | None
     ) -> None:
         self.env_id, self.python, self.limit = env_id, python, limit
-        script = Path(__file__).with_name("verifiers_worker.py")
         arguments = [env_id.partition(":")[2], config, os.getcwd(), env]
-        self._worker = Worker(script, arguments, f"scoring by {env_id}", str(python))
+        self._worker = Worker(self.worker, arguments, f"scoring by {env_id}", str(python))
         self._keys: list[str] | None = None
         reply = self._admitted(["describe"])
         self.weights: dict[str, float] = reply.get("weights", {})
@@ -168,7 +170,7 @@ class Episodes(AgentEnv, Tasks):
         self.agent_limits, self.max_turns = limits, limits.max_calls
         self._correctness = correctness
         order = {"env": served.env, "folder": os.getcwd(), "tasks": served.limit}
-        self._driver = Driver(served.python, order, served.env_id)
+        self._driver = Driver(served.python, served.driver, order, served.env_id)
 
     def check_rollouts(self) -> None:
         """Raise UserError if verifiers does not get ready."""

@@ -1,6 +1,6 @@
 """The process in which verifiers makes episodes (`verifiers_driver.py`), and its end.
 
-found = await Driver(python, order, "verifiers:my-taskset").episode({"index": 7, "task": key, "url": …, "key": …})
+found = await Driver(python, script, order, "verifiers:my-taskset").episode({"index": 7, "task": key, "url": …, …})
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ BLOCKED = "a reward, a tool or a hook that waits must `await`"
 class Driver:
     """The process that makes episodes (`verifiers_driver.py`). An episode replaces it if it has ended or is blocked."""
 
-    def __init__(self, python: Path, order: dict[str, Any], name: str) -> None:
-        self._command = [str(python), "-P", str(Path(__file__).with_name("verifiers_driver.py")), json.dumps(order)]
+    def __init__(self, python: Path, script: Path, order: dict[str, Any], name: str) -> None:
+        self._command = [str(python), "-P", str(script), json.dumps(order)]
         self._name = name
         self._lock = threading.Lock()
         self._process: DriverProcess | None = None
