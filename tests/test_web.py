@@ -15,7 +15,7 @@ import pytest
 
 from hone.client import Endpoint, Late, Refused
 from hone.config.shared import server_url
-from hone.environments.judgements import record_in
+from hone.environments.services import record_in
 from hone.errors import Halt, UserError
 from hone.evaluation import client as chat_client
 from hone.evaluation.client import ChatClient, Failure

@@ -14,7 +14,7 @@ from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
-from hone.environments import judgements
+from hone.environments import services
 from hone.extension import gathered
 from hone.model.config import DecoderConfig
 from hone.runs import view
@@ -181,7 +181,7 @@ def report(training: Any) -> str:
         return f"{text}Saved: {run.checkpoints.path(version)}\nGo on{how}: {go_on}"
     why = f" of {config.max_steps}, for {target_in_words(run.info)}" if run.target else ""
     weights, summary = run.weights_path(version), summarize(run.folder)
-    if not sft and (asked := judgements.usage(run.folder)):
+    if not sft and (asked := services.usage(run.folder)):
         text += f"Services gave {asked} (judgements.jsonl).\n"
     if missed := missed_target(summary):
         text += f"The target was not reached: {missed}.\n"

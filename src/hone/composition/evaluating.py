@@ -12,7 +12,7 @@ from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig, InitConfig, LoraConfig
-from hone.environments import Environment, judgements
+from hone.environments import Environment, services
 from hone.environments.loading import configured
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate, shortage
@@ -71,7 +71,7 @@ class Evaluation:
             "split_name": config.split_name,
             "progress": progress,
         }
-        judgements.record_in(self.folder)
+        services.record_in(self.folder)
         self.env.start_workers(config.num_examples * config.rollouts_per_example)
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)

@@ -25,7 +25,7 @@ from hone.composition.training import Training
 from hone.config.base import changed
 from hone.config.parse import from_settings
 from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, RLConfig, RoleConfig
-from hone.environments import Environment, judgements
+from hone.environments import Environment, services
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
 from hone.errors import UserError, called_from
@@ -310,7 +310,7 @@ class RL(Training):
         run = self._start(stack, reads, digests, keep=kept, **more)
         if run.nothing_left:
             return run
-        judgements.record_in(config.output_dir)
+        services.record_in(config.output_dir)
         for name, overlap in self.overlaps.items():
             if run.start_step == 0 and overlap is not None and overlap.rows:
                 parts.report_overlap(config, self.envs[name], overlap, run)

@@ -17,9 +17,9 @@ import numpy as np
 
 from hone import digests
 from hone.environments.data import HALF_A_PAIR, DataSource, Row, Rows, bad_column, is_text
-from hone.environments.judgements import Service
 from hone.environments.parsers import Parser
 from hone.environments.rubric import Measured, Rubric, Sample, is_async
+from hone.environments.services import Service
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.grading import Work, together

@@ -33,7 +33,6 @@ from hone.config.hoist import FUNCTIONS
 from hone.digests import text_sha256
 from hone.environments.data import Row, Rows, given_rows, hold_out, to_jsonl, train_and_eval
 from hone.environments.environment import Environment, Origin, SingleTurnEnv
-from hone.environments.judgements import Service
 from hone.environments.kept_source import kept_name, kept_source
 from hone.environments.parsers import completion_text
 from hone.environments.references import Reference
@@ -48,6 +47,7 @@ from hone.environments.rubric import (
     of_group,
     unwrapped,
 )
+from hone.environments.services import Service
 from hone.environments.task_files import find_function, source_digest, sources, text_digest
 from hone.errors import UserError
 from hone.extension import exported

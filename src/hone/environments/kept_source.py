@@ -20,8 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType, MethodType, ModuleType, NoneType
 from typing import Any
 
-from hone.environments.judgements import Service
 from hone.environments.rubric import component_name, unwrapped
+from hone.environments.services import Service
 
 HEAD = '"""Functions of this run and what they use, as they were when it began."""\n'
 

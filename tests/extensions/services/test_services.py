@@ -13,8 +13,8 @@ import pytest
 
 import hone
 from hone.cli import main
-from hone.environments import Rubric, SingleTurnEnv, judgements
-from hone.environments.judgements import JUDGEMENTS, Replies, record_in, usage
+from hone.environments import Rubric, SingleTurnEnv, services
+from hone.environments.services import JUDGEMENTS, Replies, record_in, usage
 from hone.errors import UserError
 from hone.extensions.services.services import HTTPReward, Judge
 from hone.types import Outcome
@@ -78,7 +78,7 @@ def server() -> Iterator[Server]:
 @pytest.fixture(autouse=True)
 def apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Replies of one test are not those of another."""
-    monkeypatch.delenv(judgements.VARIABLE, raising=False)
+    monkeypatch.delenv(services.VARIABLE, raising=False)
     monkeypatch.setattr(Replies, "_known", {})
 
 

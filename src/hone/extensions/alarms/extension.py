@@ -1,4 +1,4 @@
-"""Alarms and predictions of a run; and some of its completions graded again, while it trains."""
+"""Alarms and predictions of a run."""
 
 from hone.extension import Command, Key, Record, Watch
 
@@ -26,6 +26,5 @@ KEYS = {
 OBSERVERS = {
     "alarms": Watch(0, "watch.observer", __name__),
     "predictions": Watch(31, "predictions.observer", __name__),
-    "reward check": Watch(60, "reward_check.observer", __name__),
 }
 RECORDS = {"predictions": Record("predicted", "predictions", __name__)}

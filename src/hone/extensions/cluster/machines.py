@@ -39,7 +39,7 @@ class ClusterMachines:
         if self.graders and env.all_inline:
             print(f"{env.label} needs no cluster.graders: its functions run in the process that asks", file=sys.stderr)
         elif self.graders:
-            from hone.environments.judgements import Service
+            from hone.environments.services import Service
 
             if services := [name for name, func in env.rubric.funcs.items() if isinstance(func, Service)]:
                 raise UserError(f"{services[0]} is a service, which this machine asks: set cluster.graders = 0")

@@ -1,6 +1,6 @@
 """`hone replay`, `verify`, `diff` and `regrade`: a recorded run is trained, checked, compared and graded again."""
 
-from hone.extension import Command
+from hone.extension import Command, Watch
 
 COMMANDS = {
     "replay": Command("retrain a run from its recorded rollouts", "ReplayConfig", "replay.run", __name__),
@@ -8,3 +8,4 @@ COMMANDS = {
     "diff": Command("where two runs part: step and quantity", "DiffConfig", "diff.run", __name__),
     "regrade": Command("grade a run's completions with another grader", "RegradeConfig", "regrade.run", __name__),
 }
+OBSERVERS = {"reward check": Watch(60, "reward_check.observer", __name__)}

@@ -22,9 +22,9 @@ from typing import Any
 
 from hone.client import Client, Endpoint, Gone, Late, Refused
 from hone.config.shared import server_url
-from hone.environments.judgements import Service, record_in, recorded  # noqa: F401
 from hone.environments.numbers import LastNumberParser, read_number
 from hone.environments.parsers import completion_text
+from hone.environments.services import Service, record_in, recorded  # noqa: F401
 from hone.errors import UserError
 from hone.redaction import redact
 from hone.types import LARGEST_REWARD, content_hash

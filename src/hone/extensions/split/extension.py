@@ -2,6 +2,7 @@
 
 from hone.extension import Command, Function
 
+REQUIRES = ("server",)
 COMMANDS = {
     "trainer": Command("the trainer's part of `rl` in several processes", "TrainerRole", "trainer.run", __name__),
     "orchestrator": Command(

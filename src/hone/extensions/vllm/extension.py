@@ -2,6 +2,7 @@
 
 from hone.extension import Backend, Fields
 
+REQUIRES = ("server",)
 KEYS = {"engine.vllm": Fields("EngineKeys", __name__), "rl.vllm": Fields("RLKeys", __name__)}
 CHOICES = {
     "engine.backend": {

@@ -18,7 +18,7 @@ from hone import trust
 from hone.commands.status import Status, command, print_json, print_labelled, print_table
 from hone.config.base import changed
 from hone.config.tasks import TaskConfig
-from hone.environments import judgements
+from hone.environments import services
 from hone.environments.loading import configured, load_environment
 from hone.environments.template import Template
 from hone.errors import UserError
@@ -174,7 +174,7 @@ def regrade_run(config: RegradeConfig) -> Regrading:
         raise UserError(f"{run.path} has no rollouts yet: there is nothing to grade")
     steps = steps_within(config.steps, known, "--steps")
     graders = load_graders(run, config)
-    judgements.record_in(run.path, "read")
+    services.record_in(run.path, "read")
     regraded = _grade(run, steps, graders, config)
     parts = windows(regraded.points)
     if not parts:

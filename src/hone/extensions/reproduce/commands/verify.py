@@ -10,7 +10,7 @@ import shlex
 
 from hone import trust
 from hone.commands.status import Status, print_labelled
-from hone.environments import judgements
+from hone.environments import services
 from hone.errors import UserError
 from hone.extensions.reproduce import integrity, machine
 from hone.extensions.reproduce.config import VerifyConfig
@@ -61,7 +61,7 @@ def verify(recorded: Run, config: VerifyConfig) -> int:
         verification.verdict, verification.reasons = "not comparable", [other_numerics]
     elif config.steps:
         rebuilt = rebuild(recorded, config.model, files_checked=True)
-        judgements.record_in(recorded.path, "only")
+        services.record_in(recorded.path, "only")
         execute(recorded, rebuilt, config, verification)
         here = lambda: rebuilt.machine  # noqa: E731
     elif open_steps := unhashed_steps(checked):

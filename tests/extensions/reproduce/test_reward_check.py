@@ -18,8 +18,8 @@ from hone.environments import MultiTurnEnv, Rubric, SingleTurnEnv
 from hone.environments.data import given_rows
 from hone.extensions.agents.rewards import AgentLimits
 from hone.extensions.agents.task import AgentTask
-from hone.extensions.alarms import reward_check
-from hone.extensions.alarms.reward_check import EVERY, Checked, RewardCheck, not_checked
+from hone.extensions.reproduce import reward_check
+from hone.extensions.reproduce.reward_check import EVERY, Checked, RewardCheck, not_checked
 from hone.extensions.viewer.card.facts import facts_of
 from hone.runs import Run
 

@@ -1,6 +1,6 @@
 """The replies of services that give rewards: a run records them, in `judgements.jsonl`, by what was asked.
 
-The services are in `hone.extensions.services.services`.
+An extension brings the services.
 """
 
 from __future__ import annotations

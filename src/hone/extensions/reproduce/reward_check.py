@@ -21,7 +21,6 @@ from hone.config.rl import RLConfig
 from hone.config.shared import RunConfig
 from hone.environments import Environment
 from hone.errors import first_line
-from hone.extensions.alarms.watch import REGRADED
 from hone.extensions.reproduce.regrade import Grader, Pair, Recorded, read_step, spread_out
 from hone.pages import visible
 from hone.runs import Run
@@ -31,6 +30,8 @@ from hone.runs.view import RunView
 from hone.runs.writer import RunWriter
 from hone.types import Score
 
+REGRADED = "regraded"
+"""The alarm that it raises."""
 EVERY = 10
 """Steps from one check to the next. A check that takes longer takes the place of the next one."""
 COMPLETIONS, FEW = 8, 2
