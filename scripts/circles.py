@@ -45,7 +45,7 @@ EXTENSIONS = {
     "vllm": "inference/vllm/",
     "split": "composition/split.py commands/split.py commands/trainer.py orchestrator/launch.py "
     "orchestrator/placement.py orchestrator/remote_trainer.py orchestrator/shared_memory.py trainer/agreement.py "
-    "trainer/serve.py trainer/wire.py transport.py",
+    "trainer/serve.py trainer/wire.py transport",
     "cluster": "orchestrator/cluster/",
     "chat": "config/chat.py commands/chat.py",
 }

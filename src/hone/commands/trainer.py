@@ -32,7 +32,7 @@ from hone.trainer.optim import check_state
 from hone.trainer.parallel import Ranks, joined, launched_ranks, shard
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
-from hone.transport import FileTransport, Hello
+from hone.transport import Hello, open_transport
 
 ENDING = (signal.SIGINT, signal.SIGTERM)
 
@@ -117,7 +117,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     if not ranks.first:
         return trainer.follow()
     with trainer:
-        transport = FileTransport(config.transport_path, config.transport.max_tokens)
+        transport = open_transport(config)
         say(f"Trainer: {headed}\nWaiting for the orchestrator at {transport.path}")
         version = serve.TrainerLoop(config, transport, trainer, say=say).serve(hello)
         say(f"Done: the run has come to version {version}.")

@@ -39,7 +39,7 @@ from hone.orchestrator.types import Policy, Updates
 from hone.runs import provenance, view
 from hone.runs.display import say
 from hone.trainer.agreement import shared_values
-from hone.transport import FileTransport, Hello, Session
+from hone.transport import FileTransport, Hello, Session, open_transport
 
 HELLO_SECONDS = 1.0
 """Seconds between checks that the trainer is alive."""
@@ -58,7 +58,7 @@ class SeveralProcesses:
         return model_config(rl.source, rl.config.model.init, rl.config.model.implementation)
 
     def connect(self, rl: RL) -> dict[str, Any]:
-        transport = self.transport = FileTransport(rl.config.transport_path, rl.config.transport.max_tokens)
+        transport = self.transport = open_transport(rl.config)
         began, hello = time.monotonic(), transport.hello(timeout=2.0)
         while hello is None:
             say(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)")
@@ -179,7 +179,7 @@ def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Calla
         if time.monotonic() - looked < HELLO_SECONDS:
             return
         looked = time.monotonic()
-        now = FileTransport(transport.path).hello(timeout=0)
+        now = transport.hello(timeout=0)
         missed = missed + 1 if now is None or now.id != hello.id else 0
         if missed == 2:  # once is not enough: its last words may not have been looked for since it left
             config = shlex.quote(str(folder / view.CONFIG))

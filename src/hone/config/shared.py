@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -189,9 +189,7 @@ class OptimConfig(BaseConfig):
         if ranks > 1 and (self.offload or self.state == "8bit"):
             raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
         if ranks > 1 and self.type == "muon":
-            raise UserError(
-                'optim.type = "muon" needs whole matrices, and so is for one rank: leave it out, or start one'
-            )
+            raise UserError('optim.type = "muon" needs whole matrices: leave it out, or start one rank')
 
 
 Checkpointing = Literal["none", "selective", "layer"]
@@ -430,6 +428,8 @@ class EngineConfig(BaseConfig):
 class TransportConfig(BaseConfig):
     """A folder that orchestrator, trainer and server see: batches, weights and results pass through it."""
 
+    class_name: ClassVar[str] = "hone.transport:FileTransport"
+    """One role's end of it."""
     path: Annotated[Path | None, Meta("role")] = None
     """The folder; by default `.transport` in the output directory. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
