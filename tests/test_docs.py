@@ -31,6 +31,7 @@ from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.config.shared import GradingConfig
 from hone.environments import load_environment
 from hone.extensions.alarms.config import AlarmsConfig
+from hone.extensions.audit.probes import play_many
 from hone.extensions.libraries.reasoning_gym import REFUSED, SCORED
 from hone.extensions.trackers.monitors import FINISH_SECONDS
 from hone.extensions.trackers.trackers import TEXT
@@ -87,7 +88,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("rewards.py").write_text(
         "def exact(completion, answer):\n    return float(completion[-1]['content'].strip() == answer)\n"
     )
-    for module in ("counting_aloud", "guarded", "largest", "times"):
+    for module in ("counting_aloud", "guarded", "largest", "times", "two_tries"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     return tmp_path
 
@@ -287,6 +288,33 @@ def test_the_tasks_of_the_page_grade_and_demonstrate(here: Path):
         examples, rng = task.split("train")[:200], np.random.default_rng(0)
         shown = [task.grade(example, task.demonstrate(example, rng)).outcome for example in examples]
         assert shown.count("correct") / 200 == pytest.approx(right, abs=0.1) and set(shown) == {"correct", "wrong"}
+
+
+def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny_model_dir: Path):
+    """With answers that are right by their length, and one rollout in four that breaks at its end."""
+    (code,) = [body for body in blocks(TASKS, "python") if "TwoTries" in body]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 25
+    Path("uncaught.py").write_text(code.replace("with suppress(NoRoom)", "if True"))
+    right = "float(same_number(PARSER.parse_answer(completion), answer))"
+    broken = code.replace("return replace", 'assert model.key() % 4, "it broke"\n        return replace')
+    Path("two_tries.py").write_text(broken.replace(right, 'len(completion[-1]["content"]) % 3 // 2'))
+    few = ["--max-steps", "2", "--seq-len", "128", "--orchestrator.batch-size", "16", "--no-audit", "--display", "none"]
+    few += ["--orchestrator.sampling.max-tokens", "8", "--no-orchestrator.eval", "--model.name", str(tiny_model_dir)]
+    assert main(["rl", "--orchestrator.env.id", "two-tries", *few, "--output-dir", "two"]) == 0
+    rows, hints, lengths = [row for step in range(2) for row in Run("two").rollouts(step).to_pylist()], set(), set()
+    for row in rows:
+        said = [message["content"] for message in json.loads(row["completion"] or "[]")] or [row["text"]]
+        tries, hints = [len(text) % 3 // 2 for text in said[::2]], hints | set(said[1::2])
+        lengths.add(len(tries))
+        if row["state"] == "failed":
+            assert "AssertionError: it broke" in row["detail"]
+        else:
+            assert row["call_rewards"] == tries and row["reward"] == 0.9 * tries[-1] + 0.1 * (tries == [1])
+    assert hints == {"Try again.", "Count again."} and lengths == {1, 2} and "failed" in {row["state"] for row in rows}
+    assert main(["verify", "two", "--trust-local-task"]) == main(["replay", "two"]) == 0
+    env = load_environment("uncaught")
+    (scripted,) = play_many(env, [(env.split("train")[0], "a")])
+    assert [message["content"] for message in scripted.messages] == ["ANSWER: 0+0?", "a"] and scripted.failure is None
 
 
 def test_the_guarded_task_of_the_page_outlives_its_grader(here: Path, capfd):

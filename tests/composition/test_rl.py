@@ -15,7 +15,6 @@ from graders import gone, wait_for
 from hone.cli import main
 from hone.composition.rl import RL
 from hone.errors import UserError
-from hone.extensions.audit.probes import play_many
 from hone.runs import Run
 from hone.runs.observer import Observer
 from hone.runs.settings import about
@@ -169,42 +168,6 @@ def fail_while_grading(rl: RL) -> None:
     assert pool.pids == [] and all(gone(int(file.name.partition("-")[2])) for file in Path().glob("grading-*"))
     rl.policy.sample = sample
     Path("busy").unlink()
-
-
-ROLLED_OUT = """
-from hone.environments import Environment, Rubric
-
-
-class SecondLook(Environment):
-    max_turns = 2
-
-    async def rollout(self, model, example):
-        turn = await model.sample(example.prompt)
-        await model.sample([*example.prompt, turn.message, {"role": "user", "content": "again"}])
-        assert model.key() % 4, "it broke"
-        return model.rollout()
-
-
-def load_environment():
-    return SecondLook(rubric=Rubric([lambda completion: len(str(completion)) % 7 / 7]), dataset=[{"question": "?"}] * 8)
-"""
-
-
-def test_a_rollout_of_a_tasks_own_is_recorded_whole_and_verified(settings, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("second_look.py").write_text(ROLLED_OUT)
-    own = {"orchestrator.env.id": "second-look", "orchestrator.batch_size": 16, "orchestrator.eval": False}
-    own |= {"seq_len": 128, "max_steps": 2, "orchestrator.grading.workers": 2}
-    with RL(**(settings | own), output_dir="out") as rl:
-        rl.train()
-    rows = [row for step in range(2) for row in Run("out").rollouts(step).to_pylist()]
-    said = [[message["role"] for message in json.loads(row["completion"])] for row in rows]
-    assert said == [["assistant", "user", "assistant"]] * 32
-    failed = [row["detail"] for row in rows if row["state"] == "failed"]
-    assert failed and all("AssertionError: it broke" in detail for detail in failed)
-    assert main(["verify", "out", "--trust-local-task"]) == main(["replay", "out"]) == 0
-    (scripted,) = play_many(rl.env, [(rl.env.split("train")[0], "a")])
-    assert [message["content"] for message in scripted.messages] == ["?", "a"] and scripted.failure is None
 
 
 def test_compiled_kernels_make_no_run_exact(settings, tmp_path, monkeypatch):

@@ -188,9 +188,7 @@ class OptimConfig(BaseConfig):
         if ranks > 1 and (self.offload or self.state == "8bit"):
             raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
         if ranks > 1 and self.type == "muon":
-            raise UserError(
-                'optim.type = "muon" needs whole matrices, and so is for one rank: leave it out, or start one'
-            )
+            raise UserError('optim.type = "muon" needs whole matrices: leave it out, or start one rank')
 
 
 Checkpointing = Literal["none", "selective", "layer"]

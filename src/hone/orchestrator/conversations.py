@@ -262,7 +262,7 @@ def behind_prompt(messages: list[Message], prompt: list[Message]) -> list[Messag
 
 
 def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segment:
-    """Return the segment of a call and of those that it goes on from, with their own rewards if they have some."""
+    """Return the segment of a call and of those that it goes on from, with their rewards, if any."""
     turn = last.turn
     assert turn is not None
     messages = [*last.request.messages, last.full]
@@ -282,5 +282,5 @@ def segment_of(last: Call, rewards: Mapping[Call, float] | None = None) -> Segme
         start = len(mask) - own.num_sampled
         parts += [(start - done, {}), (own.num_sampled, where(own.columns, mask))]
         done = len(mask)
-    own = rewards and np.array([rewards[call] for call in reversed(calls)])
+    own = rewards and np.array([rewards[call] for call in reversed(calls)], float)
     return replace(turn, **columns, messages=messages, columns=joined(parts), turn_rewards=own)

@@ -28,7 +28,7 @@ from hone.extensions.split.agreement import shared_values
 from hone.extensions.split.launch import RESTARTED
 from hone.extensions.split.placement import server_roles
 from hone.extensions.split.remote_trainer import RemoteTrainer
-from hone.extensions.split.transport import FileTransport, Hello, Session
+from hone.extensions.split.transport import FileTransport, Hello, Session, open_transport
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
 from hone.model.hf import model_config
@@ -58,7 +58,7 @@ class SeveralProcesses:
         return model_config(rl.source, rl.config.model.init, rl.config.model.implementation)
 
     def connect(self, rl: RL) -> dict[str, Any]:
-        transport = self.transport = FileTransport(rl.config.transport_path, rl.config.transport.max_tokens)
+        transport = self.transport = open_transport(rl.config)
         began, hello = time.monotonic(), transport.hello(timeout=2.0)
         while hello is None:
             say(f"Waiting for a trainer at {transport.path} ({time.monotonic() - began:.0f} s)")
@@ -171,7 +171,7 @@ def watch_trainer(transport: FileTransport, hello: Hello, folder: Path) -> Calla
         if time.monotonic() - looked < HELLO_SECONDS:
             return
         looked = time.monotonic()
-        now = FileTransport(transport.path).hello(timeout=0)
+        now = transport.hello(timeout=0)
         missed = missed + 1 if now is None or now.id != hello.id else 0
         if missed == 2:  # once is not enough: its last words may not have been looked for since it left
             config = shlex.quote(str(folder / view.CONFIG))

@@ -8,12 +8,11 @@
     MEMORY/session-<id>/step_N/                       the same in memory, where all are on one machine
     MEMORY/session-<id>/spare/                        a version of before, to be written over
 
-Orchestrator and trainer meet nowhere else. Each message is a file in NumPy's `.npz` format, whose members have
-checksums: its arrays, and the other fields as JSON. It has one writer and one reader, and appears whole, by a rename;
-nobody locks. On NFS a rename may be seen late, and a removed file may be seen for a while. So a reader lists the folder
-before it opens a file in it (which asks the server anew), and takes any error of the system for "not yet"; so it does
-with a damaged file. Nothing is flushed to the disk: the folder lives as long as the processes, and a run goes on from
-checkpoints. What a killed process leaves the next session removes.
+Each message is a file in NumPy's `.npz` format, whose members have checksums: its arrays, and the other fields as JSON.
+It has one writer and one reader, and appears whole, by a rename; nobody locks. On NFS a rename may be seen late, and a
+removed file may be seen for a while. So a reader lists the folder before it opens a file in it (which asks the server
+anew), and takes any error of the system, or a damaged file, for "not yet". Nothing is flushed to the disk: the folder
+lives as long as the processes. The next session removes what a killed process leaves.
 """
 
 from __future__ import annotations
@@ -33,6 +32,7 @@ from typing import Any, Literal, TypeVar
 
 import numpy as np
 
+from hone.config.rl import RLConfig
 from hone.config.shared import transport_weights
 from hone.errors import UserError
 from hone.runs.files import NEW_PREFIX
@@ -44,8 +44,7 @@ Record = TypeVar("Record", "Session", "Hello", "Order", "Result")
 SESSION, HELLO = "session.npz", "hello.npz"
 SPARE = "spare"
 PREFIX = "session-"
-"""How the name of a folder begins that belongs to a session, and may be removed with it."""
-MAX_TOKENS = 2**24
+"""Beginning of the names of a session's folders, which may be removed."""
 PATIENCE = 30.0
 """Seconds that weights get to be seen here after their result."""
 SHORTEST, LONGEST, SHARE = 0.001, 0.05, 0.02
@@ -130,6 +129,11 @@ class Result:
     arrays: dict[str, np.ndarray] = field(default_factory=dict)
 
 
+def open_transport(config: RLConfig) -> FileTransport:
+    """Return this role's end of the run's transport."""
+    return FileTransport(config.transport_path, config.transport.max_tokens)
+
+
 class FileTransport:
     """One role's end of it. `max_tokens` bounds the batches that wait in it, counted by `Order.tokens`.
 
@@ -137,7 +141,7 @@ class FileTransport:
     folder can't be used: not written, full, removed, or in use by another run.
     """
 
-    def __init__(self, path: Path, max_tokens: int = MAX_TOKENS, interrupt: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, path: Path, max_tokens: int = 2**24, interrupt: Callable[[], None] = lambda: None) -> None:
         self.path = path.absolute()
         self.weights_root = transport_weights(self.path)
         self.max_tokens, self.interrupt = max_tokens, interrupt
@@ -161,7 +165,7 @@ class FileTransport:
         with self._explaining():
             for folder in (self._folder, *self._weight_folders):
                 folder.mkdir(parents=True, exist_ok=True)
-            write(self.path / SESSION, session)
+            self._write(self.path / SESSION, session)
         for root in (self.path, *(folder.parent for folder in self._weight_folders)):
             for name in names(root):
                 if name.startswith(PREFIX) and name != self._folder.name:
@@ -171,8 +175,8 @@ class FileTransport:
         """Return the trainer that lives; None if none does after `timeout` seconds (None: wait for ever)."""
 
         def look() -> Hello | None:
-            hello = read(self.path / HELLO, Hello)
-            return hello if hello is not None and _lives(hello) else None
+            hello = self._read(self.path / HELLO, Hello)
+            return hello if hello and _lives(hello) else None
 
         return self._poll(look, timeout)
 
@@ -191,7 +195,7 @@ class FileTransport:
         self._poll(room)
         waited = time.perf_counter() - began
         with self._explaining():
-            write(self._order_file(order.step), order)
+            self._write(self._order_file(order.step), order)
         if order.kind == "batch":
             self._put[order.step] = order.tokens
         return waited
@@ -203,19 +207,16 @@ class FileTransport:
         return len(self._put), sum(self._put.values())
 
     def result(self, version: int, wait: bool = True) -> Result | None:
-        """Take the trainer's result of `version`, whose weights are there then; None if it isn't there and not to be
-        waited for. After an order to end comes another one of its version.
+        """Take the trainer's result of `version`, whose weights are there then; None without `wait` if it isn't there.
+
+        After an order to end comes another one of its version.
         """
-        path = self._result_file(version)
 
         def look() -> Result | None:
             self._check_ours()
-            return read(path, Result)
+            return self._read(self._result_file(version), Result, take=True)
 
-        result = self._poll(look, None if wait else 0)
-        if result is not None:
-            remove(path)
-        return result
+        return self._poll(look, None if wait else 0)
 
     def weights(self, version: int) -> Path:
         """Return the weights of a version whose result was there. Raises UserError if they don't appear here."""
@@ -244,7 +245,7 @@ class FileTransport:
         if self._session is None:
             return
         if not self._replaced():
-            remove(self.path / SESSION)
+            self._read(self.path / SESSION, Session, take=True)
         for folder in (self._folder, *self._weight_folders):
             remove(folder)
         self._remove_empty()
@@ -255,17 +256,18 @@ class FileTransport:
         """Announce a trainer."""
         with self._explaining():
             self.weights_root.mkdir(parents=True, exist_ok=True)
-            self._hello = hello  # before it can be read: `leave` takes it away, however soon it is called
-            write(self.path / HELLO, hello)
+            self._hello = hello  # before others can read it
+            self._write(self.path / HELLO, hello)
 
     def session(self, other_than: str | None = None, wait: bool = True) -> Session | None:
-        """Return the session of now, if its id isn't `other_than`; None if there is none and it is not to be waited
-        for. The trainer's other methods are about it from here on.
+        """Return the session of now, if its id isn't `other_than`; None without `wait` if there is none.
+
+        The trainer's other methods are about it from here on.
         """
 
         def look() -> Session | None:
             self._check_hello()
-            session = read(self.path / SESSION, Session)
+            session = self._read(self.path / SESSION, Session)
             return session if session is not None and session.id != other_than else None
 
         session = self._poll(look, None if wait else 0)
@@ -274,17 +276,13 @@ class FileTransport:
 
     def order(self, step: int) -> Order | None:
         """Wait for the order at `step`, and take it away; None once there is another session."""
-        path = self._order_file(step)
 
         def look() -> Order | bool | None:
             self._check_hello()
-            return self._replaced() or read(path, Order)
+            return self._replaced() or self._read(self._order_file(step), Order, take=True)
 
         order = self._poll(look)
-        if not isinstance(order, Order):
-            return None
-        remove(path)
-        return order
+        return order if isinstance(order, Order) else None
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
@@ -314,17 +312,35 @@ class FileTransport:
     def put_result(self, result: Result) -> None:
         """Report what became of an order, after its weights were written."""
         with self._explaining(may_be_over=True):
-            write(self._result_file(result.version), result)
+            self._write(self._result_file(result.version), result)
 
     def leave(self) -> None:
         """End the trainer: take its hello away."""
         hello, self._hello = self._hello, None
-        current = read(self.path / HELLO, Hello)
-        if hello is not None and current is not None and current.id == hello.id:
-            remove(self.path / HELLO)
+        current = self._read(self.path / HELLO, Hello)
+        if hello and current and current.id == hello.id:
+            self._read(self.path / HELLO, Hello, take=True)
         self._remove_empty()
 
     # What both ends share
+
+    def _read(self, path: Path, kind: type[Record], take: bool = False) -> Record | None:
+        """Read a record, and remove it if `take`; None if it isn't there, or not whole, yet."""
+        if path.name not in names(path.parent):
+            return None
+        try:
+            record = decode(kind, path)
+        except (OSError, ValueError):  # removed meanwhile, or the server's handle of it is stale
+            return None
+        if take:
+            remove(path)
+        return record
+
+    def _write(self, path: Path, record: Session | Hello | Order | Result) -> None:
+        """Write a record whole or not at all, in a folder that exists."""
+        temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
+        temporary.write_bytes(encode(record))
+        os.replace(temporary, path)
 
     @property
     def _folder(self) -> Path:
@@ -367,8 +383,8 @@ class FileTransport:
 
     def _replaced(self) -> bool:
         """Return True if there is another session now."""
-        current = read(self.path / SESSION, Session)
-        return current is not None and self._session is not None and current.id != self._session.id
+        current = self._read(self.path / SESSION, Session)
+        return bool(current and self._session and current.id != self._session.id)
 
     def _is_over(self) -> bool:
         """Return True if the orchestrator has ended this session, or begun another."""
@@ -379,20 +395,20 @@ class FileTransport:
             raise UserError(f"another run has begun to use {self.path}: give each its own folder with --transport.path")
 
     def _check_hello(self) -> None:
-        """Say hello again if it was removed with an older run; UserError if another trainer has said it."""
+        """Say hello again if an older run removed it. Raises UserError if another trainer has said it."""
         if self._hello is None:
             return
-        current = read(self.path / HELLO, Hello)
-        if current is not None and current.id != self._hello.id:
+        current = self._read(self.path / HELLO, Hello)
+        if current is None:
+            self.say_hello(self._hello)
+        elif current.id != self._hello.id:
             raise UserError(
                 f"another trainer (process {current.pid} on {current.host}) has begun to use {self.path}: a run has "
                 "one; for another run give --transport.path or --output-dir"
             )
-        if not (self.path / HELLO).exists():
-            self.say_hello(self._hello)
 
     def _remove_empty(self) -> None:
-        """Remove the folders themselves, if nothing is in them any more."""
+        """Remove the folders, if they are empty."""
         for folder in (self.weights_root, self.path):
             with suppress(OSError):
                 folder.rmdir()
@@ -407,7 +423,7 @@ class FileTransport:
                 return
             fault = None if is_out_of_memory(error) else explain(error, self.path)
             if fault is None and isinstance(error, OSError):
-                fault = f"{error.strerror} ({error.filename or self.path})", "start the run's processes again"
+                fault = f"{error.strerror} ({error.filename or self.path})", "start the run again"
             if fault is None:
                 raise
             raise UserError(
@@ -430,36 +446,16 @@ def _reserved(memory: Path, name: str, reserve: Callable[[Path], None]) -> bool:
 
 def _lives(hello: Hello) -> bool:
     """Return True if its process is there, as far as can be seen from this machine."""
-    if hello.host != socket.gethostname():
-        return True
     try:
-        os.kill(hello.pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        pass
+        if hello.host == socket.gethostname():
+            os.kill(hello.pid, 0)
+    except OSError as error:
+        return isinstance(error, PermissionError)
     return True
 
 
-def read(path: Path, kind: type[Record]) -> Record | None:
-    """Read a record; None if it isn't there, or not whole, yet."""
-    if path.name not in names(path.parent):
-        return None
-    try:
-        return decode(kind, path)
-    except (OSError, ValueError):  # removed meanwhile, or the server's handle of it is stale
-        return None
-
-
-def write(path: Path, record: Session | Hello | Order | Result) -> None:
-    """Write a record whole or not at all, in a folder that exists."""
-    temporary = path.with_name(f"{NEW_PREFIX}{path.name}")
-    temporary.write_bytes(encode(record))
-    os.replace(temporary, path)
-
-
 def names(folder: Path) -> list[str]:
-    """List a folder; empty if it isn't there (yet)."""
+    """List a folder; empty if it isn't there."""
     try:
         return os.listdir(folder)
     except OSError:
@@ -467,7 +463,7 @@ def names(folder: Path) -> list[str]:
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or a folder with all that is in it; what can't be removed (yet) stays."""
+    """Remove a file, or a folder with all that is in it; what can't be removed stays."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()
@@ -483,7 +479,7 @@ def encode(record: Session | Hello | Order | Result) -> bytes:
     return buffer.getvalue()
 
 
-def decode(kind: type[Record], path: Path) -> Record:
+def decode(kind: type[Record], path: Path | io.BytesIO) -> Record:
     """Read a record from a file. ValueError if it is damaged; fields that this version doesn't know are left out."""
     try:
         with np.load(path) as file:

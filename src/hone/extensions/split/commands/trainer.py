@@ -25,7 +25,7 @@ from hone.config.rl import AdvantageConfig
 from hone.errors import UserError
 from hone.extensions.split import serve
 from hone.extensions.split.config import TrainerRole
-from hone.extensions.split.transport import FileTransport, Hello
+from hone.extensions.split.transport import Hello, open_transport
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
 from hone.runs.display import say
@@ -118,7 +118,7 @@ def _serve(config: TrainerRole, device: str, ranks: Ranks) -> int:
     if not ranks.first:
         return trainer.follow()
     with trainer:
-        transport = FileTransport(config.transport_path, config.transport.max_tokens)
+        transport = open_transport(config)
         say(f"Trainer: {headed}\nWaiting for the orchestrator at {transport.path}")
         version = serve.TrainerLoop(config, transport, trainer, say=say).serve(hello)
         say(f"Done: the run has come to version {version}.")
