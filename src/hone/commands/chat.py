@@ -44,7 +44,7 @@ class Chat(Environment):
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
         self.console = make_console(highlight=False, soft_wrap=True)
         self.system: list[Message] = [{"role": "system", "content": config.system}] if config.system else []
-        self.conversations = [self.system for _ in self.models]
+        self.conversations, self.turns = [self.system for _ in self.models], dict[str, Segment]()
 
     async def rollout(self, model: Any, example: Example) -> Rollout:
         """Answer each question. A conversation that leaves less than a quarter of the context for it begins anew.
@@ -78,9 +78,8 @@ class Chat(Environment):
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Segment]:
         """Show the answers as they come: in columns on a terminal, else one after the other."""
-        names, turns = [name for name, _ in self.models], dict[str, Segment]()
-        pairs = zip(self.models, requests, strict=True)
-        answers = [self.answer(*model, request, sampling, turns) for model, request in pairs]
+        names = [name for name, _ in self.models]
+        answers = [self.answer(*model, one, sampling) for model, one in zip(self.models, requests, strict=True)]
         if len(names) > 1 and self.console.is_terminal:
             texts = [""] * len(names)
             with Live(console=self.console, vertical_overflow="visible") as live:
@@ -95,12 +94,10 @@ class Chat(Environment):
                 for piece in answer:
                     self.console.print(Text(printable(piece)), end="")
                 self.console.print()
-        return [turns[name] for name in names]
+        return [self.turns[name] for name in names]
 
-    def answer(
-        self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams, turns: dict[str, Segment]
-    ) -> Iterator[str]:
-        """Yield an answer piece by piece, each with a token more, then put it into `turns`."""
+    def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
+        """Yield an answer piece by piece, each with a token more, and make it the model's turn."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
         key = rng.key(self.config.seed, "chat", request.turn)
@@ -115,16 +112,16 @@ class Chat(Environment):
         yield text.finish()
         ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
         completion = Completion(ids, logprobs, tokens[-1].stop_reason or "stop")
-        turns[name] = segment_of(request, completion, [0] * len(ids), policy.renderer)
+        self.turns[name] = segment_of(request, completion, [0] * len(ids), policy.renderer)
 
 
 def run(config: ChatConfig) -> int:
     """Answer each line of the standard input. Return 0 at its end. On a terminal an error ends no more than a turn."""
     chat, example = Chat(config), Example([{"role": "user", "content": ""}])
-    _, last = chat.models[-1]
-    context = last.engine.model.config.max_position_embeddings
-    maker = RequestMaker(last.renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
-    sampling = SamplingParams(temperature=config.temperature, stop=last.renderer.stop_ids)
+    model, renderer = chat.models[-1][1].engine.model, chat.models[-1][1].renderer
+    context = model.config.max_position_embeddings
+    maker = RequestMaker(renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
+    sampling = SamplingParams(temperature=config.temperature, stop=renderer.stop_ids)
     while True:
         try:
             for rollout in roll_out(chat, chat, maker, [example], [0], 0, sampling):
@@ -139,27 +136,24 @@ def run(config: ChatConfig) -> int:
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     """Load the model that the config names or, of a run, `before` (its initial model) and `after` (its last weights).
 
-    A run's initial model that is not here any more is left out, and so is one of an evaluation, which has made none.
+    A run's initial model that is not here any more is left out.
     """
-    name, path = config.model, Path(config.model)
+    name, path, more = config.model, Path(config.model), dict[str, Any](precision=config.precision, kv_gib=KV_GIB)
     # A model folder, a hub id, or a name that hone knows.
     if (path / "config.json").exists() or ("/" in name and not path.exists()) or is_fetched(name):
-        return [(name, load_weights(name, config.precision, kv_gib=KV_GIB))]
+        return [(name, load_weights(name, **more))]
     run = Run(find_run(name))
     if run.info["kind"] == "eval":
         raise UserError(f"{run.path} is an evaluation and made no weights: hone chat {run.config['model']}")
-    model, weights = run.config["model"], run.weights()
+    first, weights, loaded = PolicyConfig.model_validate(run.config["model"]), run.weights(), []
     if not weights:
-        raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {model['name']}")
-    last, loaded = weights[max(weights)], []
-    given = {name: model[name] for name in ("chat_template", "special_tokens", "implementation") if name in model}
-    if "{" not in (template := given.get("chat_template", "{")):  # it is a file
-        given["chat_template"] = run.locate(template)
-    more: dict[str, Any] = given | {"kv_gib": KV_GIB}
+        raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {first.name}")
+    last, template = weights[max(weights)], first.chat_template
+    more["chat_template"] = template if template is None or "{" in template else run.locate(template)
+    more |= {"special_tokens": first.special_tokens, "implementation": first.implementation}
     try:
-        first = PolicyConfig.model_validate(model | {"name": run.locate(model["name"])})
-        args = first.name, config.precision, run.info["seed"]
-        loaded.append(("before", load_weights(*args, init=first.init, lora=first.lora, **more)))
+        began = {"seed": run.info["seed"], "init": first.init, "lora": first.lora}
+        loaded.append(("before", load_weights(run.locate(first.name), **began, **more)))
     except UserError as error:
         print(f"The model before training can't be loaded ({error}): only {last} answers.", file=sys.stderr)
-    return [*loaded, ("after", load_weights(str(last), config.precision, **more))]
+    return [*loaded, ("after", load_weights(str(last), **more))]
