@@ -1,7 +1,4 @@
-"""`hone chat MODEL_OR_RUN`: a conversation in the terminal; with a run, before and after training side by side.
-
-Answers come as they are sampled. Each model has the conversation with its own answers.
-"""
+"""`hone chat MODEL_OR_RUN`: a conversation in the terminal; with a run, before and after training side by side."""
 
 from __future__ import annotations
 
@@ -38,7 +35,10 @@ KV_GIB = 1.0
 
 
 class Chat(Environment):
-    """A task whose questions are the lines of the standard input, and the sampler that shows all models' answers."""
+    """A task whose questions are the lines of the standard input, and the sampler of all models, which shows answers.
+
+    Each model has the conversation with its own answers.
+    """
 
     def __init__(self, config: ChatConfig) -> None:
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
@@ -47,10 +47,7 @@ class Chat(Environment):
         self.conversations, self.turns = [self.system for _ in self.models], dict[str, Segment]()
 
     async def rollout(self, model: Any, example: Example) -> Rollout:
-        """Answer each question. A conversation that leaves less than a quarter of the context for it begins anew.
-
-        UserError if a question alone fills the context.
-        """
+        """Answer each question; the conversation begins anew if less than a quarter of the context is left for that."""
         name, context, renderer = self.models[model.index][0], model.maker.seq_len, model.maker.renderer
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
@@ -97,7 +94,7 @@ class Chat(Environment):
         return [self.turns[name] for name in names]
 
     def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
-        """Yield an answer piece by piece, each with a token more, and make it the model's turn."""
+        """Yield an answer piece by piece, each with a token more; then it is the model's turn."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
         key = rng.key(self.config.seed, "chat", request.turn)
@@ -116,10 +113,10 @@ class Chat(Environment):
 
 
 def run(config: ChatConfig) -> int:
-    """Answer each line of the standard input. Return 0 at its end. On a terminal an error ends no more than a turn."""
+    """Answer each line of the standard input. On a terminal an error ends no more than a turn."""
     chat, example = Chat(config), Example([{"role": "user", "content": ""}])
-    model, renderer = chat.models[-1][1].engine.model, chat.models[-1][1].renderer
-    context = model.config.max_position_embeddings
+    policy = chat.models[-1][1]
+    context, renderer = policy.engine.model.config.max_position_embeddings, policy.renderer
     maker = RequestMaker(renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
     sampling = SamplingParams(temperature=config.temperature, stop=renderer.stop_ids)
     while True:

@@ -193,9 +193,8 @@ def load_weights(
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
 
-    `seed` and `more` are those of `load_model`; with `lora` it has the adapter of a run's start.
-
-    It has `kv_gib` for keys and values (None: what suits the device), and more for the conversations of `env`.
+    `seed` and `more` are those of `load_model`; with `lora` it has the adapter of a run's start. It has `kv_gib` for
+    keys and values (None: what suits the device), and more for the conversations of `env`.
     """
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
     if more.get("lora") is not None:
