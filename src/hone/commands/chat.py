@@ -30,9 +30,6 @@ from hone.runs.listing import find_run
 from hone.terminal import make_console, printable
 from hone.types import Example, Message, Rollout, Segment
 
-KV_GIB = 1.0
-"""For keys and values of one conversation; two models may share a device."""
-
 
 class Chat(Environment):
     """A task whose questions are the lines of the standard input, and the sampler of all models, which shows answers.
@@ -135,7 +132,8 @@ def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
 
     A run's initial model that is not here any more is left out.
     """
-    name, path, more = config.model, Path(config.model), dict[str, Any](precision=config.precision, kv_gib=KV_GIB)
+    name, path = config.model, Path(config.model)
+    more: dict[str, Any] = {"precision": config.precision, "kv_gib": 1.0}  # two models may share a device
     # A model folder, a hub id, or a name that hone knows.
     if (path / "config.json").exists() or ("/" in name and not path.exists()) or is_fetched(name):
         return [(name, load_weights(name, **more))]
