@@ -16,7 +16,7 @@ from hone.environments import Environment
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.types import Policy
 
 BATCH = 256
@@ -45,7 +45,7 @@ def evaluate(
     """
     split = env.split(split_name)
     count = min(num_examples, len(split))
-    maker = RequestMaker(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
+    settings = RolloutSettings(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
     per_batch = max(1, BATCH // rollouts_per_example)
     samples: list[EvalSample] = []
     seconds = {"sample": 0.0, "grade": 0.0}
@@ -54,7 +54,7 @@ def evaluate(
         indices = range(start, min(start + per_batch, count))
         examples = [split[i] for i in indices]
         began = time.perf_counter()
-        rollouts = roll_out(env, policy, maker, examples, indices, version, sampling)
+        rollouts = roll_out(env, policy, settings, examples, indices, version, sampling)
         sampled = time.perf_counter()
         places = [divmod(position, rollouts_per_example) for position in range(len(rollouts))]
         pairs = [(examples[member], rollout) for (member, _), rollout in zip(places, rollouts, strict=True)]
