@@ -104,8 +104,8 @@ class Evaluation:
         self.special_texts = policy.renderer.special_texts
         self.config = changed(config, {"kv_gib": policy.engine.kv_bytes / GIB})
         self._claim()
-        limits = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
-        return evaluate_weights(policy, self.env, sampling, keeps_ended=True, **limits, **counts)
+        counts |= {"max_tokens": sampling.max_tokens, "seed": sampling.seed, "seq_len": config.seq_len}
+        return evaluate_weights(policy, self.env, sampling, keeps_ended=True, **counts)
 
     def _there(self, counts: dict[str, Any]) -> EvalResult:
         from hone.evaluation.remote import check_body, evaluate_url
@@ -215,17 +215,20 @@ def evaluate_weights(
     *,
     num_examples: int,
     split_name: str = "eval",
+    seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Call `evaluate` with the model's whole context and `more` of its arguments.
+    """Call `evaluate` with the model's whole context, or `seq_len` of it, and `more` of its arguments.
 
     UserError, before sampling, for a row without room in the context.
     """
     context = policy.engine.model.config.max_position_embeddings
+    limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model of longer context"
+    if seq_len is not None and seq_len < context:
+        context, limit, remedy = seq_len, f"seq_len = {seq_len}", "shorten the row, or give a larger -t"
     split = env.split(split_name)
     env.check_template(policy.renderer, split[0])
-    remedy = "shorten the row, or evaluate a model of longer context"
-    used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
+    used = range(min(num_examples, len(split)))
     check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)
     more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer, "split_name": split_name}
     return evaluate(policy, env, sampling=sampling, **more)

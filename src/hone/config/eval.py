@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, Meta, flag
-from hone.config.hoist import task_of_run
+from hone.config.hoist import sampling_of_run, task_of_run
 from hone.config.servers import EvalClusterConfig
 from hone.config.shared import GradingConfig, KeyVariable, Precision, server_url
 from hone.errors import UserError
@@ -29,8 +29,9 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the task of a run that trains, set up as it is there."""
-        return task_of_run(kind, table, "env_args", "template")
+        """Return the task of a run that trains, set up as it is there, and how evaluations of RL sample there."""
+        sampling = sampling_of_run(table) if kind == "rl" else {}
+        return task_of_run(kind, table, "env_args", "template") | sampling
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""
@@ -57,7 +58,8 @@ class EvalConfig(BaseConfig):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one. A
+    model here takes `seq_len`, the most tokens of prompt and completion, unless `max_tokens` is more."""
     profile: Path | None = None
     """Measure training examples in place of held-out ones, and write each one's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
@@ -103,6 +105,8 @@ class EvalConfig(BaseConfig):
             raise UserError(f"{flag((name,))} is for a model in this process: the server behind -b decides that")
         for name in meant & SAMPLING & self.sampling_args.keys():
             raise UserError(f"{name} is given twice, by a flag and in -S: leave one out")
+        if not isinstance(self.sampling_args.get("seq_len", 1), int):
+            raise UserError("seq_len (-S) should be a whole number")
         return self
 
     @property
@@ -116,4 +120,10 @@ class EvalConfig(BaseConfig):
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         if "max_completion_tokens" in self.sampling_args and self.max_tokens is None:
             del flags["max_tokens"]  # the two are names of one thing, and servers refuse both
-        return flags | self.sampling_args
+        return flags | {name: value for name, value in self.sampling_args.items() if name != "seq_len"}
+
+    @property
+    def seq_len(self) -> int | None:
+        """Most tokens of prompt and completion of a model in this process; None: its context."""
+        limit = self.sampling_args.get("seq_len")
+        return None if limit is None or (self.max_tokens or MAX_TOKENS) > limit else limit
