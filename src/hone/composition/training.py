@@ -216,8 +216,9 @@ class Training(ABC):
             self._stack = None
         return True
 
-    def _check(self) -> None:
-        """Let the observers look at the run before anything is written."""
+    def _check(self, reads: list[Path], keep: Mapping[str, str]) -> None:
+        """Refuse a directory that the run can't have, then let observers look, which may take long; write nothing."""
+        RunWriter.check(self.config, self.kind, reads, keep)
         for observer in self.observers:
             observer.check(self)
 

@@ -81,10 +81,13 @@ class Opening:
         """
         if self.config.resume is not None and not self.branches:
             if view.existing_run(self.folder, "fix it, or choose another --output-dir") is not None:
+                self._resumable_info()
                 return True
             if self.resume.step:
                 raise UserError(f"--resume.step {self.resume.step}: there is no run in {self.folder} to resume")
         check_output(self.folder, [*protect, *([self.source] if self.branches else [])])
+        if self.branches:
+            self._resumable_info()
         return self.branches
 
     def open(self) -> None:
@@ -164,8 +167,6 @@ class Opening:
         from hone.runs.rollback import copy_history, interrupted
 
         folder, source = self.folder, self.source
-        if view.run_info(source) is None:
-            raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
         info, own = self._resumable_info(), view.run_info(folder) or {}
         parent = own.get("parent", {})
         if parent.get("id") == info["id"] and own["status"] != _COPYING and self.resume.step in (None, parent["step"]):
@@ -193,7 +194,8 @@ class Opening:
     def _resumable_info(self) -> dict[str, Any]:
         """Return the run.json of a run. Raises UserError if this command can't go on with it, or read its logs."""
         source, info = self.source, view.run_info(self.source)
-        assert info is not None, "it was checked"
+        if info is None:
+            raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
         if info["kind"] != self.kind:
             raise UserError(
                 f"{source} holds a run of `hone {info['kind']}`, which `hone {self.kind}` can't resume: use another "

@@ -40,7 +40,19 @@ from hone.runs.progress import Progress
 from hone.runs.provenance import resume_command
 from hone.runs.rollouts import write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
-from hone.runs.view import CARD, CHECKPOINTS, CONFIG, INFO, LOGS, PAUSED, PROCESS_LOGS, WEIGHTS, RunView, rollouts_file
+from hone.runs.view import (
+    CARD,
+    CHECKPOINTS,
+    CONFIG,
+    INFO,
+    LOCK,
+    LOGS,
+    PAUSED,
+    PROCESS_LOGS,
+    WEIGHTS,
+    RunView,
+    rollouts_file,
+)
 
 _DISK_RATE = 5e8
 """Bytes a second that a disk may be expected to write."""
@@ -84,6 +96,15 @@ class RunWriter:
         self._phases: dict[str, float] = {}
         self._not_finite: set[str] = set()
         self._step_began = time.perf_counter()
+
+    @staticmethod
+    def check(config: RunConfig, kind: str, protect: Sequence[Path], keep: Mapping[str, str]) -> None:
+        """Raise UserError, as `start` does, if the config's directory can't be had for such a run."""
+        check_kept(config.output_dir, keep)
+        with writable(config.output_dir):
+            Opening(config, kind, [], print).check(protect)
+            if (config.output_dir / LOCK).exists():
+                Lock(config.output_dir).release()
 
     @classmethod
     def start(
