@@ -37,16 +37,11 @@ class Batches:
 
 
 def run(
-    batches: Batches,
-    *jobs: Any,
-    patience: float | None = None,
-    concurrency: int | None = None,
-    most: int | None = None,
-    **more: Any,
+    batches: Batches, *jobs: Any, patience: float | None = None, concurrency: int | None = None, **more: Any
 ) -> list[Any]:
     """Run jobs, which get the driver and their own number."""
     env: Any = SimpleNamespace(respond_many=batches.respond, patience=patience, concurrency=concurrency)
-    driver = Driver(env, batches.sample, concurrency=most)
+    driver = Driver(env, batches.sample, concurrency=more.pop("most", None))
     return driver.run([partial(job, driver, i) for i, job in enumerate(jobs)], make=lambda job: job(), **more)
 
 

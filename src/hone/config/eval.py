@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, Field, field_validator, model_validator
 
 from hone.config.base import BaseConfig, Meta, flag
-from hone.config.hoist import sampling_of_run, task_of_run
+from hone.config.hoist import task_of_run
 from hone.config.servers import EvalClusterConfig
 from hone.config.shared import GradingConfig, KeyVariable, Precision, server_url
 from hone.errors import UserError
@@ -127,3 +128,15 @@ class EvalConfig(BaseConfig):
         """Most tokens of prompt and completion of a model in this process; None: its context."""
         limit = self.sampling_args.get("seq_len")
         return None if limit is None or (self.max_tokens or MAX_TOKENS) > limit else limit
+
+
+def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a run of RL samples in its evaluations, by its config.toml: the limits are training's unless set."""
+    orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
+    training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
+    limits = {name: own.get(name) or training.get(name) for name in ("max_tokens", "stop")}
+    args = {name: own.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
+    found = {"max_tokens": limits["max_tokens"] or seq_len, "seed": table.get("seed")}
+    found |= {name: own.get(name) for name in ("temperature", "top_p")}
+    found |= {"sampling_args": {name: value for name, value in args.items() if value}}
+    return {name: value for name, value in found.items() if value is not None}

@@ -63,18 +63,6 @@ def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> d
     return {name: value for name, value in found.items() if value} if found["env"] else table
 
 
-def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a run of RL samples in its evaluations, by its config.toml: the limits are training's unless set."""
-    orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
-    training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
-    limits = {name: own.get(name) or training.get(name) for name in ("max_tokens", "stop")}
-    args = {name: own.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
-    found = {"max_tokens": limits["max_tokens"] or seq_len, "seed": table.get("seed")}
-    found |= {name: own.get(name) for name in ("temperature", "top_p")}
-    found |= {"sampling_args": {name: value for name, value in args.items() if value}}
-    return {name: value for name, value in found.items() if value is not None}
-
-
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
     """Make one tree of all settings, shared keys at the top.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hone.environments import Environment
 from hone.evaluation.result import STOPPED, EvalResult, EvalSample, FailedRollout, Place
@@ -85,13 +86,13 @@ def evaluate(
 
 
 def graded(
-    env: Environment, examples: Mapping[int, Example], places: Sequence[Place], ended: Mapping[int, Rollout], seed: int
+    env: Environment, examples: Mapping[int, Example], places: Sequence[Place], ended: Mapping[int, Any], seed: int
 ) -> list[EvalSample]:
-    """Grade the rollouts that have ended, by their numbers in `places`; return them in order."""
-    numbers = sorted(ended)
-    pairs = [(examples[places[n][0]], ended[n]) for n in numbers]
-    scores = env.grade_many(pairs, seed, [places[n][0] for n in numbers])
-    return [EvalSample(*places[n], *pair, score) for n, pair, score in zip(numbers, pairs, scores, strict=True)]
+    """Grade the rollouts among those that have ended, by their numbers in `places`; return them in order."""
+    done = {places[n]: one for n, one in sorted(ended.items()) if isinstance(one, Rollout)}
+    pairs = [(examples[index], one) for (index, _), one in done.items()]
+    scores = env.grade_many(pairs, seed, [index for index, _ in done])
+    return [EvalSample(*place, *pair, score) for place, pair, score in zip(done, pairs, scores, strict=True)]
 
 
 def shortage(env: Environment, split_name: str, asked: int) -> str:

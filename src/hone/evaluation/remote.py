@@ -61,18 +61,14 @@ def evaluate_url(
     split = env.split(split_name)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
-    ended: dict[int, Rollout] = {}
-    failures: dict[int, Failure] = {}
+    answers: dict[int, Rollout | Failure] = {}
 
     def body_of(place: Place, number: int) -> dict[str, Any]:
         return request_body(body, seed, *place, exact_keys, number)
 
     def finished(number: int, answer: Rollout | Failure) -> None:
-        if isinstance(answer, Failure):
-            failures[number] = answer
-        else:
-            ended[number] = answer
-        progress(len(ended) + len(failures), len(places))
+        answers[number] = answer
+        progress(len(answers), len(places))
 
     stopped, began, sampled = False, time.perf_counter(), 0.0
     client = ChatClient(endpoint)
@@ -82,18 +78,18 @@ def evaluate_url(
     try:
         driver.run(models, finished, partial(attempt, env))
         sampled = time.perf_counter()
-        samples = graded(env, examples, places, ended, seed)
+        samples = graded(env, examples, places, answers, seed)
     except KeyboardInterrupt:
-        if not ended:
-            raise
         stopped, sampled = True, sampled or time.perf_counter()
         env.progress(STOPPING)
-        samples = graded(env, examples, places, ended, seed)
-    lost = {n: failures.get(n) for n in range(len(places)) if n not in ended}
-    failed = [FailedRollout(*places[n], examples[places[n][0]], f.reason if f else STOPPED) for n, f in lost.items()]
+        if not (samples := graded(env, examples, places, answers, seed)):
+            raise
+    lost = {n: answers.get(n) for n in range(len(places)) if not isinstance(answers.get(n), Rollout)}
+    why = {n: answer.reason if isinstance(answer, Failure) else STOPPED for n, answer in lost.items()}
+    failed = [FailedRollout(*places[n], examples[places[n][0]], reason) for n, reason in why.items()]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
-    taken = [ended[n].usage for n in sorted(ended)]
-    requests = RequestStats([one.seconds for one in taken if one], client.retries, endpoint.concurrency)
+    taken = [sample.trajectory.usage.seconds for sample in samples if sample.trajectory.usage]
+    requests = RequestStats(taken, client.retries, endpoint.concurrency)
     ranges, label = env.rubric.ranges, env.label
     return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, ranges, label, stopped)
 

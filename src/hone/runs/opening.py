@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from hone.runs import predictions, provenance, settings, view
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import RESTORE, verify, whole_lines, write_json
-from hone.runs.outputs import check_output, clear
+from hone.runs.outputs import Lock, check_kept, check_output, clear
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.settings import Change
 
@@ -75,10 +75,14 @@ class Opening:
                 "leave out --resume.dir to go on in place"
             )
 
-    def check(self, protect: Sequence[Path]) -> bool:
+    def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
         """Return True if the config asks to go on with a run. UserError, with nothing touched, if the run can't be put
-        into its directory: what would be moved is foreign, or one of `protect` (paths that the run reads).
+        into its directory: another process writes there, what would be moved is foreign, or one of `protect` (paths
+        that the run reads), or a file that it is to `keep` there is the user's.
         """
+        check_kept(self.folder, keep)
+        if (self.folder / view.LOCK).exists():
+            Lock(self.folder).release()
         if self.config.resume is not None and not self.branches:
             if view.existing_run(self.folder, "fix it, or choose another --output-dir") is not None:
                 self._resumable_info()

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.config.dump import non_defaults
-from hone.config.hoist import sampling_of_run, task_label
+from hone.config.hoist import task_label
 from hone.config.shared import StopConfig
 from hone.errors import UserError
 from hone.runs import provenance
@@ -228,9 +228,11 @@ def evaluating(run: Summary, weights: Path) -> str:
     several = len(of.config.get("orchestrator", {}).get("envs", [])) > 1
     in_place = os.path.normpath(of.config.get("output_dir", "")) == str(of.path)
     if of.kind == "rl":
+        from hone.config.eval import EvalConfig, sampling_of_run
+
         names = {"max_tokens": "-t", "temperature": "-T", "top_p": "--top-p", "seed": "--seed", "sampling_args": "-S"}
-        defaults = config_class("eval").model_fields
-        given += [(names[k], v) for k, v in sampling_of_run(of.config).items() if v != defaults[k].default]
+        found, defaults = sampling_of_run(of.config), EvalConfig.model_fields
+        given += [(names[key], value) for key, value in found.items() if value != defaults[key].default]
     if given and of.kind != "eval" and in_place and not several:
         task, given = ["@", str(of.path / CONFIG)], []
     command = ["hone", "eval", *task, "-m", str(weights), "-n", "100", "-r", "4"]

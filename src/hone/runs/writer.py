@@ -35,24 +35,12 @@ from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_jso
 from hone.runs.metrics import best_step
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
-from hone.runs.outputs import Lock, check_kept, writable
+from hone.runs.outputs import Lock, writable
 from hone.runs.progress import Progress
 from hone.runs.provenance import resume_command
 from hone.runs.rollouts import write_evaluation, write_rollouts, write_tokens
 from hone.runs.signals import explain
-from hone.runs.view import (
-    CARD,
-    CHECKPOINTS,
-    CONFIG,
-    INFO,
-    LOCK,
-    LOGS,
-    PAUSED,
-    PROCESS_LOGS,
-    WEIGHTS,
-    RunView,
-    rollouts_file,
-)
+from hone.runs.view import CARD, CHECKPOINTS, CONFIG, INFO, LOGS, PAUSED, PROCESS_LOGS, WEIGHTS, RunView, rollouts_file
 
 _DISK_RATE = 5e8
 """Bytes a second that a disk may be expected to write."""
@@ -97,15 +85,6 @@ class RunWriter:
         self._not_finite: set[str] = set()
         self._step_began = time.perf_counter()
 
-    @staticmethod
-    def check(config: RunConfig, kind: str, protect: Sequence[Path], keep: Mapping[str, str]) -> None:
-        """Raise UserError, as `start` does, if the config's directory can't be had for such a run."""
-        check_kept(config.output_dir, keep)
-        with writable(config.output_dir):
-            Opening(config, kind, [], print).check(protect)
-            if (config.output_dir / LOCK).exists():
-                Lock(config.output_dir).release()
-
     @classmethod
     def start(
         cls,
@@ -129,12 +108,11 @@ class RunWriter:
             for observer in observers:  # a missing package is named before anything is moved
                 observer.check(None)
         folder = config.output_dir
-        check_kept(folder, keep)
         with writable(folder), ExitStack() as undo:
             display = find_display(observers)
             observers = [display, *(one for one in observers if one is not display)]
             opening = Opening(config, kind, command, display.message, **brought)
-            resuming = opening.check(protect)
+            resuming = opening.check(protect, keep)
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
             undo.callback(lock.release)
