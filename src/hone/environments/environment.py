@@ -42,6 +42,7 @@ NEEDS_IDS = (
     "takes completion_ids, the tokens of a sampled completion, and here are only texts: give the parameter a default, "
     "or grade what a run sampled"
 )
+NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
 """Called with what worker processes do, in words; "" when they are done."""

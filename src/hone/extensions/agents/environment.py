@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from hone.environments.environment import Completion, SingleTurnEnv
+from hone.environments.environment import NOT_REGRADED, Completion, SingleTurnEnv
 from hone.environments.rubric import inline
 from hone.errors import UserError
 from hone.extensions.agents.rewards import AgentLimits, Rewarded
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 REWARDED_BY_PROGRAM = "a program rewards its own rollouts"
 PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR")
 """Variables of hone's environment that a command gets."""
-NOT_REGRADED = "a program made these rollouts and their rewards, so nothing else can grade them"
 
 
 class AgentEnv(SingleTurnEnv):
