@@ -16,8 +16,11 @@ from hone.runs import Run
 PREDICTED = ("reward/mean@4 >= 0.5 p=0.7", "eval/parity/reward/mean@end < 0 p=0.2", "outcome/correct@5 >= 0 p=0.9")
 
 
-def test_a_real_run_is_scored_from_its_metrics_and_is_the_same_bytes(bench, rl_run) -> None:
+def test_a_real_run_is_scored_from_its_metrics_and_is_the_same_bytes(bench, rl_run, capsys) -> None:
     predicted = bench.rl("predicted", *[word for text in PREDICTED for word in ("--predict", text)])
+    assert "\nPredictions: 3 of 3 decided, Brier score " in f"\n{capsys.readouterr().out}"
+    assert main(["runs", "show", str(predicted)]) == 0
+    assert "predicted    3 of 3 decided, Brier score " in capsys.readouterr().out
     metrics = {line["step"]: line for line in Run(predicted).metrics().to_pylist()}
     values = [metrics[4]["reward/mean"], metrics[6]["eval/parity/reward/mean"], metrics[5]["outcome/correct"]]
     info = Run(predicted).info
@@ -30,6 +33,10 @@ def test_a_real_run_is_scored_from_its_metrics_and_is_the_same_bytes(bench, rl_r
     assert [event["sha256"] for event in made] == [info["predictions"]["sha256"]]
     for name in ("metrics.jsonl", "hashes.jsonl", "rollouts/step_000005.parquet"):
         assert (predicted / name).read_bytes() == (rl_run / name).read_bytes(), name
+    info["predictions"]["entries"][0]["p"] = 0.99
+    (predicted / "run.json").write_text(json.dumps(info))
+    assert main(["verify", str(predicted), "--steps", "1"]) == 1
+    assert "run.json: its predictions are not those that were made before step 0" in capsys.readouterr().out
 
 
 def predicted(folder: Path, *texts: str, reward: float) -> Path:

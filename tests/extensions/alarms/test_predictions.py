@@ -12,6 +12,8 @@ from hone.errors import UserError
 from hone.extensions.alarms import predictions
 from hone.extensions.alarms.predictions import Predictions, read
 from hone.runs import Run
+from hone.runs.display import make_display
+from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter
 
 EVAL = OrchestratorConfig(eval=OnlineEvalConfig(interval=3, rollouts_per_example=4))
@@ -25,7 +27,7 @@ def config(folder="unused", *predict: str, **settings) -> RLConfig:
 def start(folder, *predict: str, **settings) -> RunWriter:
     made, observer = config(folder, *predict, **settings), Predictions()
     observer.check_config(made)
-    return RunWriter.start(made, "rl", ["hone", "rl"], observers=[observer])
+    return RunWriter.start(made, "rl", ["hone", "rl"], observers=[make_display("plain", Progress("rl", 8)), observer])
 
 
 def take(run: RunWriter, first: int, last: int, save: int | None = None) -> None:
@@ -78,12 +80,13 @@ def test_what_depends_on_settings():
     assert len(read(config("unused", *texts), "reverse-text")) == 2
 
 
-def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path):
+def test_fixed_before_the_first_step_and_scored_at_the_end(tmp_path, capsys):
     texts = ["reward/mean@4 > 0.3 p=0.8", "reward/mean@5 >= 0.6 p=0.9", "eval/x/correct@end < 1 p=0.25"]
     run = start(tmp_path, *texts)
     made = json.loads((tmp_path / "run.json").read_text())["predictions"]
     assert [entry["step"] for entry in made["entries"]] == [4, 5, 8] and len(made["sha256"]) == 64
     assert "outcomes" not in made
+    assert f"Predicted: {'; '.join(texts)} (fixed by SHA-256 {made['sha256'][:12]}…)" in capsys.readouterr().out
     events = Run(tmp_path).events()
     assert [(e["kind"], e["step"]) for e in events] == [("start", 0), ("predicted", 0)]
     assert events[1]["sha256"] == made["sha256"]
@@ -123,6 +126,15 @@ def test_a_resume_goes_on_with_them(tmp_path):
     assert [o["outcome"] for o in info["predictions"]["outcomes"]] == [True, True]
     assert info["predictions"]["entries"][1]["step"] == 7 and info["predictions"]["sha256"] == first
     assert [e["kind"] for e in Run(tmp_path).events()].count("predicted") == 1
+
+
+def test_a_run_that_was_killed_before_they_were_entered_gets_them_when_it_is_resumed(tmp_path):
+    text = "reward/mean@2 > 0.1 p=0.8"
+    RunWriter.start(config(tmp_path, text), "rl", ["hone", "rl"]).finish("stopped")
+    assert "predictions" not in Run(tmp_path).info
+    with start(tmp_path, text, resume=ResumeConfig()) as run:
+        take(run, 0, 8)
+    assert [o["outcome"] for o in Run(tmp_path).info["predictions"]["outcomes"]] == [True]
 
 
 @pytest.mark.parametrize("begun", [[], ["reward/mean@2 > 0.1 p=0.8"]])
