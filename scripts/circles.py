@@ -29,7 +29,6 @@ CORE = (
 """Rooms and files of the core, from what all import to what imports all."""
 EXTENSIONS = {
     "alarms": "runs/alarms.py runs/alarm_rules.py runs/predictions.py config/alarms.py commands/reward_check.py",
-    "services": "orchestrator/teacher.py",
     "moved": "extensions/",
 }
 """Where extensions still lie among the rooms, and those that have moved."""
