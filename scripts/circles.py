@@ -3,7 +3,7 @@
     python scripts/circles.py
 
 Imports inside of functions count; those for type checkers alone do not. A core file may import files of its own room
-and of those before it in `CORE`, and no extension. `EXTENSIONS` says which files will be extensions.
+and of those before it in `CORE`, and no extension.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ CORE = (
     "cli api",
 )
 """Rooms and files of the core, from what all import to what imports all."""
-EXTENSIONS = {
-    "services": "orchestrator/teacher.py",
-    "moved": "extensions/",
-}
-"""Where extensions still lie among the rooms, and those that have moved."""
 
 
 def imports() -> dict[str, set[str]]:
@@ -91,7 +86,7 @@ def circles(imported: Mapping[str, set[str]]) -> list[list[str]]:
 def against_the_order(imported: Mapping[str, set[str]]) -> list[tuple[str, str]]:
     """List the imports of core files that lead to a later room, or to an extension."""
     places = {room: place for place, rooms in enumerate(CORE) for room in rooms.split()}
-    extension = {file for paths in EXTENSIONS.values() for file in imported if file.startswith(tuple(paths.split()))}
+    extension = {file for file in imported if file.startswith("extensions/")}
     place = lambda file: len(CORE) if file in extension else places.get(file.removesuffix(".py").split("/")[0], 0)  # noqa: E731
     core = [file for file in imported if file not in extension and file != "__init__.py"]
     return [(file, other) for file in core for other in sorted(imported[file]) if place(other) > place(file)]

@@ -42,7 +42,8 @@ class Endpoint:
     """A server's URL, up to and with `/v1`, and how to treat it. `timeout` is the seconds that it may take to answer,
     `patience` those of all tries together.
 
-    `log` is where it says what it does, if that is known; `section` is that of the config which describes it.
+    `log` is where it says what it does, if that is known; `section` is that of the config which describes it, and
+    `who` says in words what it is.
     """
 
     url: str
@@ -53,6 +54,7 @@ class Endpoint:
     patience: float = math.inf
     log: Path | None = None
     section: str = "orchestrator.client"
+    who: str = "inference server"
 
 
 class Refused(Halt):
@@ -127,11 +129,10 @@ class Client:
 
         endpoint = self.endpoint
         log = f"; its log is {endpoint.log}" if endpoint.log else ""
-        who = "teacher" if endpoint.section == "teacher" else "inference server"
         tries = "1 try" if endpoint.max_retries == 0 else f"{endpoint.max_retries + 1} tries"
 
         def gone(why: str, *more: Any) -> Gone:
-            return Gone(f"the {who} at {endpoint.url} is gone, or fails ({why}; {tries}{log})", *more)
+            return Gone(f"the {endpoint.who} at {endpoint.url} is gone, or fails ({why}; {tries}{log})", *more)
 
         ends, attempt = time.monotonic() + endpoint.patience, 0
         while True:

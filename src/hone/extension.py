@@ -11,6 +11,7 @@
     MACHINES = {"cluster": Function("machines.of_config", __name__)}
     SAMPLERS = {"vllm": Backend("vLLM", "sampling.sampler", "serving.serve", __name__)}
     BANDS = {("vllm", "fp32"): {4: (1e-4, 1e-4, 1e-3)}}
+    COLUMNS = {"teacher_logprobs": Column("teacher", "a teacher", "asking the teacher", "teacher", __name__)}
 
 `CHOICES` are values of a core key, in words. A mode of `hone rl` gets the config and returns the exit code. Machines
 get the config of `hone rl` or `hone eval` and return its `Machines`, or None. Samplers are values of
@@ -37,6 +38,9 @@ from hone.errors import UserError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
 
+    import numpy as np
+
+    from hone.composition.steps import AddColumn
     from hone.config.eval import EvalConfig
     from hone.config.rl import RLConfig
     from hone.config.shared import GradingConfig
@@ -45,6 +49,7 @@ if TYPE_CHECKING:
     from hone.orchestrator.types import Policy
     from hone.runs.writer import RunWriter
     from hone.trainer.step import Trainer
+    from hone.types import Segment
 
 GROUP = "hone.extensions"
 
@@ -182,6 +187,33 @@ class Backend(NamedTuple):
         load(self.module, self.serve)(config)
 
 
+class Column(NamedTuple):
+    """Numbers of the tokens that a policy sampled, float32, 0 for the others: computed once completions are graded,
+    kept with the rollouts under their name, and trained on by way of the tokens' advantages.
+
+    `section` of the config turns it on, and names the time it takes; `giver` says who gives it, `doing` what is waited
+    for. `path`, below the `module` that says so, has the functions of the methods.
+    """
+
+    section: str
+    giver: str
+    doing: str
+    path: str
+    module: str
+
+    def connect(self, config: RLConfig, renderer: ChatRenderer, vocab_size: int) -> tuple[AddColumn, str]:
+        """Return what adds the column to groups, and in words who gives it. Raises UserError if it can't be had."""
+        return load(self.module, f"{self.path}.connect")(config, renderer, vocab_size)
+
+    def advantages(self, config: RLConfig, advantage: Any, logprobs_T: np.ndarray, column_T: np.ndarray) -> np.ndarray:
+        """Return the advantages `[T]` float32 of a completion's tokens; `advantage` is what they have without it."""
+        return load(self.module, f"{self.path}.advantages")(config, advantage, logprobs_T, column_T)
+
+    def metrics(self, scored: Sequence[tuple[Segment, Any]]) -> dict[str, float]:
+        """Compute metrics of a step, of completions with their columns."""
+        return load(self.module, f"{self.path}.metrics")(scored)
+
+
 class MakePolicy(Protocol):
     """Makes the policy of an open run; `stack` closes it."""
 
@@ -290,6 +322,12 @@ def exported(name: str) -> Any:
     """Import what an extension adds to `EXPORTS` under this name; None if there is none."""
     home = gathered("EXPORTS", {}).get(name)
     return home and getattr(import_module(home), name.rpartition(".")[2])
+
+
+def token_columns(config: Any) -> dict[str, Column]:
+    """Return the columns of extensions that a config turns on, by name."""
+    columns = gathered("COLUMNS", {}).items()
+    return {name: column for name, column in columns if getattr(config, column.section, None) is not None}
 
 
 def sampler_name(backend: str) -> str:

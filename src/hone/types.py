@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -100,8 +100,7 @@ Column = np.ndarray | Ragged
 """One value of each of T tokens, or several."""
 Columns = Mapping[str, Column]
 """Columns by name. `candidates` (int32, ragged): the ids that a token was sampled among, where `top_k`, `top_p` or
-`min_p` cut the distribution; none where nothing was cut away. `teacher_logprobs` (float32): those of a teacher, 0 where
-not sampled.
+`min_p` cut the distribution; none where nothing was cut away. Others (float32, 0 where not sampled) are of extensions.
 """
 
 
@@ -188,8 +187,8 @@ class Segment:
         assert self.stop_reason in ("stop", "length"), self.stop_reason
         assert length == 0 or not self.sampled_mask[0], "the first token has no context to be sampled from"
         assert all(len(column) == length for column in self.columns.values())
-        if (teacher := dense(self.columns, "teacher_logprobs")) is not None:
-            assert teacher.dtype == np.float32 and np.isfinite(teacher).all()
+        numbers = (one for one in self.columns.values() if not isinstance(one, Ragged))
+        assert all(one.dtype == np.float32 and np.isfinite(one).all() for one in numbers)
         if (candidates := ragged(self.columns, "candidates")) is not None:
             assert candidates.holds(self.token_ids), "a token was not among those that it was sampled among"
         if (own := self.turn_rewards) is not None:
@@ -459,3 +458,15 @@ class PackedBatch:
 
     def __len__(self) -> int:
         return self.token_ids.shape[0]
+
+
+def with_column(groups: Sequence[Group], name: str, column: Sequence[np.ndarray | None]) -> list[Group]:
+    """Return the groups with a column, float32 `[T]` for the first segment of each rollout, in order, or None."""
+    rows = iter(column)
+
+    def scored(rollout: Rollout) -> Rollout:
+        columns = {other: one for other, one in rollout.first.columns.items() if other != name}
+        columns |= {} if (row := next(rows)) is None else {name: row}
+        return replace(rollout, segments=(replace(rollout.first, columns=columns), *rollout.segments[1:]))
+
+    return [replace(group, rollouts=[scored(rollout) for rollout in group.rollouts]) for group in groups]

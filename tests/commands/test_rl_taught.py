@@ -21,8 +21,8 @@ from refusals import fails
 from split_runs import free_port
 
 from hone.cli import main
+from hone.extensions.services.teacher import Teacher
 from hone.model.hf import load_model
-from hone.orchestrator.teacher import Teacher
 from hone.runs import Run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -89,7 +89,7 @@ def test_the_policy_comes_nearer_to_its_teacher(taught: Path, teacher: Served):
 
 
 def test_it_is_replayed_and_verified_without_the_teacher(taught: Path, bench: Bench, monkeypatch, capsys):
-    monkeypatch.setattr("hone.orchestrator.teacher.ServerClient", None)
+    monkeypatch.setattr("hone.extensions.services.teacher.ServerClient", None)
     monkeypatch.chdir(bench.folder)
     assert main(["verify", str(taught), "--steps", str(STEPS)]) == 0
     shown = capsys.readouterr().out

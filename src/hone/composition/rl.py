@@ -24,12 +24,13 @@ from hone.composition.steps import Steps, Tasks, build
 from hone.composition.training import Training
 from hone.config.base import changed
 from hone.config.parse import from_settings
-from hone.config.rl import PROGRAM_ROLLOUTS, TAUGHT_BY, RLConfig, RoleConfig
+from hone.config.rl import PROGRAM_ROLLOUTS, SCORED_BY, RLConfig, RoleConfig
 from hone.environments import Environment, services
 from hone.environments.data import Overlap
 from hone.environments.rubric import RewardFunc
 from hone.errors import UserError, called_from
 from hone.evaluation.result import EvalResult
+from hone.extension import token_columns
 from hone.model.chat import load_renderer
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
@@ -239,7 +240,7 @@ class RL(Training):
             return
         orch = self.config.orchestrator
         problems = {
-            "a teacher": self.config.teacher is not None,
+            **{column.giver: True for column in token_columns(self.config).values()},
             'orchestrator.advantage.components = "normalize"': orch.advantage.components == "normalize",
             'orchestrator.truncated = "penalize"': orch.truncated == "penalize",
         }
@@ -263,11 +264,10 @@ class RL(Training):
         return first_examples(self.config, self.env, next(iter(self.curricula.values())))
 
     def _open(self, stack: ExitStack) -> None:
-        teacher = None
-        if (settings := self.config.teacher) is not None:
-            from hone.orchestrator.teacher import Teacher
-
-            teacher = Teacher.reach(settings, self.renderer, self.decoder.vocab_size, self.config.seq_len)
+        givers = {
+            column.section: column.connect(self.config, self.renderer, self.decoder.vocab_size)
+            for column in token_columns(self.config).values()
+        }
         kept = (self.given.files if self.given else {}) | self.own.files
         reads = parts.local_sources(parts.model_files(self.config))
         for one in (*self.config.tasks().values(), *self.config.eval_tasks().values()):
@@ -288,12 +288,14 @@ class RL(Training):
         stack.enter_context(self._saving(export, config.ckpt, trainer.plans))
         band = band_from_config(config, self.decoder.num_layers, self.processes.backend)
         recorder = RunRecorder(config, run, self.saver, band, self.renderer.special_texts)
-        if config.teacher is not None:
-            run.mark_inexact(run.start_step, f"{TAUGHT_BY}{config.teacher.base_url}")
+        for _, words in givers.values():
+            run.mark_inexact(run.start_step, SCORED_BY + words)
         given = self.own.functions.get("advantages")
         tasks = Tasks(self.envs, self.eval_envs, self.curricula, self.renderer, given)
         state = run.restored[1] if run.restored else None
-        self.steps = build(config, tasks, self.policy, trainer, recorder, state, teacher)
+        self.steps = build(
+            config, tasks, self.policy, trainer, recorder, state, {phase: add for phase, (add, _) in givers.items()}
+        )
         for curriculum in self.curricula.values():
             curriculum.restarted = partial(self._report_restart, curriculum.size)
         trainer.start(self.saver)

@@ -45,8 +45,8 @@ class Tasks:
     advantages: Advantages | None = None
 
 
-Teach = Callable[[Sequence[Group]], list[Group]]
-"""Returns the groups with a teacher's logprobs of the sampled tokens."""
+AddColumn = Callable[[Sequence[Group]], list[Group]]
+"""Returns the groups with a column of an extension (`hone.extension.Column`)."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ def build(
     trainer: Updates,
     recorder: RunRecorder,
     state: Mapping[str, Any] | None = None,
-    teacher: Teach | None = None,
+    columns: Mapping[str, AddColumn] | None = None,
 ) -> Steps:
     """Make the steps of a run, which go on from the `state` in a checkpoint (None: from the beginning).
 
@@ -80,7 +80,7 @@ def build(
         if policy is not None:
             env, own = tasks.train[name], tasks.advantages
             samplers[name] = GroupSampler(one, env, tasks.renderer, policy, curriculum, own, name)
-    return Steps(config, tasks, policy, samplers, trainer, ledger, recorder, teacher)
+    return Steps(config, tasks, policy, samplers, trainer, ledger, recorder, columns or {})
 
 
 @dataclass(eq=False)
@@ -98,7 +98,8 @@ class Steps(Loop):
     trainer: Updates
     ledger: Ledger
     recorder: RunRecorder
-    teacher: Teach | None
+    columns: Mapping[str, AddColumn]
+    """By the phase that each takes."""
     metrics: dict[str, float] = field(default_factory=dict, init=False)
     """Metrics of the last recorded step."""
     _pending: deque[PendingStep] = field(default_factory=deque, init=False)
@@ -123,10 +124,10 @@ class Steps(Loop):
             if count:
                 made = self.samplers[name].groups(step, count, draw, self.recorder.phase)
                 groups, draw = groups + made, draw + len(self.tasks.curricula[name].draw(len(made)))
-        if self.teacher is None:
-            return groups
-        with self.recorder.phase("teacher"):
-            return self.teacher(groups)
+        for phase, add_column in self.columns.items():
+            with self.recorder.phase(phase):
+                groups = add_column(groups)
+        return groups
 
     def update(self, groups: Sequence[Group]) -> dict[str, float]:
         """Update the weights on the groups of a step; returns the metrics of the last step that was finished."""

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from hone.config import hoist
 from hone.config.algorithms import SUMMARIES, AdvantageConfig, Algorithm, CorrectionConfig, LossConfig
 from hone.config.base import BaseConfig, Meta, Settings, changed, with_keys
-from hone.config.servers import ClientConfig, TeacherConfig
+from hone.config.servers import ClientConfig
 from hone.config.shared import (
     TRANSPORT,
     EngineConfig,
@@ -256,8 +256,8 @@ SAMPLED_BY = "completions are sampled by "
 """Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
 
 
-TAUGHT_BY = "tokens are scored by the teacher at "
-"""Begins that of a run with a teacher, whose logprobs are in the records."""
+SCORED_BY = "tokens are scored by "
+"""Begins that of a run whose tokens have a column of an extension's: it is in the records."""
 
 
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
@@ -312,8 +312,6 @@ class RLConfig(RunConfig):
     """The orchestrator."""
     inference: InferenceConfig = InferenceConfig()
     """The sampler."""
-    teacher: TeacherConfig | None = None
-    """A teacher to distill; off unless given."""
     gap: GapConfig = GapConfig()
     """How far sampler and trainer may be apart."""
     transport: Annotated[TransportConfig, Meta(decides="nothing", shared=8)] = TransportConfig()
@@ -447,8 +445,6 @@ class RLConfig(RunConfig):
                     "up: leave out one of them"
                 )
             self.refuse_cuts(sampler_name(backend))
-        if self.teacher is not None:
-            self._check_teacher()
         self.check_kl_in_reward()
         samplings = {"sampling": orch.sampling}
         samplings |= {f"envs.{env.name}.sampling": env.sampled(orch.sampling) for env in orch.envs}
@@ -462,25 +458,6 @@ class RLConfig(RunConfig):
                     f"seq_len = {self.seq_len}, which counts prompt and completion: raise seq_len, or lower max_tokens"
                 )
         return self
-
-    def _check_teacher(self) -> None:
-        """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""
-        orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]
-        if any(sampling.temperature != 1 or sampling.cuts for sampling in samplings):
-            raise UserError(
-                "a teacher's probabilities are compared with the policy's own: set orchestrator.sampling.temperature "
-                "to 1, and leave out top_k, top_p and min_p"
-            )
-        if orch.refill is not None:
-            raise UserError(
-                "with a teacher groups of equal rewards teach something too, so orchestrator.refill has nothing to "
-                "replace: leave it out"
-            )
-        if self.trainer.loss.type == "gspo":
-            raise UserError(
-                'trainer.loss.type = "gspo" has one ratio for a completion, so a token would not get what the teacher '
-                'says of it: set it to "clip"'
-            )
 
 
 class RoleConfig(RLConfig):

@@ -1,4 +1,4 @@
-"""What is up already: servers that an RL run samples from, and its teacher's."""
+"""How servers that are up already are asked, and those that an RL run samples from."""
 
 from __future__ import annotations
 
@@ -51,26 +51,3 @@ class ClientConfig(AskedConfig):
     def urls(self) -> list[str]:
         """All of `base_url`."""
         return self.base_url or []
-
-
-class TeacherConfig(AskedConfig):
-    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
-    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
-
-    place = "teacher"
-
-    base_url: Annotated[str, Meta(decides="rounding")]
-    """Ask the server at this URL, such as http://localhost:8001/v1."""
-    timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
-    """Seconds to wait for the answer to a request, a completion, else the run ends."""
-    model: str | None = None
-    """The teacher's model name on that server; by default the only one listed."""
-    coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
-    """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
-    reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
-    """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
-
-    @field_validator("base_url")
-    @classmethod
-    def _check_url(cls, url: str) -> str:
-        return server_url(url, f"{cls.place}.api_key_var")

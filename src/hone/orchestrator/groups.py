@@ -16,19 +16,17 @@ import numpy as np
 
 from hone.algorithms.advantages import (
     advantages,
-    distilled,
     has_signal,
     normalized_components,
     overlong_penalty,
-    reverse_kl,
     token_advantages,
 )
 from hone.config.rl import RLConfig
-from hone.config.servers import TeacherConfig
 from hone.environments import Environment
 from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function
 from hone.errors import UserError
+from hone.extension import gathered, token_columns
 from hone.inference.types import sampling_params
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.conversations import RolloutSettings, roll_out
@@ -365,7 +363,8 @@ def group_state(group: Group) -> State:
     advantages or if all its completions are masked, else `trained`; `surplus` if a refill left it out.
 
     Equal rewards give no advantages, unless rewards are compared with the whole batch. A group without advantages is
-    trained if the loss has a KL or entropy term (`trains_all`), and with a teacher, whose advantages are per token.
+    trained if the loss has a KL or entropy term (`trains_all`), and with a column of an extension, whose advantages are
+    per token.
     """
     if group.left_out is not None:
         return group.left_out
@@ -373,8 +372,9 @@ def group_state(group: Group) -> State:
         return "failed"
     if group.all_masked:
         return "filtered"
-    has_teacher = any("teacher_logprobs" in rollout.first.columns for rollout in group.rollouts)
-    return "trained" if group.trains_all or has_teacher or group.has_advantages else "filtered"
+    names = gathered("COLUMNS", {}).keys()
+    is_scored = any(names & rollout.first.columns.keys() for rollout in group.rollouts)
+    return "trained" if group.trains_all or is_scored or group.has_advantages else "filtered"
 
 
 def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
@@ -399,7 +399,7 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
             tokens = sum(segment.num_sampled for _, segment in kept)
             filtered = Counts(filtered.tokens + tokens, filtered.sequences + len(kept), filtered.prompts + 1)
         if state == "trained":
-            packed = [_packed(group, *member, config.teacher) for member in kept]
+            packed = [_packed(group, *member, config) for member in kept]
             if config.trainer.loss.kl_in_reward:
                 shaped = shaped_rewards(group.scores, group.rollouts, tasks[group.env])
                 reward_of = [float(shaped[one.sample % len(group.scores)]) for one in packed]
@@ -410,13 +410,14 @@ def trainable(groups: Sequence[Group], config: RLConfig) -> Batch:
     return Batch(sequences, filtered, longest)
 
 
-def _packed(group: Group, index: int, segment: Segment, teacher: TeacherConfig | None) -> Packed:
+def _packed(group: Group, index: int, segment: Segment, config: RLConfig) -> Packed:
     branch, sample = divmod(index, len(group.scores))
     advantage: Any = float(group.advantages[sample])
     if group.call_advantages is not None:
         advantage = token_advantages(group.call_advantages[sample][branch], segment.sampled_mask)
-    if teacher is not None and (scored := dense(segment.columns, "teacher_logprobs")) is not None:
-        advantage = distilled(advantage, segment.logprobs, scored, teacher.coef, teacher.reward_coef)
+    for name, column in token_columns(config).items():
+        if (scored := dense(segment.columns, name)) is not None:
+            advantage = column.advantages(config, advantage, segment.logprobs, scored)
     return Packed(
         token_ids=segment.token_ids,
         loss_mask=segment.sampled_mask,
@@ -424,8 +425,8 @@ def _packed(group: Group, index: int, segment: Segment, teacher: TeacherConfig |
         advantage=advantage,
         group=group.draw,
         sample=index,
-        # the teacher's are in the advantages
-        columns={name: one for name, one in segment.columns.items() if name != "teacher_logprobs"},
+        # those of extensions are in the advantages
+        columns={name: one for name, one in segment.columns.items() if name not in gathered("COLUMNS", {})},
     )
 
 
@@ -451,7 +452,7 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     """Compute metrics over all sampled completions of a step; failures of grading are counted, and leave the means.
 
     A task of several turns also has their number, and the environment's tokens between them; where sampling cuts the
-    distribution, how many ids it kept; with a teacher, the reverse KL to it. With one completion a prompt there is no
+    distribution, how many ids it kept; those of extensions' columns. With one completion a prompt there is no
     `frac_reward_zero_std`. With `lag`, the versions that the sampler may be behind, the staleness of the stalest token,
     in versions, is added; if `refilled`, the groups that were drawn and left out.
     """
@@ -478,10 +479,9 @@ def step_metrics(groups: Sequence[Group], version: int, lag: int = 0, refilled: 
     candidates = [(ragged(one.columns, "candidates"), one.sampled_mask) for one in firsts]
     if cut := [column.counts[mask] for column, mask in candidates if column is not None]:
         metrics["completion/kept_ids/mean"] = float(np.concatenate(cut).mean())
-    found = [(one, dense(one.columns, "teacher_logprobs")) for one in firsts]
-    if scored := [(one, logprobs) for one, logprobs in found if logprobs is not None]:
-        kl = np.concatenate([reverse_kl(one.logprobs, logprobs)[one.sampled_mask] for one, logprobs in scored])
-        metrics["teacher/kl"] = float(kl.mean())
+    for name, column in gathered("COLUMNS", {}).items():
+        if scored := [(one, one.columns[name]) for one in firsts if name in one.columns]:
+            metrics |= column.metrics(scored)
     if any(rollout.state is not None or rollout.turns > 1 for rollout in rollouts):
         metrics["turns/mean"] = float(np.mean([one.turns for one in firsts]))
         metrics["tokens/environment"] = sum(one.num_environment for one in firsts)

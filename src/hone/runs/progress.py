@@ -9,13 +9,13 @@ from statistics import fmean
 from typing import Any
 
 from hone.config.hoist import FUNCTIONS
+from hone.extension import gathered
 
 _DOING = {
     "start": "starting the server",
     "publish": "publishing weights",
     "sample": "sampling",
     "grade": "grading",
-    "teacher": "asking the teacher",
     "train": "training",
     "evaluate": "evaluating",
     "validate": "validating",
@@ -58,7 +58,8 @@ class Progress:
         self.doing, self.doing_since = "", self.began
 
     def enter(self, phase: str) -> None:
-        self.phase, self.doing_since = _DOING.get(phase, phase), self.clock()
+        doing = _DOING | {column.section: column.doing for column in gathered("COLUMNS", {}).values()}
+        self.phase, self.doing_since = doing.get(phase, phase), self.clock()
         self.doing = self.phase
 
     def update(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError, first_line
+from hone.extension import gathered
 from hone.runs.files import dumps, open_file, write_file
 from hone.runs.view import EVALS, evals_file, tokens_file
 
@@ -27,14 +28,15 @@ if TYPE_CHECKING:
 
     from hone.types import Column, Columns, Group, Segment
 
-COLUMNS = {"candidates": ("kept_ids", "kept_counts"), "teacher_logprobs": ("teacher_logprobs",)}
-"""A segment's columns (`hone.types.Columns`), and the names of their values, and counts, in the file."""
+COLUMNS = {"candidates": ("kept_ids", "kept_counts")} | {name: (name,) for name in gathered("COLUMNS", {})}
+"""A segment's columns (`hone.types.Columns`), and the names of their values and counts in the file; those of
+extensions have their own name."""
 OPTIONS: dict[str, Any] = {
     "compression": "zstd",
     # zstd finds what rows repeat (a group's prompt) by itself; dictionaries beside it only cost room.
     "use_dictionary": False,
     # The exponents of logprobs resemble each other, their last bits don't: apart, the exponents compress.
-    "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", "teacher_logprobs")},
+    "column_encoding": {f"{name}.list.element": "BYTE_STREAM_SPLIT" for name in ("logprobs", *gathered("COLUMNS", {}))},
     # A fifth of a small step's file, and nothing needs them: the Parquet schema has the types.
     "write_statistics": False,
     "store_schema": False,
@@ -42,12 +44,16 @@ OPTIONS: dict[str, Any] = {
 
 
 def schema(
-    kept: bool = False, mixed: bool = False, has_teacher: bool = False, branched: bool = False, by_call: bool = False
+    kept: bool = False,
+    mixed: bool = False,
+    branched: bool = False,
+    by_call: bool = False,
+    columns: Sequence[str] = (),
 ) -> pyarrow.Schema:
     """Return columns and types. Every step's file has all of them, so that any set of files is one table.
 
     `kept`: with those of a run whose sampling cuts the distribution; `mixed`: of several tasks;
-    `has_teacher`: of one with a teacher; `branched`: of an agent; `by_call`: that rewards each call.
+    `branched`: of an agent; `by_call`: that rewards each call; `columns`: of extensions.
     """
     import pyarrow as pa
 
@@ -87,7 +93,7 @@ def schema(
             ("completion", text),  # of a task of several turns: the messages after the prompt, as JSON
             *(ids if kept else []),
             *([("env", text)] if mixed else []),  # the name of the task, of several
-            *([("teacher_logprobs", pa.list_(pa.float32()))] if has_teacher else []),  # 0 where not sampled
+            *((name, pa.list_(pa.float32())) for name in columns),  # 0 where not sampled
             *([("branches", text)] if branched else []),  # of an agent's sample: its further trajectories, as JSON
             *(calls if by_call else []),
         ]
@@ -193,8 +199,9 @@ def write_rollouts(path: Path, rows: list[dict[str, Any]]) -> str:
     """
     import pyarrow as pa
 
-    optional = ("kept_ids", "env", "teacher_logprobs", "branches", "call_rewards")
-    fields = schema(*(any(name in row for row in rows) for name in optional))
+    optional, more = ("kept_ids", "env", "branches", "call_rewards"), gathered("COLUMNS", {})
+    there = {name for row in rows for name in row}
+    fields = schema(*(name in there for name in optional), columns=[name for name in more if name in there])
     for row in rows:
         assert row.keys() <= set(fields.names), f"unknown rollout columns {sorted(row.keys() - set(fields.names))}"
     as_pairs = lambda value: list(value.items()) if isinstance(value, dict) else value  # noqa: E731
@@ -219,7 +226,7 @@ def read_rollouts(path: Path, columns: Sequence[str] | None = None) -> pyarrow.T
     import pyarrow as pa
 
     columns = (
-        schema(kept=True, mixed=True, has_teacher=True, branched=True, by_call=True).names
+        schema(True, True, True, True, columns=list(gathered("COLUMNS", {}))).names
         if columns is None
         else list(columns)
     )

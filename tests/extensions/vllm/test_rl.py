@@ -24,9 +24,10 @@ from rollouts_made import rollout_of
 
 from hone.cli import main
 from hone.client import Endpoint
-from hone.config.servers import TeacherConfig
 from hone.config.shared import LoraConfig
 from hone.errors import Halt, UserError
+from hone.extensions.services.config import TeacherConfig
+from hone.extensions.services.teacher import Teacher
 from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
@@ -35,7 +36,6 @@ from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.orchestrator.reach import reach
 from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.teacher import Teacher
 from hone.orchestrator.types import Request
 from hone.processes import free_port
 from hone.runs import Run

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -21,6 +22,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
 from hone.errors import UserError, first_line
+from hone.extension import token_columns
 from hone.extensions.reproduce import machine
 from hone.extensions.reproduce.compare import Difference, Row, StepRecord, first_difference
 from hone.extensions.reproduce.recorded import RecordedPolicy
@@ -40,7 +42,6 @@ from hone.orchestrator.canary import Canary, band_from_config, canary_metrics, f
 from hone.orchestrator.colocated import LocalTrainer, own_policy
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.groups import group_state, with_advantages
-from hone.orchestrator.teacher import with_teacher_logprobs
 from hone.orchestrator.types import Update
 from hone.runs import Run, provenance
 from hone.runs.provenance import most_ranks
@@ -51,7 +52,7 @@ from hone.trainer.parallel import ALONE
 from hone.trainer.ranked import RankedTrainer
 from hone.trainer.step import Trainer
 from hone.trust import NotTrusted
-from hone.types import Group, Message, Outcome, Rollout, Segment, dense
+from hone.types import Group, Message, Outcome, Rollout, Segment, dense, with_column
 
 OnStep = Callable[[int], None]
 FAILED = [outcome for outcome in Outcome if outcome.is_failure]
@@ -230,8 +231,9 @@ class RebuiltRL(Rebuilt):
         self.updates = LocalTrainer(self.trainer, config.trainer.micro_batch_tokens, self.policy, canary)
 
     def begin(self, state: Mapping[str, Any] | None) -> None:
-        teacher = self._recorded_teacher if self.config.teacher is not None else None
-        self.steps = build(self.config, self.tasks, self.policy, self.updates, self.memory, state, teacher)
+        found = token_columns(self.config).items()
+        columns = {column.section: partial(self._with_recorded, name) for name, column in found}
+        self.steps = build(self.config, self.tasks, self.policy, self.updates, self.memory, state, columns)
 
     def retrain(self, step: int) -> StepRecord:
         return self._update(step, self._recorded(step))
@@ -253,18 +255,18 @@ class RebuiltRL(Rebuilt):
             )
         return replace(self._update(step, groups), evals=self.memory.evals)
 
-    def _recorded_teacher(self, groups: Sequence[Group]) -> list[Group]:
-        """Return the groups with the run's teacher logprobs, for completions whose tokens are those recorded."""
+    def _with_recorded(self, name: str, groups: Sequence[Group]) -> list[Group]:
+        """Return the groups with a column of the run's, for completions whose tokens are those recorded."""
         recorded = self._recorded_rollouts(self.trainer.version)
 
-        def logprobs(again: Rollout) -> np.ndarray | None:
+        def column(again: Rollout) -> np.ndarray | None:
             old = recorded.get(again.sample_id)
             if old is None or not np.array_equal(old.token_ids, again.token_ids):
                 return None
-            return dense(old.first.columns, "teacher_logprobs")
+            return dense(old.first.columns, name)
 
-        rows = [logprobs(rollout) for group in groups for rollout in group.rollouts]
-        return with_teacher_logprobs(groups, rows)
+        rows = [column(rollout) for group in groups for rollout in group.rollouts]
+        return with_column(groups, name, rows)
 
     def _recorded_rollouts(self, step: int) -> dict[str, Rollout]:
         return {one.sample_id: one for group in self._recorded(step) for one in group.rollouts}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hone.config.rl import PROGRAM_ROLLOUTS, SAMPLED_BY, TAUGHT_BY
+from hone.config.rl import PROGRAM_ROLLOUTS, SAMPLED_BY, SCORED_BY
 from hone.runs import opening as drift
 from hone.runs import provenance
 
@@ -55,7 +55,7 @@ def inexact(info: Mapping[str, Any], step: int | None = None, sampling: bool = T
     records, nor is sampling by a server or a program without `sampling`.
     """
     entries = [entry for entry in info.get("inexact", []) if step is None or entry["step"] <= step]
-    recorded = ((TAUGHT_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY, PROGRAM_ROLLOUTS))
+    recorded = ((SCORED_BY,) if step is not None else ()) + (() if sampling else (SAMPLED_BY, PROGRAM_ROLLOUTS))
     counting = [entry for entry in entries if not entry["cause"].startswith(recorded)]
     return [f"{entry['cause']} (from step {entry['step']} on)" for entry in counting]
 

@@ -1,7 +1,7 @@
 """On-policy distillation: a teacher behind a server gives the logprob of each token that the policy sampled.
 
     teacher = Teacher.reach(config.teacher, renderer, vocab_size, seq_len)
-    groups = teacher(groups)
+    groups = teacher(groups)              # with the column teacher_logprobs
 
 Tokens are sent as ids, one completion with its prompt a request. hone's server and vLLM answer with the logprobs of the
 prompt's tokens (`prompt_logprobs`).
@@ -16,17 +16,36 @@ from typing import Any
 
 import numpy as np
 
+from hone.algorithms.advantages import distilled, reverse_kl
 from hone.client import HONE, Endpoint, Gone, Refused, api_key
-from hone.config.servers import TeacherConfig
 from hone.errors import Halt, UserError
+from hone.extensions.services.config import TeacherConfig
 from hone.inference.client import ServerClient
 from hone.model.chat import ChatRenderer
 from hone.orchestrator.reach import PROBE, Server, are_logprobs, scores, with_remedy
-from hone.types import Group, Rollout
+from hone.types import Group, Segment, with_column
 
+NAME = "teacher_logprobs"
 SPECIAL = 64
 """Special tokens that the check of the tokenizer has, at most."""
 _UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+
+
+def connect(config: Any, renderer: ChatRenderer, vocab_size: int) -> tuple[Teacher, str]:
+    """Connect to the teacher of a run; return it, and who it is in words."""
+    teacher = Teacher.reach(config.teacher, renderer, vocab_size, config.seq_len)
+    return teacher, f"the teacher at {config.teacher.base_url}"
+
+
+def advantages(config: Any, advantage: Any, logprobs_T: np.ndarray, teacher_logprobs_T: np.ndarray) -> np.ndarray:
+    """Return the advantages `[T]` of the tokens of a completion, by the config's coefficients."""
+    return distilled(advantage, logprobs_T, teacher_logprobs_T, config.teacher.coef, config.teacher.reward_coef)
+
+
+def metrics(scored: Sequence[tuple[Segment, np.ndarray]]) -> dict[str, float]:
+    """Compute the mean reverse KL to the teacher over the sampled tokens of a step."""
+    kl = np.concatenate([reverse_kl(one.logprobs, logprobs_T)[one.sampled_mask] for one, logprobs_T in scored])
+    return {"teacher/kl": float(kl.mean())}
 
 
 class Teacher:
@@ -42,7 +61,7 @@ class Teacher:
         """
         key = api_key(config.api_key_var, "--teacher.api-key-var")
         patience = {"timeout": config.timeout, "max_retries": config.max_retries}
-        endpoint = Endpoint(config.base_url, key, **patience, section=config.place)
+        endpoint = Endpoint(config.base_url, key, **patience, section=config.place, who="teacher")
         try:
             return asyncio.run(cls._checked(endpoint, config.model, renderer, vocab_size, seq_len))
         except Refused as error:
@@ -56,7 +75,7 @@ class Teacher:
         rows = asyncio.run(self._score_all([segment.token_ids.tolist() for segment in segments]))
         both = zip(segments, rows, strict=True)
         logprobs = [np.where(one.sampled_mask, [0.0, *row], 0.0).astype(np.float32) for one, row in both]
-        return with_teacher_logprobs(groups, logprobs)
+        return with_column(groups, NAME, logprobs)
 
     async def _score_all(self, sequences: Sequence[list[int]]) -> list[list[float]]:
         async with ServerClient(self.server.endpoint) as client:
@@ -123,15 +142,3 @@ class Teacher:
             f"the teacher at {self.server.endpoint.url} gives no logprobs of prompts ({type(error).__name__}: {error}):"
             " serve it with `inference` or vLLM"
         )
-
-
-def with_teacher_logprobs(groups: Sequence[Group], logprobs: Sequence[np.ndarray | None]) -> list[Group]:
-    """Return the groups with a teacher's `logprobs`, `[T]` for the first segment of each rollout, in order."""
-    rows = iter(logprobs)
-
-    def scored(rollout: Rollout) -> Rollout:
-        columns = {name: one for name, one in rollout.first.columns.items() if name != "teacher_logprobs"}
-        columns |= {} if (row := next(rows)) is None else {"teacher_logprobs": row}
-        return replace(rollout, segments=(replace(rollout.first, columns=columns), *rollout.segments[1:]))
-
-    return [replace(group, rollouts=[scored(rollout) for rollout in group.rollouts]) for group in groups]

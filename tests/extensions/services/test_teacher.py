@@ -15,14 +15,14 @@ from rollouts_made import rollout_of
 from hone.client import Gone
 from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
-from hone.config.servers import TeacherConfig
 from hone.errors import Halt, UserError
+from hone.extensions.services.config import TeacherConfig
+from hone.extensions.services.teacher import Teacher
 from hone.inference.engine import Engine
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import VOCAB_SIZE
 from hone.orchestrator.groups import group_state, step_metrics, trainable
-from hone.orchestrator.teacher import Teacher, with_teacher_logprobs
-from hone.types import Example, Group, Outcome, Score
+from hone.types import Example, Group, Outcome, Score, with_column
 
 RENDERER = load_renderer("hone/tiny")
 
@@ -84,7 +84,7 @@ def test_failed_groups_and_what_is_masked_stay_out():
     group = groups([[1.0, 0.0]])[0]
     failed = replace(group, scores=[Score(np.nan, {}, {}, Outcome.GRADER_ERROR), group.scores[1]])
     rows = [np.zeros(len(rollout.first), dtype=np.float32) for rollout in group.rollouts]
-    (scored,) = with_teacher_logprobs([failed], rows)
+    (scored,) = with_column([failed], "teacher_logprobs", rows)
     assert group_state(scored) == "failed" and trainable([scored], RLConfig()).sequences == []
 
 
@@ -122,7 +122,7 @@ def test_who_is_no_teacher_is_refused_in_one_sentence(monkeypatch):
 def test_a_logprob_that_is_none_ends_the_run(monkeypatch, logprob):
     with serving() as served:
         teacher = teacher_of(served.url)
-        monkeypatch.setattr("hone.orchestrator.teacher.scores", lambda answer, prompts: [[logprob]])
+        monkeypatch.setattr("hone.extensions.services.teacher.scores", lambda answer, prompts: [[logprob]])
         with pytest.raises(Halt, match=r"/v1 gives a logprob that is not finite, or above 0: check its weights$"):
             teacher(groups())
 

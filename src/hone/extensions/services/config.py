@@ -1,0 +1,65 @@
+"""The section `teacher` of `hone rl`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from hone.config.base import BaseConfig, Meta
+from hone.config.servers import AskedConfig
+from hone.config.shared import server_url
+from hone.errors import UserError
+
+
+class TeacherConfig(AskedConfig):
+    """On-policy distillation: a larger model behind a server scores each sampled token, and the policy is trained
+    towards it. It has the policy's tokenizer, and is served by hone (`inference`) or by vLLM."""
+
+    place = "teacher"
+
+    base_url: Annotated[str, Meta(decides="rounding")]
+    """Ask the server at this URL, such as http://localhost:8001/v1."""
+    timeout: Annotated[float, Meta(decides="nothing")] = Field(default=600.0, gt=0)
+    """Seconds to wait for the answer to a request, a completion, else the run ends."""
+    model: str | None = None
+    """The teacher's model name on that server; by default the only one listed."""
+    coef: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """Weight of log π_teacher - log π, minus the reverse KL of a token, in the token's advantage."""
+    reward_coef: float = Field(default=1.0, ge=0, allow_inf_nan=False)
+    """Weight of the completion's own advantage, by its rewards, beside it; 0 learns from the teacher alone."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _check_url(cls, url: str) -> str:
+        return server_url(url, f"{cls.place}.api_key_var")
+
+
+class RLKeys(BaseConfig):
+    """What `hone rl` has of it."""
+
+    teacher: TeacherConfig | None = None
+    """A teacher to distill; off unless given."""
+
+    @model_validator(mode="after")
+    def _check_teacher(self: Any) -> Any:
+        """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""
+        if self.teacher is None:
+            return self
+        orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]
+        if any(sampling.temperature != 1 or sampling.cuts for sampling in samplings):
+            raise UserError(
+                "a teacher's probabilities are compared with the policy's own: set orchestrator.sampling.temperature "
+                "to 1, and leave out top_k, top_p and min_p"
+            )
+        if orch.refill is not None:
+            raise UserError(
+                "with a teacher groups of equal rewards teach something too, so orchestrator.refill has nothing to "
+                "replace: leave it out"
+            )
+        if self.trainer.loss.type == "gspo":
+            raise UserError(
+                'trainer.loss.type = "gspo" has one ratio for a completion, so a token would not get what the teacher '
+                'says of it: set it to "clip"'
+            )
+        return self
