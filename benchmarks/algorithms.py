@@ -117,9 +117,9 @@ def train(kind: str, file: Path, *flags: str) -> float:
 
 def held_out(folder: Path, examples: int) -> dict[str, Any]:
     """Return the rewards of held-out examples at T=1, and the share of right answers."""
-    from hone.composition.evaluating import evaluate_weights, load_weights
     from hone.environments import load_environment
     from hone.inference.types import SamplingParams
+    from hone.loops.evaluating import evaluate_weights, load_weights
     from hone.runs import Run
 
     weights = Run(folder).weights()

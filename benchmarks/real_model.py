@@ -41,8 +41,8 @@ from rl_step import HoneStep, Sizes, TRLStep, limit_seconds, prompt_texts
 
 from hone import rng
 from hone.algorithms.losses.objective import sft_objective
-from hone.composition.machine import configure
 from hone.config.shared import OptimConfig, SchedulerConfig
+from hone.loops.machine import configure
 from hone.model.fetch import cached
 from hone.model.hf import load_model
 from hone.runs.provenance import hardware

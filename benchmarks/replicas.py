@@ -24,12 +24,12 @@ from recording import show
 
 from hone import rng
 from hone.client import Endpoint
+from hone.inference.policy import Request
 from hone.inference.types import SamplingParams
+from hone.loops.reach import reach
+from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
-from hone.orchestrator.reach import reach
-from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.types import Request
 from hone.processes import free_port
 from hone.runs.provenance import hardware
 

@@ -64,11 +64,11 @@ class HoneStep:
         from hone.config.rl import LossConfig
         from hone.config.shared import OptimConfig, SchedulerConfig
         from hone.environments import Environment, Rubric
+        from hone.inference.conversations import RolloutSettings
         from hone.inference.engine import Engine
+        from hone.loops.colocated import EnginePolicy
         from hone.model.chat import load_renderer
         from hone.model.hf import load_model
-        from hone.orchestrator.colocated import EnginePolicy
-        from hone.orchestrator.conversations import RolloutSettings
         from hone.trainer.step import Trainer
 
         self.compiled, self.sizes = compiled, sizes
@@ -85,10 +85,10 @@ class HoneStep:
 
         from hone.algorithms.advantages import advantages as step_advantages
         from hone.config.rl import RLConfig
+        from hone.inference.conversations import roll_out
         from hone.inference.types import SamplingParams
+        from hone.loops.groups import trainable
         from hone.model.fusion import set_compiled
-        from hone.orchestrator.conversations import roll_out
-        from hone.orchestrator.groups import trainable
         from hone.types import Example, Group, Outcome, Score
 
         prompts, rollouts = self.sizes.prompts, self.sizes.rollouts
@@ -230,9 +230,9 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
 
     from hone.commands import init_model
-    from hone.composition.machine import configure
     from hone.config.init import InitModelConfig
     from hone.config.shared import InitConfig
+    from hone.loops.machine import configure
 
     configure(args.threads, 0, deterministic=False)  # as the commands do; TRL runs in this process too
     with tempfile.TemporaryDirectory() as tmp:

@@ -41,10 +41,10 @@ from limits import gemm_gflops, read_gigabytes, sampling_limits
 from recording import show
 
 from hone import rng
-from hone.composition.machine import configure
 from hone.config.shared import InitConfig
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
+from hone.loops.machine import configure
 from hone.model.config import DecoderConfig
 from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config

@@ -82,9 +82,9 @@ def cpu_seconds() -> float:
 
 def accuracy(orchestrator: dict[str, Any], weights: Path, examples: int) -> dict[str, float]:
     """Share of right answers to held-out examples at T=1, and the mean reward with its 95 % interval."""
-    from hone.composition.evaluating import evaluate_weights, load_weights
     from hone.environments import load_environment
     from hone.inference.types import SamplingParams
+    from hone.loops.evaluating import evaluate_weights, load_weights
 
     env = load_environment(orchestrator["env"]["id"], **orchestrator["env"].get("args", {}))
     found = evaluate_weights(

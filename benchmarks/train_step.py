@@ -45,9 +45,9 @@ from torch.nn.utils.rnn import pad_sequence
 
 from hone import rng
 from hone.algorithms.losses import policy_objective
-from hone.composition.machine import configure
 from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.loops.machine import configure
 from hone.model.config import DecoderConfig
 from hone.model.hf import load_model, save_model
 from hone.model.names import hf_slices

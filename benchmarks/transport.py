@@ -31,16 +31,16 @@ import torch
 from recording import keep, show
 from sampling import QWEN3_06B
 
-from hone.composition.machine import configure
 from hone.extensions.server.service import Service
 from hone.extensions.server.weights import WeightsFolder
 from hone.extensions.split.transport import FileTransport, Order, Result, Session
 from hone.inference.engine import Engine
 from hone.inference.types import Job, SamplingParams
+from hone.loops.machine import configure
+from hone.loops.shared_memory import shared_folder
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.hf import WEIGHTS, load_model, reserve_files, save_model
-from hone.orchestrator.shared_memory import shared_folder
 from hone.runs.provenance import hardware
 
 JOBS, PROMPT_TOKENS, NEW_TOKENS = 4, 32, 16384

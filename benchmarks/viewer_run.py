@@ -28,9 +28,9 @@ from hone.environments import load_environment
 from hone.environments.data import common_words
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.extensions.alarms.watch import AlarmWatch
+from hone.loops.groups import group_state, step_metrics
 from hone.model.hf import load_model, save_model
 from hone.model.tokenizer import IM_END_ID, build_tiny_tokenizer, save_tokenizer
-from hone.orchestrator.groups import group_state, step_metrics
 from hone.runs.rollouts import group_rows
 from hone.runs.writer import RunWriter
 from hone.types import Example, Group, Outcome, Rollout, Score, Segment

@@ -22,7 +22,7 @@ CORE = (
     "inference",
     "trainer",
     "evaluation",
-    "orchestrator composition",
+    "loops",
     "commands",
     "cli api",
 )

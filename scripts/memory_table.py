@@ -5,9 +5,9 @@ python scripts/memory_table.py
 
 from __future__ import annotations
 
-from hone.composition.memory import GIB, MARGIN, memory
 from hone.config.sft import SFTConfig
 from hone.extensions.planning.advice import leaner
+from hone.loops.memory import GIB, MARGIN, memory
 from hone.model.shape import KNOWN
 
 MODELS = ("Qwen3-0.6B", "Qwen2.5-1.5B", "Qwen3-4B", "Qwen3-8B")

@@ -16,7 +16,7 @@ from hone.cli import _fail
 from hone.client import api_key, one_line
 from hone.config.servers import ClientConfig
 from hone.grading import GraderFailure
-from hone.orchestrator.child import Child, Log
+from hone.loops.child import Child, Log
 from hone.redaction import redact
 from hone.runs.display import PlainDisplay
 from hone.runs.files import JsonlLog, dumps, write_json

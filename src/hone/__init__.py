@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hone.api import evaluate as evaluate
     from hone.api import rl as rl
     from hone.api import sft as sft
-    from hone.composition.rl import RL as RL
-    from hone.composition.sft import SFT as SFT
+    from hone.loops.rl import RL as RL
+    from hone.loops.sft import SFT as SFT
     from hone.runs import Run as Run
 
 __version__ = "0.2.0"
@@ -24,8 +24,8 @@ _HOMES = {
     "rl": "hone.api",
     "sft": "hone.api",
     "evaluate": "hone.api",
-    "RL": "hone.composition.rl",
-    "SFT": "hone.composition.sft",
+    "RL": "hone.loops.rl",
+    "SFT": "hone.loops.sft",
     "Run": "hone.runs",
 }
 

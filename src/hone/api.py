@@ -20,13 +20,13 @@ from hone.runs.view import INFO
 
 if TYPE_CHECKING:
     from hone.algorithms.losses import TokenLoss
-    from hone.composition.training import Training
     from hone.config.rl import RLConfig
     from hone.config.sft import SFTConfig
     from hone.environments.references import Reference
     from hone.environments.rubric import RewardFunc
     from hone.evaluation.result import EvalResult
-    from hone.orchestrator.groups import Advantages
+    from hone.loops.groups import Advantages
+    from hone.loops.training import Training
 
 prepare_process()
 
@@ -75,7 +75,7 @@ def sft(config: SFTConfig | str | Path | None = None, *, dataset: Any = None, **
     of dicts or a `datasets.Dataset`, with `messages`, or `prompt` and `completion`. Ctrl-C as in `rl`.
     """
     from hone.commands.training import train_sft
-    from hone.composition.sft import with_dataset
+    from hone.loops.sft import with_dataset
 
     found, rows = with_dataset(config, dataset, settings)
     return _ended(train_sft(found, dataset=rows))
@@ -98,8 +98,6 @@ def evaluate(
     Ctrl-C saves what has ended, and raises KeyboardInterrupt.
     """
     from hone.commands.eval import saved
-    from hone.composition.evaluating import Evaluation
-    from hone.composition.machine import kept_settings
     from hone.config.base import changed
     from hone.config.eval import EvalConfig
     from hone.config.hoist import FUNCTIONS
@@ -107,6 +105,8 @@ def evaluate(
     from hone.environments.data import given_rows
     from hone.environments.functions import given_task
     from hone.evaluation.saving import results_folder
+    from hone.loops.evaluating import Evaluation
+    from hone.loops.machine import kept_settings
     from hone.runs.files import write_file, write_json
     from hone.runs.outputs import check_kept
 

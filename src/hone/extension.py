@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from hone.composition.steps import AddColumn
     from hone.config.eval import EvalConfig
     from hone.config.rl import RLConfig
     from hone.config.shared import GradingConfig
     from hone.environments import Environment
+    from hone.inference.policy import Policy
+    from hone.loops.steps import AddColumn
     from hone.model.chat import ChatRenderer
-    from hone.orchestrator.types import Policy
     from hone.runs.writer import RunWriter
     from hone.trainer.step import Trainer
     from hone.types import Segment

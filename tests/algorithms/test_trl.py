@@ -23,11 +23,11 @@ from rollouts_made import rollout_of
 
 from hone.algorithms.advantages import overlong_penalty
 from hone.algorithms.losses import policy_objective
-from hone.composition.parts import batch_use, weighed
 from hone.config.algorithms import ALGORITHMS
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
-from hone.orchestrator.groups import trainable, with_advantages
+from hone.loops.groups import trainable, with_advantages
+from hone.loops.parts import batch_use, weighed
 from hone.trainer.kl_reward import with_kl_in_reward
 from hone.trainer.packing import pack
 from hone.trainer.parallel import ALONE

@@ -19,7 +19,7 @@ from hone.extensions.split.agreement import shared_values
 from hone.extensions.split.config import TrainerRole
 from hone.extensions.split.transport import FileTransport, Order, Result, Session
 from hone.extensions.split.wire import to_arrays
-from hone.orchestrator.groups import trainable
+from hone.loops.groups import trainable
 from hone.runs.reader import Run
 
 LIMIT = 600

@@ -19,10 +19,10 @@ from hone.client import Endpoint
 from hone.extensions.server.app import create_app
 from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
+from hone.inference.policy import Request
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model
-from hone.orchestrator.types import Request
 from hone.serving import listen, local_only, settings
 
 

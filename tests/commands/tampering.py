@@ -13,7 +13,7 @@ from run_folders import snapshot as snapshot
 from hone.config.rl import RLConfig
 from hone.extensions.reproduce.execution import groups_from_rows
 from hone.extensions.reproduce.records import Records
-from hone.orchestrator.groups import group_state, step_metrics
+from hone.loops.groups import group_state, step_metrics
 from hone.runs import Run
 from hone.runs.files import sha256
 from hone.runs.rollouts import read_rollouts, write_evaluation, write_rollouts

@@ -14,8 +14,8 @@ from fake_openai import FakeOpenAI, Say, Status
 
 from hone import client
 from hone.cli import call
-from hone.composition import evaluating
 from hone.environments import load_environment
+from hone.loops import evaluating
 
 
 def vf_eval(*words: str) -> int:

@@ -9,7 +9,7 @@ from by_chance import TASK
 from refusals import fails
 
 from hone.cli import main
-from hone.composition.sft import SFT
+from hone.loops.sft import SFT
 from hone.runs import Run
 
 

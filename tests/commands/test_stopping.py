@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
-from hone.orchestrator.groups import GroupSampler
+from hone.loops.groups import GroupSampler
 from hone.runs import Run
 from hone.trainer.step import Trainer
 

@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 import torch
 
-from hone.composition import machine
-from hone.composition.machine import Machine, resolve, serving_kv_gib
-from hone.composition.memory import MARGIN, memory
 from hone.config.base import walk
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.inference.memory import GIB, kv_bytes_per_token
+from hone.loops import machine
+from hone.loops.machine import Machine, resolve, serving_kv_gib
+from hone.loops.memory import MARGIN, memory
 from hone.model.config import DecoderConfig
 from hone.model.shape import KNOWN
 from hone.runs.settings import run_toml

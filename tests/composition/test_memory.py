@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from hone.algorithms.losses import sft_objective
-from hone.composition.memory import fitted, memory
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
 from hone.config.shared import InitConfig, LoraConfig, SchedulerConfig
 from hone.inference.memory import GIB, packed_bytes
+from hone.loops.memory import fitted, memory
 from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config
 from hone.model.shape import KNOWN

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from hone.cli import main
-from hone.composition.rl import RL
 from hone.errors import UserError
+from hone.loops.rl import RL
 from hone.runs import Run
 
 SETTINGS = {

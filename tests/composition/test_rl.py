@@ -13,8 +13,8 @@ import torch
 from graders import gone, wait_for
 
 from hone.cli import main
-from hone.composition.rl import RL
 from hone.errors import UserError
+from hone.loops.rl import RL
 from hone.runs import Run
 from hone.runs.observer import Observer
 from hone.runs.settings import about

@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from hone.client import Endpoint
-from hone.composition import sampling
-from hone.composition.evaluating import local_sampling
 from hone.config.rl import RLConfig
 from hone.config.shared import SamplingConfig
 from hone.errors import UserError
 from hone.inference.types import SamplingParams, sampling_params
-from hone.orchestrator.reach import Server
+from hone.loops import sampling
+from hone.loops.evaluating import local_sampling
+from hone.loops.reach import Server
 
 CUT = {"temperature": 0.8, "top_p": 0.9, "top_k": 20, "min_p": 0.05}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hone.cli import main
-from hone.composition.sft import SFT
+from hone.loops.sft import SFT
 from hone.runs import Run
 
 SETTINGS = {

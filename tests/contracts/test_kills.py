@@ -23,17 +23,17 @@ pytestmark = pytest.mark.long
 # In a step. The count is chosen so that there is something before it, and something after.
 COMPUTE = {
     "sampling": Call("hone.inference.batch.sample_tokens", 40),
-    "sampled": Call("hone.orchestrator.colocated.EnginePolicy.sample", 5, "after"),
+    "sampled": Call("hone.loops.colocated.EnginePolicy.sample", 5, "after"),
     "grading": Call("hone.environments.rubric.Rubric._no_reward", 40),
-    "packing": Call("hone.composition.steps.trainable", 4),
+    "packing": Call("hone.loops.steps.trainable", 4),
     "backward": Call("torch.Tensor.backward", 4),
     "gradient there": Call("torch.Tensor.backward", 6, "after"),
     "clipped": Call("torch.nn.utils.clip_grads_with_norm_", 4, "after"),
     "weights updated": Call("hone.trainer.optim.Optimizer._publish_masters", 6),
     "published": Call("hone.model.decoder.Decoder.refresh", 6, "after"),
-    "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
-    "evaluation": Call("hone.composition.parts.evaluate", 2),
-    "last evaluation": Call("hone.composition.parts.evaluate", 3, "after"),
+    "ledger closed": Call("hone.loops.ledger.Ledger.close", 14, "after"),
+    "evaluation": Call("hone.loops.parts.evaluate", 2),
+    "last evaluation": Call("hone.loops.parts.evaluate", 3, "after"),
 }
 # In a file. The n of `.tmp-hone-new-` names is the temporary name of a whole file, which becomes whole by its rename.
 FILES = {
@@ -85,7 +85,7 @@ SFT_EVENTS = {
         *("checkpoint model torn", "checkpoint unnamed", "checkpoint named", "prune checkpoint torn", "run.json ended"),
     )
 } | {
-    "data": Call("hone.composition.sft.next_batch", 5),
+    "data": Call("hone.loops.sft.next_batch", 5),
     "validation": Call("hone.trainer.step.Trainer.evaluate", 2, "after"),
 }
 # While a resume from step 4 rolls back a run that came to step 7.

@@ -21,9 +21,9 @@ from traps import Call, Trap
 from hone.runs import Run
 
 KILLS = {
-    "the second task": Call("hone.orchestrator.groups.GroupSampler.sample", 9),
-    "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
-    "the second evaluation": Call("hone.composition.parts.evaluate", 4),
+    "the second task": Call("hone.loops.groups.GroupSampler.sample", 9),
+    "ledger closed": Call("hone.loops.ledger.Ledger.close", 14, "after"),
+    "the second evaluation": Call("hone.loops.parts.evaluate", 4),
 }
 NAMES = {"chances", "parity", "reverse-text"}
 

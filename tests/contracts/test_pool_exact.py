@@ -19,7 +19,7 @@ from recipes import PROMPTS, STEPS, Recipe
 from traps import At, Call, Trap
 
 KILLS = {
-    "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
+    "ledger closed": Call("hone.loops.ledger.Ledger.close", 14, "after"),
     "metrics torn": At("write", "metrics.jsonl", 6, "half"),
     "checkpoint named": At("rename", "checkpoints/step_6", 1, "after"),
 }

@@ -21,8 +21,8 @@ from traps import At, Call, Trap
 from hone.runs import Run
 
 KILLS = {
-    "a later round": Call("hone.orchestrator.groups.GroupSampler.sample", 9),
-    "ledger closed": Call("hone.orchestrator.ledger.Ledger.close", 14, "after"),
+    "a later round": Call("hone.loops.groups.GroupSampler.sample", 9),
+    "ledger closed": Call("hone.loops.ledger.Ledger.close", 14, "after"),
     "metrics torn": At("write", "metrics.jsonl", 6, "half"),
 }
 

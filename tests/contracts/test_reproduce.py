@@ -25,7 +25,7 @@ from recipes import PROMPTS, ROLLOUTS, STEPS
 from traps import Call, Trap
 
 from hone.cli import main
-from hone.composition import machine
+from hone.loops import machine
 from hone.runs.provenance import NUMERICS
 
 

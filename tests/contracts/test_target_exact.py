@@ -18,7 +18,7 @@ from hone.runs.summary import status_text, summarize
 
 REWARD = "eval/reverse-text/reward/mean"
 KILLS = {
-    "evaluated": Call("hone.composition.parts.evaluate", 4, "after"),
+    "evaluated": Call("hone.loops.parts.evaluate", 4, "after"),
     "noted": At("rename", "run.json", 3, "after"),
     "last metrics": At("write", "metrics.jsonl", 7, "half"),
     "last checkpoint": At("rename", "checkpoints/step_6"),

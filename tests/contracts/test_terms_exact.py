@@ -20,7 +20,7 @@ from hone.model.hf import load_model
 
 KL = ["--trainer.loss.kl-coef", "0.1"]
 KILLS = {
-    "packing": Call("hone.composition.steps.trainable", 6),
+    "packing": Call("hone.loops.steps.trainable", 6),
     "metrics torn": At("write", "metrics.jsonl", 6, "half"),
 }
 

@@ -24,7 +24,7 @@ context.set_forkserver_preload(
         *(
             "hone.commands.training",
             "hone.extensions.audit.preflight",
-            "hone.composition.rl",
+            "hone.loops.rl",
             "hone.commands.eval",
             "pyarrow.parquet",
             "reverse_text",

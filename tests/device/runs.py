@@ -20,15 +20,15 @@ from fake_cuda import FakeCuda  # first: it patches torch.cuda, and hone looks t
 from fastapi.testclient import TestClient
 from safetensors.torch import load_file
 
-from hone.composition.evaluating import Evaluation
-from hone.composition.machine import kept_settings
-from hone.composition.rl import RL
-from hone.composition.sft import SFT
 from hone.config.eval import EvalConfig
 from hone.config.parse import parse
 from hone.extensions.server import commands as inference
 from hone.extensions.server.config import ServeConfig
 from hone.inference.engine import Engine
+from hone.loops.evaluating import Evaluation
+from hone.loops.machine import kept_settings
+from hone.loops.rl import RL
+from hone.loops.sft import SFT
 from hone.runs import Run
 from hone.trainer.step import Trainer
 

@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.cli import main
-from hone.composition.machine import Machine, resolve
 from hone.config.rl import RLConfig
 from hone.config.shared import LoraConfig
 from hone.errors import UserError
 from hone.inference import Engine, SamplingParams
+from hone.loops.machine import Machine, resolve
 from hone.model.attention import PackedAttention
 from hone.model.foreign import TransformersDecoder
 from hone.model.hf import load_model, read_config, save_model

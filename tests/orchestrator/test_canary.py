@@ -14,11 +14,11 @@ from hone.config.rl import LossConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.environments import load_environment
 from hone.inference.engine import Engine
+from hone.loops.canary import Canary
+from hone.loops.colocated import EnginePolicy
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
 from hone.model.presets import random_decoder, tiny_config
-from hone.orchestrator.canary import Canary
-from hone.orchestrator.colocated import EnginePolicy
 from hone.trainer.packing import Sequence as Packed
 from hone.trainer.packing import pack
 from hone.trainer.step import Trainer

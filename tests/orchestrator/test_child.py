@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.orchestrator.child import TRAINER, Child, Log
+from hone.loops.child import TRAINER, Child, Log
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv, ToolEnv, inline
 from hone.errors import Halt, UserError
 from hone.extensions.reproduce.recorded import RecordedPolicy
+from hone.inference.conversations import RolloutSettings, roll_out
 from hone.inference.types import Completion, SamplingParams
+from hone.loops.colocated import segment_of
+from hone.loops.groups import grade_groups, trainable, with_advantages
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
-from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.groups import grade_groups, trainable, with_advantages
 from hone.trainer.packing import deal
 from hone.types import Outcome, Ragged, Rollout, Segment, joined
 

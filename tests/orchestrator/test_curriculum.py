@@ -9,8 +9,8 @@ import pytest
 from hone.config.rl import CurriculumConfig, PoolConfig
 from hone.environments.data import Draws, epoch_order
 from hone.errors import UserError
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.ledger import Entry, Ledger
+from hone.loops.curriculum import Curriculum
+from hone.loops.ledger import Entry, Ledger
 
 GRADED = 4
 

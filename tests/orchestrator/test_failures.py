@@ -10,7 +10,7 @@ import pytest
 
 from hone.config.rl import RLConfig
 from hone.errors import Halt, UserError
-from hone.orchestrator.recorder import FailureWatch
+from hone.loops.recorder import FailureWatch
 from hone.runs import Run
 from hone.runs.display import make_display
 from hone.runs.progress import Progress

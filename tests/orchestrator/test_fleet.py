@@ -17,11 +17,11 @@ from hone.client import Gone
 from hone.errors import Halt
 from hone.inference.engine import Engine
 from hone.inference.types import SamplingParams
+from hone.loops.colocated import EnginePolicy
+from hone.loops.fleet import Fleet
+from hone.loops.reach import reach
+from hone.loops.remote import ServerPolicy
 from hone.model.decoder import Decoder
-from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.fleet import Fleet
-from hone.orchestrator.reach import reach
-from hone.orchestrator.remote import ServerPolicy
 from hone.trainer.export import Spool
 
 LONG = SamplingParams(ignore_eos=True)

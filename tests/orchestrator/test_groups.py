@@ -9,11 +9,11 @@ from hone.config.parse import from_settings
 from hone.config.rl import RLConfig
 from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
+from hone.inference.conversations import RolloutSettings, roll_out
+from hone.inference.policy import Request
 from hone.inference.types import Completion, SamplingParams
-from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
-from hone.orchestrator.types import Request
+from hone.loops.colocated import segment_of
+from hone.loops.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.trainer.packing import deal
 from hone.types import Counts, Example, Group, Outcome, Rollout, Score
 

@@ -1,6 +1,6 @@
 import pytest
 
-from hone.orchestrator.ledger import Entry, Ledger
+from hone.loops.ledger import Entry, Ledger
 
 
 def test_draws_close_in_order_and_once():

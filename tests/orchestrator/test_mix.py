@@ -7,7 +7,7 @@ from hone.config.dump import to_toml
 from hone.config.parse import from_settings, parse
 from hone.config.rl import RLConfig
 from hone.errors import UserError
-from hone.orchestrator.mix import shares
+from hone.loops.mix import shares
 
 STEPS = 200
 

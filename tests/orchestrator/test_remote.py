@@ -17,14 +17,14 @@ from hone.client import Endpoint, Gone
 from hone.errors import Halt, UserError
 from hone.inference.client import ServerClient
 from hone.inference.engine import Engine
+from hone.inference.policy import Request
 from hone.inference.types import SamplingParams
+from hone.loops.colocated import EnginePolicy
+from hone.loops.reach import Server, reach
+from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import save_model
-from hone.orchestrator.colocated import EnginePolicy
-from hone.orchestrator.reach import Server, reach
-from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.types import Request
 from hone.trainer.export import Spool
 
 

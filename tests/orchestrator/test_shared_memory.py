@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from hone.orchestrator import shared_memory
-from hone.orchestrator.shared_memory import KEPT, scratch_folder, shared_folder, shortage
+from hone.loops import shared_memory
+from hone.loops.shared_memory import KEPT, scratch_folder, shared_folder, shortage
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from hone.orchestrator.shared_memory import shared_folder
+from hone.loops.shared_memory import shared_folder
 with shared_folder(print, Path(sys.argv[1])) as folder:
     (folder / "weights").write_bytes(b"x")
     print(folder, flush=True)

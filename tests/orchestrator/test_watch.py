@@ -13,10 +13,10 @@ from hone.config.rl import GapConfig, InferenceConfig, RLConfig
 from hone.environments import load_environment
 from hone.errors import Halt
 from hone.inference.engine import Engine
+from hone.loops.canary import Canary, GapWatch, band_from_config
+from hone.loops.colocated import EnginePolicy
 from hone.model.chat import load_renderer
 from hone.model.presets import random_decoder, tiny_config
-from hone.orchestrator.canary import Canary, GapWatch, band_from_config
-from hone.orchestrator.colocated import EnginePolicy
 from hone.runs.display import make_display
 from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter

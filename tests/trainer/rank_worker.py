@@ -22,12 +22,12 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hone.algorithms.losses import policy_objective, sft_objective
-from hone.composition.parts import batch_use
 from hone.config.rl import CorrectionConfig, LossConfig, OrchestratorConfig, TrainerConfig
 from hone.config.shared import InitConfig, LoraConfig, OptimConfig, SchedulerConfig
 from hone.errors import RankLost, UserError
 from hone.extensions.split.commands import trainer as trainer_command
 from hone.extensions.split.config import TrainerRole
+from hone.loops.parts import batch_use
 from hone.model import head
 from hone.model.lora import start_adapter
 from hone.model.presets import random_decoder, tiny_config

@@ -7,10 +7,10 @@ import pytest
 import torch
 from storages import Storages
 
-from hone.composition.parts import make_sft_trainer
 from hone.config.parse import parse
 from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig
+from hone.loops.parts import make_sft_trainer
 from hone.model import head
 from hone.model.packed import multiplies_bf16_fast
 from hone.model.presets import random_decoder, tiny_config

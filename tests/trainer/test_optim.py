@@ -10,12 +10,12 @@ import torch
 from rank_worker import sequences
 
 from hone.algorithms.losses import sft_objective
-from hone.composition.rl import RL
-from hone.composition.sft import SFT
 from hone.config.parse import parse
 from hone.config.sft import SFTConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
 from hone.errors import UserError
+from hone.loops.rl import RL
+from hone.loops.sft import SFT
 from hone.model.presets import random_decoder, tiny_config
 from hone.runs.checkpoint import load_groups, save_groups
 from hone.trainer.packing import deal

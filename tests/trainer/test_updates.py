@@ -9,9 +9,9 @@ import torch
 
 from hone.algorithms.advantages import advantages
 from hone.algorithms.losses import aggregation_weights, clip, policy_objective
-from hone.composition.parts import batch_use, weighed
 from hone.config.rl import AdvantageConfig, CorrectionConfig, LossConfig, OrchestratorConfig, TrainerConfig
 from hone.config.shared import InitConfig, OptimConfig, SchedulerConfig
+from hone.loops.parts import batch_use, weighed
 from hone.model.presets import random_decoder, tiny_config
 from hone.trainer.logprobs import token_logprobs
 from hone.trainer.packing import Batch, Sequence, deal, pack, split_minibatches

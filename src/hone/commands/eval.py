@@ -8,12 +8,12 @@ import sys
 from rich.text import Text
 
 from hone.commands.status import Status, Ticking
-from hone.composition.evaluating import Evaluation
 from hone.config.eval import EvalConfig
 from hone.evaluation.profile import pass_rates
 from hone.evaluation.report import show_result, show_sample
 from hone.evaluation.result import EvalResult
 from hone.extension import machines_of
+from hone.loops.evaluating import Evaluation
 from hone.model.files import TINY
 from hone.terminal import make_console
 

@@ -169,8 +169,8 @@ class Measured:
 
     def add(self, name: str, weights: str, seconds: float) -> None:
         """Evaluate weights and add their row. `seconds` is what training took in all."""
-        from hone.composition.evaluating import Evaluation
         from hone.config.eval import EvalConfig
+        from hone.loops.evaluating import Evaluation
 
         row: dict[str, Any] = {"model": name, "weights": weights, "train_seconds": seconds}
         for label, temperature in (("sampled", 1.0), ("greedy", 0.0)):

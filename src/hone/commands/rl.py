@@ -66,7 +66,7 @@ def _gpus(config: RLConfig) -> int:
 def check_server(config: RLConfig) -> None:
     """Raise UserError, before anything is loaded, if no server answers, or if it takes no weights of this run."""
     from hone.client import Endpoint, api_key
-    from hone.orchestrator.reach import reach
+    from hone.loops.reach import reach
 
     client, weights = config.orchestrator.client, config.output_dir / SPOOL
     if config.mode == "split":

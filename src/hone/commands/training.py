@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hone.commands.detach import hand_over
-from hone.composition.machine import device_of
 from hone.config.algorithms import by_algorithm
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
 from hone.environments import services
 from hone.extension import gathered
+from hone.loops.machine import device_of
 from hone.model.config import DecoderConfig
 from hone.runs import view
 from hone.runs.display import make_display
@@ -29,8 +29,8 @@ from hone.trainer.memory import trained
 from hone.trainer.parallel import ALONE, Ranks, joined
 
 if TYPE_CHECKING:
-    from hone.composition.rl import RL
-    from hone.composition.sft import SFT
+    from hone.loops.rl import RL
+    from hone.loops.sft import SFT
 
 PACE = "as fast as hone's own from 100M parameters on, in up to twice the time below"
 """Measured on one Zen 3 core with Qwen3's shape: 0.4M parameters train 1.1 to 1.2 and sample 1.5 to 1.9 times as long,
@@ -42,7 +42,7 @@ def sft(config: SFTConfig) -> int:
 
     Under torchrun every rank comes here. Rank 0 does all there is to do; the others take their part in its steps.
     """
-    from hone.composition.sft import SFT, follow
+    from hone.loops.sft import SFT, follow
 
     with joined(device_of(config.model.device)) as ranks:
         if not ranks.first:
@@ -52,7 +52,7 @@ def sft(config: SFTConfig) -> int:
 
 def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
     """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
-    from hone.composition.sft import SFT
+    from hone.loops.sft import SFT
 
     return train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
 
@@ -62,7 +62,7 @@ def train_rl(config: RLConfig, by_program: bool = False, **task: Any) -> RL:
 
     `task` is what `RL` takes besides: `dataset`, `reward_funcs`, …
     """
-    from hone.composition.rl import RL
+    from hone.loops.rl import RL
 
     return train(RL(config, observers=attached(config, "rl", by_program), **task))
 
@@ -116,7 +116,7 @@ def introduction(training: Any) -> Iterator[str]:
     else:
         policy = headline(config, hello.parameters, f"{hello.device} of {hello.host}", hello.threads, ranks)
     if sft:
-        from hone.composition.sft import data_name
+        from hone.loops.sft import data_name
 
         unit = f"rows of {config.data.seq_len} tokens" if config.data.pack else "examples"
         task, work = data_name(config), f"{config.data.batch_size} {unit}"

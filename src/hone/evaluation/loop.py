@@ -15,10 +15,10 @@ from typing import Any
 
 from hone.environments import Environment
 from hone.evaluation.result import STOPPED, EvalResult, EvalSample, FailedRollout, Place
+from hone.inference.conversations import RolloutSettings, roll_out
+from hone.inference.policy import Policy
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.types import Policy
 from hone.types import Example, Rollout
 
 BATCH = 256

@@ -28,12 +28,12 @@ from hone.extensions.agents.calls import ProgramCalls
 from hone.extensions.agents.rewards import AgentLimits, Rewarded, checked_rollout
 from hone.extensions.agents.task import AgentTask
 from hone.extensions.planning.data import facts_of_tasks
+from hone.inference.conversations import RolloutSettings, roll_out
 from hone.inference.engine import Engine
 from hone.inference.types import Completion, SamplingParams
+from hone.loops.colocated import EnginePolicy, segment_of
+from hone.loops.groups import grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.model.chat import load_renderer
-from hone.orchestrator.colocated import EnginePolicy, segment_of
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.types import Group, Outcome, Rollout, Score, Segment
 
 RENDERER = load_renderer("hone/tiny")

@@ -9,12 +9,12 @@ import pytest
 from made import right, sums
 from rollouts_made import rollout_of
 
-from hone.composition.evaluating import evaluate_weights, load_weights
 from hone.environments import NumberParser, Rubric
 from hone.evaluation.result import EvalResult, EvalSample
 from hone.extensions.audit.policy import policy_check
 from hone.extensions.audit.report import Check, Finding, Verdict
 from hone.inference.types import SamplingParams
+from hone.loops.evaluating import evaluate_weights, load_weights
 from hone.types import Example, Outcome, Score
 
 C, W, U, T, E = Outcome.CORRECT, Outcome.WRONG, Outcome.UNPARSABLE, Outcome.TRUNCATED, Outcome.GRADER_ERROR

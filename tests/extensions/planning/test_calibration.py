@@ -63,7 +63,7 @@ def test_memory_that_runs_out_is_a_run_that_does_not_fit(
     def fail(*args: object, **more: object) -> None:
         raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 99 bytes")
 
-    monkeypatch.setattr("hone.composition.parts.make_trainer", fail)
+    monkeypatch.setattr("hone.loops.parts.make_trainer", fail)
     argv = [*RL.split(), "--calibrate", "--output-dir", str(tmp_path / "run")]
     assert call("plan", argv, "hone plan") == 1
     last = capsys.readouterr().out.splitlines()[-1]

@@ -19,9 +19,9 @@ from hone.errors import Halt, UserError
 from hone.extensions.services.config import TeacherConfig
 from hone.extensions.services.teacher import Teacher
 from hone.inference.engine import Engine
+from hone.loops.groups import group_state, step_metrics, trainable
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import VOCAB_SIZE
-from hone.orchestrator.groups import group_state, step_metrics, trainable
 from hone.types import Example, Group, Outcome, Score, with_column
 
 RENDERER = load_renderer("hone/tiny")

@@ -13,13 +13,13 @@ import pytest
 import torch
 from played import CANARY, LIMIT, Orchestrator
 
-from hone.composition.parts import make_trainer
 from hone.config.rl import AdvantageConfig
 from hone.config.shared import LoraConfig
 from hone.environments.task_files import source_digest
 from hone.errors import UserError
 from hone.extensions.split.agreement import check_agreement, shared_values
 from hone.extensions.split.transport import FileTransport, Hello, Order, Session
+from hone.loops.parts import make_trainer
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.runs.view import read_lines

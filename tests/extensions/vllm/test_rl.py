@@ -30,13 +30,13 @@ from hone.extensions.services.config import TeacherConfig
 from hone.extensions.services.teacher import Teacher
 from hone.extensions.vllm.server import VllmServer
 from hone.inference.engine import Engine
+from hone.inference.policy import Request
 from hone.inference.types import SamplingParams
+from hone.loops.reach import reach
+from hone.loops.remote import ServerPolicy
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
-from hone.orchestrator.reach import reach
-from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.types import Request
 from hone.processes import free_port
 from hone.runs import Run
 from hone.trainer.export import Spool

@@ -25,10 +25,10 @@ from transformers import AutoModelForCausalLM
 
 from hone.client import Endpoint
 from hone.errors import UserError
+from hone.loops.reach import reach
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model, save_model
 from hone.model.presets import random_decoder, tiny_config
-from hone.orchestrator.reach import reach
 
 pytestmark = pytest.mark.vllm
 PROMPT = np.random.default_rng(0).integers(4, 250, 300).tolist()

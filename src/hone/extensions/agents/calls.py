@@ -21,7 +21,7 @@ from hone.model.texts import same_messages
 from hone.types import Message, Segment
 
 if TYPE_CHECKING:
-    from hone.orchestrator.conversations import Call, IdsModel
+    from hone.inference.conversations import Call, IdsModel
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16

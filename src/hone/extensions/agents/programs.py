@@ -25,7 +25,7 @@ from hone.extensions.agents.calls import ModelCalls, ProgramCalls
 from hone.extensions.agents.forwarded import ForwardedCalls
 from hone.extensions.agents.rewards import AgentLimits, ProgramFailed, Rewarded, checked_rollout
 from hone.grading import last_line
-from hone.orchestrator.conversations import IdsModel
+from hone.inference.conversations import IdsModel
 from hone.processes import Process
 from hone.redaction import redact
 from hone.types import Example, Outcome, Rollout

@@ -21,7 +21,7 @@ from hone.runs.view import OVER, RunView
 from hone.runs.writer import RunWriter
 
 WITHOUT_RULE = ("gap", REGRADED := "regraded")
-"""Alarms that others raise: `hone.orchestrator.canary`, and the check of rewards. `regraded` is never over."""
+"""Alarms that others raise: `hone.loops.canary`, and the check of rewards. `regraded` is never over."""
 SHIFTED = ("falling_reward", "wrong")
 """Alarms that compare with a run's best: a curriculum leaves harder examples than those were."""
 

@@ -70,9 +70,9 @@ def _task(config: AuditConfig, status: Status) -> Report:
     env.progress = lambda words: status(f"auditing {env.label}: {words}") if words else None
     count, more = None, []
     if (model := config.model) is not None:
-        from hone.composition.evaluating import evaluate_weights, load_weights
         from hone.extensions.audit.policy import policy_check
         from hone.inference.types import SamplingParams
+        from hone.loops.evaluating import evaluate_weights, load_weights
 
         env.check_rollouts()
         env.split("eval")  # a task without one is refused before the model is loaded

@@ -122,8 +122,8 @@ def _audit(training: Any, config: RLConfig, env: Environment) -> Report:
     """Audit a task of its own, in processes of its own, so that what reward functions remember is not from here; only
     the data is read once.
     """
-    from hone.composition.parts import task_of
     from hone.extensions.audit.environment import audit_before_training
+    from hone.loops.parts import task_of
 
     fresh, status = task_of(config, training.given), Status()
     fresh.share_data(env)

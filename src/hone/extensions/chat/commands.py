@@ -14,17 +14,17 @@ from rich.table import Table
 from rich.text import Text
 
 from hone import rng
-from hone.composition.evaluating import load_weights
 from hone.config.shared import PolicyConfig
 from hone.environments import Environment
 from hone.errors import UserError
 from hone.extensions.chat.config import ChatConfig
+from hone.inference.conversations import RolloutSettings, roll_out
+from hone.inference.policy import Request
 from hone.inference.text import Detokenizer
 from hone.inference.types import Completion, Failure, Job, SamplingParams, Token
+from hone.loops.colocated import EnginePolicy, segment_of
+from hone.loops.evaluating import load_weights
 from hone.model.fetch import is_fetched
-from hone.orchestrator.colocated import EnginePolicy, segment_of
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.runs.listing import find_run
 from hone.terminal import make_console, printable

@@ -22,8 +22,8 @@ import ray
 
 import hone
 from hone.extensions.cluster.tunnel import let_in
-from hone.orchestrator.child import FOREIGN, Child, serves
-from hone.orchestrator.shared_memory import VARIABLE, join_folder, leave_folder
+from hone.loops.child import FOREIGN, Child, serves
+from hone.loops.shared_memory import VARIABLE, join_folder, leave_folder
 from hone.processes import free_port
 from hone.runs.files import NEW_PREFIX
 

@@ -57,8 +57,8 @@ class ClusterMachines:
         from hone.extensions.server.config import ServeConfig
         from hone.extensions.split.placement import server_roles
         from hone.hardware import CORES
-        from hone.orchestrator.child import INFERENCE
-        from hone.orchestrator.shared_memory import scratch_folder
+        from hone.loops.child import INFERENCE
+        from hone.loops.shared_memory import scratch_folder
 
         cluster = self.settings
         own = {name: getattr(config, name) for name in ("precision", "threads", "kv_gib", "seed")}

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
 from hone.extensions.cluster.tunnel import Gate, Tunnels
-from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log
+from hone.loops.child import ORCHESTRATOR, TRAINER, Child, Log
 
 if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig

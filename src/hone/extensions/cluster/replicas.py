@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from hone.errors import UserError
 from hone.extensions.cluster.nodes import Cluster
 from hone.extensions.split.launch import port_problem
-from hone.orchestrator.child import Child, Log
+from hone.loops.child import Child, Log
 
 if TYPE_CHECKING:
     from hone.extensions.cluster.config import ClusterConfig

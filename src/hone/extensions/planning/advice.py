@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.composition.memory import memory
 from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -25,6 +24,7 @@ from hone.extensions.planning.arithmetic import Steps, checkpoints_kept
 from hone.extensions.planning.data import Facts, tasks_of
 from hone.extensions.planning.devices import DEVICES, Device
 from hone.inference.memory import GIB, KV_GIB
+from hone.loops.memory import memory
 from hone.model.config import DecoderConfig
 from hone.model.fetch import is_fetched
 from hone.model.files import TINY, is_hub_id

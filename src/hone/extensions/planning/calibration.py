@@ -14,7 +14,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from hone.composition.memory import Memory, memory
 from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.errors import UserError, first_line
@@ -22,6 +21,7 @@ from hone.extensions.planning.arithmetic import Lengths
 from hone.extensions.planning.report import Plan
 from hone.extensions.planning.time import Times, times
 from hone.hardware import memory_fields
+from hone.loops.memory import Memory, memory
 from hone.runs.budget import process_seconds
 from hone.runs.files import TMP_PREFIX
 from hone.runs.signals import is_out_of_memory
@@ -96,8 +96,8 @@ def calibrate(plan: Plan) -> Plan:
 
 def _take_steps(config: Any, folder: Path) -> tuple[float, Lengths]:
     """Take a few steps that nothing watches; return the seconds until the first, and the lengths of the sequences."""
-    from hone.composition.rl import RL
-    from hone.composition.sft import SFT
+    from hone.loops.rl import RL
+    from hone.loops.sft import SFT
 
     off: dict[str, Any] = dict.fromkeys(("resume", "stop", "budget", "wandb", "trackio", "ckpt"))
     off |= {"display": "none", "report": False, "detach": False}

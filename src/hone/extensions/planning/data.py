@@ -12,7 +12,6 @@ from unittest import mock
 
 import numpy as np
 
-from hone.composition.parts import task_of
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import EnvConfig
@@ -20,6 +19,7 @@ from hone.environments import Environment
 from hone.environments.loading import configured
 from hone.errors import UserError, first_line
 from hone.extensions.planning.arithmetic import Lengths
+from hone.loops.parts import task_of
 
 if TYPE_CHECKING:
     from hone.model.chat import ChatRenderer

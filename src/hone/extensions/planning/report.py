@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from hone.composition.memory import PHASES, Memory, fitted, memory
 from hone.config.base import changed
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
@@ -16,6 +15,7 @@ from hone.extensions.planning.arithmetic import Lengths, Steps, checkpoints_kept
 from hone.extensions.planning.data import Facts
 from hone.extensions.planning.devices import PRICES_OF, Device, size
 from hone.inference.memory import KV_GIB, rows_asked_for, wave
+from hone.loops.memory import PHASES, Memory, fitted, memory
 from hone.model.config import DecoderConfig
 from hone.model.shape import shape_of
 from hone.runs.progress import duration, short_seconds

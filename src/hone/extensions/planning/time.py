@@ -18,7 +18,7 @@ from hone.model.config import DecoderConfig
 from hone.trainer.memory import checkpoint_bytes, micro_batch_limit, trained
 
 SMALL_MODEL = 10_000_000
-"""As `hone.composition.machine`."""
+"""As `hone.loops.machine`."""
 TRAIN = {"cuda": 0.11, "cpu": 0.25}
 """Shares of the peak FLOP/s that training reaches, by kind of device."""
 PREFILL, BANDWIDTH = 0.25, 0.5

@@ -14,10 +14,6 @@ from typing import Any
 import numpy as np
 
 from hone.algorithms.gap import Band, Gap
-from hone.composition.own_functions import OwnFunctions
-from hone.composition.parts import eval_envs, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
-from hone.composition.sft import Progress, SFTSteps, load_data
-from hone.composition.steps import Tasks, build
 from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.environments import Environment
@@ -36,13 +32,17 @@ from hone.extensions.reproduce.records import (
     plain_rows,
     score_of,
 )
+from hone.loops.canary import Canary, band_from_config, canary_metrics, first_examples
+from hone.loops.colocated import LocalTrainer, own_policy
+from hone.loops.curriculum import Curriculum
+from hone.loops.groups import group_state, with_advantages
+from hone.loops.own_functions import OwnFunctions
+from hone.loops.parts import eval_envs, make_sft_trainer, make_trainer, model_digests, task_digests, task_of
+from hone.loops.sft import Progress, SFTSteps, load_data
+from hone.loops.steps import Tasks, build
+from hone.loops.updates import Update
 from hone.model.chat import ChatRenderer
 from hone.model.decoder import Decoder
-from hone.orchestrator.canary import Canary, band_from_config, canary_metrics, first_examples
-from hone.orchestrator.colocated import LocalTrainer, own_policy
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import group_state, with_advantages
-from hone.orchestrator.types import Update
 from hone.runs import Run, provenance
 from hone.runs.provenance import most_ranks
 from hone.runs.rollouts import as_read, columns_of, group_rows

@@ -11,8 +11,6 @@ from typing import Any
 
 import torch
 
-from hone.composition.machine import configure_run, device_of
-from hone.composition.parts import load_policy
 from hone.config.base import changed
 from hone.config.parse import parse
 from hone.config.rl import RLConfig
@@ -20,6 +18,8 @@ from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.extensions.reproduce.execution import Rebuilt, RebuiltRL, RebuiltSFT
 from hone.extensions.reproduce.records import Records
+from hone.loops.machine import configure_run, device_of
+from hone.loops.parts import load_policy
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.hf import load_model, model_config

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 
 from hone.errors import UserError
+from hone.inference.policy import Finished, Request
 from hone.inference.text import before_stop
 from hone.inference.types import Completion, SamplingParams
+from hone.loops.colocated import segment_of
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.types import Finished, Request
 from hone.types import Rollout, Segment, ragged, where
 
 

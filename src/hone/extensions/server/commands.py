@@ -9,7 +9,6 @@ import shlex
 import socket
 
 from hone.client import api_key
-from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
 from hone.errors import UserError
 from hone.extension import gathered
@@ -18,10 +17,11 @@ from hone.extensions.server.config import ServeConfig
 from hone.extensions.server.service import Service
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB
+from hone.loops.machine import configure, device_of, serving_kv_gib
+from hone.loops.shared_memory import given_folder
 from hone.model.chat import load_renderer
 from hone.model.files import TINY
 from hone.model.hf import load_model
-from hone.orchestrator.shared_memory import given_folder
 from hone.serving import is_local, listen, serve
 
 GRACE = 5

@@ -21,8 +21,8 @@ from hone.client import HONE, Endpoint, Gone, Refused, api_key
 from hone.errors import Halt, UserError
 from hone.extensions.services.config import TeacherConfig
 from hone.inference.client import ServerClient
+from hone.loops.reach import PROBE, Server, are_logprobs, scores, with_remedy
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.reach import PROBE, Server, are_logprobs, scores, with_remedy
 from hone.types import Group, Segment, with_column
 
 NAME = "teacher_logprobs"

@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any
 
 from hone.errors import UserError
-from hone.orchestrator.child import ORCHESTRATOR, TRAINER, Child, Log, serves
+from hone.loops.child import ORCHESTRATOR, TRAINER, Child, Log, serves
 from hone.processes import TICK, end_all, free_port, wait_all
 
 RESTARTED = "HONE_RESTARTED"

@@ -23,8 +23,8 @@ from hone.extensions.split.launch import HOST, Launch, Role, port_problem
 from hone.extensions.split.placement import Placement, placed, server_roles
 from hone.hardware import CORES, SHARES_GPU, share_of_cores, visible_gpus
 from hone.inference.memory import KV_GIB
-from hone.orchestrator.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
-from hone.orchestrator.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
+from hone.loops.child import FOREIGN, INFERENCE, ORCHESTRATOR, TRAINER, Child
+from hone.loops.shared_memory import KEPT, VARIABLE, scratch_folder, shared_folder
 from hone.runs.checkpoint import Checkpoints
 from hone.runs.display import say
 from hone.runs.outputs import Lock, holder

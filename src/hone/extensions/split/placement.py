@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hone.errors import UserError
-from hone.orchestrator.child import INFERENCE
+from hone.loops.child import INFERENCE
 
 
 @dataclass(frozen=True)

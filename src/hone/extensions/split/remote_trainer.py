@@ -22,10 +22,10 @@ import torch
 from hone.algorithms.gap import Gap
 from hone.extensions.split.transport import FileTransport, Order, Result, Session
 from hone.extensions.split.wire import to_arrays
+from hone.loops.remote import ServerPolicy
+from hone.loops.shared_memory import NO_ROOM, disk_message
+from hone.loops.updates import Update, Updates
 from hone.model.hf import copy_weights
-from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.shared_memory import NO_ROOM, disk_message
-from hone.orchestrator.types import Update, Updates
 from hone.runs.checkpoint import Tensors
 from hone.runs.saving import Saver
 from hone.runs.signals import StepAbandoned

@@ -1,6 +1,6 @@
 """RL in several processes: servers sample, the trainer trains, and this one draws, grades and hands on.
 
-The steps are those of `hone.composition.steps`; the policy is behind servers, the trainer behind a folder.
+The steps are those of `hone.loops.steps`; the policy is behind servers, the trainer behind a folder.
 
     rl --trainer @ train.toml --orchestrator @ orch.toml --inference @ infer.toml
 """
@@ -17,10 +17,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hone.composition.machine import Machine, configure, resolve
-from hone.composition.memory import versions_in_memory
-from hone.composition.rl import RL
-from hone.composition.sampling import endpoint_of
 from hone.config.rl import SAMPLED_BY, RLConfig, TrainerConfig
 from hone.errors import UserError
 from hone.extension import machines_of, sampler_name
@@ -29,15 +25,20 @@ from hone.extensions.split.launch import RESTARTED
 from hone.extensions.split.placement import server_roles
 from hone.extensions.split.remote_trainer import RemoteTrainer
 from hone.extensions.split.transport import FileTransport, Hello, Session, open_transport
+from hone.inference.policy import Policy
+from hone.loops.canary import fixed_tokens
+from hone.loops.fleet import Carry, Fleet
+from hone.loops.machine import Machine, configure, resolve
+from hone.loops.memory import versions_in_memory
+from hone.loops.reach import NoServer, Server, reach
+from hone.loops.remote import ServerPolicy
+from hone.loops.rl import RL
+from hone.loops.sampling import endpoint_of
+from hone.loops.shared_memory import given_folder, shortage
+from hone.loops.updates import Updates
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
 from hone.model.hf import model_config
-from hone.orchestrator.canary import fixed_tokens
-from hone.orchestrator.fleet import Carry, Fleet
-from hone.orchestrator.reach import NoServer, Server, reach
-from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.shared_memory import given_folder, shortage
-from hone.orchestrator.types import Policy, Updates
 from hone.runs import provenance, view
 from hone.runs.display import say
 

@@ -23,7 +23,7 @@ from hone.environments.workers import cores
 from hone.extensions.studies.cells import Cell, Stage, runs_of, task_of
 from hone.extensions.studies.config import StudyConfig
 from hone.hardware import visible_gpus
-from hone.orchestrator.child import Child, Log
+from hone.loops.child import Child, Log
 from hone.processes import end_all
 from hone.runs.files import JsonlLog, write_file
 from hone.runs.progress import duration

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from hone.composition.sampling import endpoint_of, spool_of
 from hone.extension import MakePolicy
 from hone.extensions.vllm.server import VllmServer, check_device, find_vllm
+from hone.loops.reach import Server
+from hone.loops.remote import ServerPolicy
+from hone.loops.sampling import endpoint_of, spool_of
 from hone.model.chat import ChatRenderer
 from hone.model.hf import save_model
-from hone.orchestrator.reach import Server
-from hone.orchestrator.remote import ServerPolicy
 from hone.runs.view import PROCESS_LOGS
 from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool

@@ -12,11 +12,11 @@ from hone.errors import UserError
 from hone.extensions.server.commands import introduction
 from hone.extensions.vllm.server import VllmServer
 from hone.inference.memory import KV_GIB
+from hone.loops.shared_memory import given_folder, scratch_folder
 from hone.model.files import TINY, resolve_model
 from hone.model.hf import load_model, save_model
 from hone.model.rendering import read_override
 from hone.model.tokenizer import save_tokenizer
-from hone.orchestrator.shared_memory import given_folder, scratch_folder
 
 
 def serve(config: Any) -> None:

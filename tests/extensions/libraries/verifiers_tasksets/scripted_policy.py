@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from hone.extensions.libraries.verifiers import Episodes
+from hone.inference.conversations import RolloutSettings, roll_out
+from hone.inference.policy import Request
 from hone.inference.types import Completion, SamplingParams
+from hone.loops.colocated import segment_of
 from hone.model.chat import load_renderer
-from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.types import Request
 from hone.types import Rollout, Segment
 
 RENDERER = load_renderer("hone/tiny")

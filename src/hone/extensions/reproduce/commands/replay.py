@@ -11,13 +11,13 @@ import time
 
 from hone import trust
 from hone.commands.status import Status, print_labelled
-from hone.composition.parts import card
 from hone.errors import UserError
 from hone.extensions.reproduce import machine
 from hone.extensions.reproduce.config import ReplayConfig
 from hone.extensions.reproduce.execution import Rebuilt
 from hone.extensions.reproduce.rebuild import open_run, read_config, rebuild
 from hone.extensions.reproduce.replay import Replayed, replay
+from hone.loops.parts import card
 from hone.runs import Run, provenance
 from hone.runs.files import is_complete, new_dir
 from hone.runs.outputs import refuse_inside_run

@@ -8,9 +8,9 @@ import sys
 
 from hone.commands.detach import COMMAND
 from hone.commands.training import attached, train
-from hone.composition.rl import RL
 from hone.config.rl import RLConfig
 from hone.extensions.split.several import SeveralProcesses
+from hone.loops.rl import RL
 
 
 def run(config: RLConfig) -> int:

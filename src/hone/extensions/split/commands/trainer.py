@@ -17,15 +17,15 @@ from typing import Any
 from uuid import uuid4
 
 from hone.commands.training import headline
-from hone.composition.machine import Machine, configure_run, device_of, resolve
-from hone.composition.own_functions import OwnFunctions
-from hone.composition.parts import load_policy, make_trainer
 from hone.config.base import changed
 from hone.config.rl import AdvantageConfig
 from hone.errors import UserError
 from hone.extensions.split import serve
 from hone.extensions.split.config import TrainerRole
 from hone.extensions.split.transport import Hello, open_transport
+from hone.loops.machine import Machine, configure_run, device_of, resolve
+from hone.loops.own_functions import OwnFunctions
+from hone.loops.parts import load_policy, make_trainer
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
 from hone.runs.display import say

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from hone.algorithms.losses import TokenLoss, aggregation_weights, policy_objective, sft_objective
-from hone.composition.machine import device_of
 from hone.config.base import changed
 from hone.config.hoist import FUNCTIONS
 from hone.config.rl import LossConfig, OnlineEvalConfig, OrchestratorConfig, RLConfig, TrainerConfig
@@ -29,7 +28,11 @@ from hone.errors import UserError
 from hone.evaluation.loop import evaluate
 from hone.evaluation.profile import train_within
 from hone.evaluation.result import EvalResult
+from hone.inference.policy import Policy
 from hone.inference.types import sampling_params
+from hone.loops.curriculum import Curriculum
+from hone.loops.groups import check_prompts
+from hone.loops.machine import device_of
 from hone.model.card import model_card
 from hone.model.chat import ChatRenderer
 from hone.model.config import DecoderConfig
@@ -37,9 +40,6 @@ from hone.model.decoder import Decoder
 from hone.model.files import TINY, is_hub_id
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import check_prompts
-from hone.orchestrator.types import Policy
 from hone.runs.display import say
 from hone.runs.view import REWARDS
 from hone.runs.writer import RunWriter

@@ -9,11 +9,11 @@ from functools import partial
 from hone.client import Endpoint, api_key
 from hone.config.rl import SAMPLED_BY, RLConfig
 from hone.extension import MakePolicy, gathered, sampler_name
+from hone.inference.policy import Policy
+from hone.loops.reach import Server, reach
+from hone.loops.remote import ServerPolicy
+from hone.loops.shared_memory import NO_ROOM, disk_message, shared_folder, shortage
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.reach import Server, reach
-from hone.orchestrator.remote import ServerPolicy
-from hone.orchestrator.shared_memory import NO_ROOM, disk_message, shared_folder, shortage
-from hone.orchestrator.types import Policy
 from hone.runs.view import SPOOL
 from hone.runs.writer import RunWriter
 from hone.trainer.export import Spool

@@ -19,9 +19,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.composition import parts
-from hone.composition.machine import Machine, configure_run, device_of, resolve
-from hone.composition.training import Loop, Training
 from hone.config.base import changed
 from hone.config.hoist import task_label
 from hone.config.parse import from_settings
@@ -30,6 +27,9 @@ from hone.digests import of_rows, text_sha256
 from hone.environments.data import Rows, given_rows, load_rows, to_jsonl
 from hone.environments.loading import configured
 from hone.errors import UserError, called_from
+from hone.loops import parts
+from hone.loops.machine import Machine, configure_run, device_of, resolve
+from hone.loops.training import Loop, Training
 from hone.model.chat import ChatRenderer, load_renderer
 from hone.model.decoder import Decoder
 from hone.model.files import is_hub_id

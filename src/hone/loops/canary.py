@@ -20,10 +20,10 @@ from hone.client import HONE
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.errors import Halt
+from hone.inference.policy import Policy, Request
 from hone.inference.types import SamplingParams, sampling_params
+from hone.loops.curriculum import Curriculum
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.types import Policy, Request
 from hone.runs.observer import Finding
 from hone.runs.view import RunView
 from hone.runs.writer import RunWriter

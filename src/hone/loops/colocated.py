@@ -16,17 +16,18 @@ from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB, KV_GIB, PREFIX_SHARE
+from hone.inference.policy import Finished, Policy, Request
 from hone.inference.text import before_stop
 from hone.inference.types import Completion, Job, SamplingParams
+from hone.loops.updates import Update, Updates
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.types import Finished, Policy, Request, Update, Updates
 from hone.trainer.export import save_weights
 from hone.trainer.packing import Batch
 from hone.trainer.step import Trainer
 from hone.types import Columns, Segment, joined
 
 if TYPE_CHECKING:
-    from hone.orchestrator.canary import Canary
+    from hone.loops.canary import Canary
     from hone.runs.checkpoint import Tensors
     from hone.runs.saving import Saver
 

@@ -23,7 +23,7 @@ from typing import Any
 from hone.client import Gone, Late
 from hone.errors import Halt
 from hone.inference.client import Served, ServerClient
-from hone.orchestrator.reach import Server
+from hone.loops.reach import Server
 
 CONNECTIONS = 256
 """Most requests that a server has at once; each is a group, and an open file."""

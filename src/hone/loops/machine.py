@@ -13,13 +13,13 @@ from typing import Any, TypeVar
 import torch
 from pydantic import ValidationError
 
-from hone.composition.memory import fitted, memory, server_bytes
 from hone.config.base import changed, dotted, lookup, value_of, walk
 from hone.config.rl import RLConfig, TrainerConfig
 from hone.config.sft import SFTConfig
 from hone.errors import UserError
 from hone.hardware import CORES, SHARES_GPU, ram, share_of_cores
 from hone.inference.memory import GIB, KV_GIB
+from hone.loops.memory import fitted, memory, server_bytes
 from hone.model import fusion
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder

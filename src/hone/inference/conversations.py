@@ -21,11 +21,11 @@ from hone import rng
 from hone.environments import Environment
 from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn
 from hone.errors import Halt, UserError
+from hone.inference.policy import Request, Sampler
 from hone.inference.text import before_stop
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
 from hone.model.texts import same_messages
-from hone.orchestrator.types import Request, Sampler
 from hone.types import Columns, Example, Message, Rollout, Segment, joined, where
 
 

@@ -28,7 +28,7 @@ import numpy as np
 from hone.config.rl import CurriculumConfig, PoolConfig, RLConfig
 from hone.environments.data import epoch_order
 from hone.errors import UserError
-from hone.orchestrator.ledger import Entry
+from hone.loops.ledger import Entry
 
 _NO_POOL = PoolConfig(retire_at=0, park_after=0)
 

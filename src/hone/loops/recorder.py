@@ -15,10 +15,10 @@ from hone.algorithms.gap import Band
 from hone.config.rl import RLConfig
 from hone.errors import Halt, UserError
 from hone.grading import last_line
+from hone.loops.canary import GapWatch
+from hone.loops.groups import call_rewards, group_state, has_call_rewards, rewards
+from hone.loops.updates import Update
 from hone.model.texts import SpecialTexts
-from hone.orchestrator.canary import GapWatch
-from hone.orchestrator.groups import call_rewards, group_state, has_call_rewards, rewards
-from hone.orchestrator.types import Update
 from hone.runs.rollouts import group_rows
 from hone.runs.saving import Saver
 from hone.runs.writer import RunWriter

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from hone.client import HONE
+from hone.inference.policy import Finished, Request
 from hone.inference.types import Completion, SamplingParams
+from hone.loops.colocated import segment_of
+from hone.loops.fleet import Fleet, readable
+from hone.loops.reach import Server, are_logprobs, scores
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.fleet import Fleet, readable
-from hone.orchestrator.reach import Server, are_logprobs, scores
-from hone.orchestrator.types import Finished, Request
 from hone.trainer.export import Spool
 from hone.types import Ragged, Segment
 

@@ -12,9 +12,9 @@ import numpy as np
 
 from hone import rng
 from hone.config.rl import RLConfig
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import ledger_entries, step_metrics
-from hone.orchestrator.ledger import Ledger
+from hone.loops.curriculum import Curriculum
+from hone.loops.groups import ledger_entries, step_metrics
+from hone.loops.ledger import Ledger
 from hone.types import Group
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2

@@ -14,18 +14,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from hone.composition.parts import evaluate_policy
-from hone.composition.training import Loop
 from hone.config.rl import RLConfig
 from hone.environments import Environment
 from hone.errors import Halt
+from hone.inference.policy import Policy
+from hone.loops.curriculum import Curriculum
+from hone.loops.groups import Advantages, GroupSampler, trainable
+from hone.loops.ledger import Ledger
+from hone.loops.mix import close_draws, mix_metrics, pool_metrics, shares
+from hone.loops.parts import evaluate_policy
+from hone.loops.recorder import RunRecorder
+from hone.loops.training import Loop
+from hone.loops.updates import Update, Updates
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import Advantages, GroupSampler, trainable
-from hone.orchestrator.ledger import Ledger
-from hone.orchestrator.mix import close_draws, mix_metrics, pool_metrics, shares
-from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.types import Policy, Update, Updates
 from hone.runs.saving import Ending, Snapshot
 from hone.runs.signals import StepAbandoned
 from hone.types import Group

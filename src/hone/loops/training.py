@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from hone.composition.machine import kept_settings
 from hone.config.shared import CkptConfig
 from hone.errors import AlarmStop, Halt, UserError, called_from
+from hone.loops.machine import kept_settings
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
 from hone.runs.outputs import writable

@@ -1,4 +1,4 @@
-"""RL with verifiable rewards, from a config to the last step: the policy gradient of `hone.composition.steps`.
+"""RL with verifiable rewards, from a config to the last step: the policy gradient of `hone.loops.steps`.
 
 rl @ examples/reverse_text/tiny.toml
 
@@ -17,11 +17,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hone.algorithms.losses import TokenLoss
-from hone.composition import own_functions, parts
-from hone.composition.machine import Machine, configure_run, device_of, resolve
-from hone.composition.own_functions import OwnFunctions
-from hone.composition.steps import Steps, Tasks, build
-from hone.composition.training import Training
 from hone.config.base import changed
 from hone.config.parse import from_settings
 from hone.config.rl import PROGRAM_ROLLOUTS, SCORED_BY, RLConfig, RoleConfig
@@ -31,16 +26,22 @@ from hone.environments.rubric import RewardFunc
 from hone.errors import UserError, called_from
 from hone.evaluation.result import EvalResult
 from hone.extension import token_columns
+from hone.inference.policy import Policy
+from hone.loops import own_functions, parts
+from hone.loops.canary import Canary, band_from_config, first_examples
+from hone.loops.colocated import LocalTrainer, own_policy
+from hone.loops.curriculum import Curriculum
+from hone.loops.groups import Advantages
+from hone.loops.machine import Machine, configure_run, device_of, resolve
+from hone.loops.own_functions import OwnFunctions
+from hone.loops.recorder import RunRecorder
+from hone.loops.steps import Steps, Tasks, build
+from hone.loops.training import Training
+from hone.loops.updates import Updates
 from hone.model.chat import load_renderer
 from hone.model.config import DecoderConfig
 from hone.model.decoder import Decoder
 from hone.model.hf import model_config
-from hone.orchestrator.canary import Canary, band_from_config, first_examples
-from hone.orchestrator.colocated import LocalTrainer, own_policy
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.groups import Advantages
-from hone.orchestrator.recorder import RunRecorder
-from hone.orchestrator.types import Policy, Updates
 from hone.runs.metrics import check as check_metrics
 from hone.runs.observer import Observer, checked_observers
 from hone.runs.outputs import with_own_folder
@@ -102,7 +103,7 @@ class OneProcess:
         config, model = rl.config, rl.model
         configure_run(config, model)
         if config.sampled_by is not None:
-            from hone.composition.sampling import other_sampler
+            from hone.loops.sampling import other_sampler
 
             self.backend, self.make_policy = other_sampler(config, rl.renderer, model.num_parameters)
         digests = parts.model_digests(model, rl.renderer) if rl.source == config.model.name else {}

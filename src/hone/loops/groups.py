@@ -27,12 +27,12 @@ from hone.environments.environment import EarlyGrading, Split
 from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.extension import gathered, token_columns
+from hone.inference.conversations import RolloutSettings, roll_out
+from hone.inference.policy import Policy
 from hone.inference.types import sampling_params
+from hone.loops.curriculum import Curriculum
+from hone.loops.ledger import Entry, State
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import RolloutSettings, roll_out
-from hone.orchestrator.curriculum import Curriculum
-from hone.orchestrator.ledger import Entry, State
-from hone.orchestrator.types import Policy
 from hone.runs.metrics import component_means, outcome_shares
 from hone.trainer.packing import Batch
 from hone.trainer.packing import Sequence as Packed

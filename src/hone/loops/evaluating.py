@@ -8,7 +8,6 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
 from hone.config.shared import EngineConfig
@@ -23,12 +22,13 @@ from hone.extension import machines_of
 from hone.inference.engine import Engine
 from hone.inference.memory import GIB
 from hone.inference.types import SamplingParams
+from hone.loops.colocated import EnginePolicy, prefix_bytes
+from hone.loops.groups import check_prompts
+from hone.loops.machine import configure, device_of, serving_kv_gib
 from hone.model.chat import load_renderer
 from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.model.texts import SpecialTexts
-from hone.orchestrator.colocated import EnginePolicy, prefix_bytes
-from hone.orchestrator.groups import check_prompts
 from hone.runs.outputs import Lock, check_target
 from hone.runs.view import LOCK
 

@@ -1,71 +1,22 @@
-"""The protocols between the orchestrator and what it drives."""
+"""What makes new weights: the trainer in this process, or in processes of its own."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hone.algorithms.gap import Gap
-from hone.inference.types import SamplingParams
 from hone.trainer.packing import Batch
 from hone.trainer.token_stats import TokenStats
-from hone.types import Message, Segment
 
 if TYPE_CHECKING:
     import torch
 
     from hone.runs.checkpoint import Tensors
     from hone.runs.saving import Saver
-
-
-@dataclass(frozen=True)
-class Request:
-    """One completion to sample. `key` (64 bits, `hone.rng.key`) decides its randomness, and nothing else does.
-
-    `messages` are the conversation in `prompt_ids`. `turn` counts the turns of the conversation `sample_id`, from 0.
-    """
-
-    prompt_ids: tuple[int, ...]
-    messages: list[Message]
-    key: int
-    sample_id: str
-    max_tokens: int
-    turn: int = 0
-
-
-Finished = Callable[[int, Segment], None]
-"""Called with (index, turn); see `Sampler.sample`."""
-
-
-class Sampler(Protocol):
-    """Something that completes requests."""
-
-    def sample(
-        self, requests: Sequence[Request], sampling: SamplingParams, finished: Finished | None = None
-    ) -> list[Segment]:
-        """Return one turn per request, in their order: the prompt and what was sampled.
-
-        Call `finished(index, turn)` for each as soon as it has ended; it returns at once.
-        """
-        ...
-
-
-class Policy(Sampler, Protocol):
-    """A sampler whose weights change: the engine in this process, or a server. `version` is its weights' version."""
-
-    @property
-    def version(self) -> int: ...
-
-    def load(self, version: int, path: Path | None = None) -> None:
-        """Sample from version `version` from now on: the weights in `path`, or those that it shares (None)."""
-        ...
-
-    def score(self, sequences: Sequence[Sequence[int]], temperature: float) -> list[list[float]]:
-        """Return the logprobs of each sequence's tokens but the first, of softmax(logits / temperature)."""
-        ...
 
 
 @dataclass(frozen=True)
