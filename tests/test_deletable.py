@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from circles import imports
 
 from hone.extension import extensions, required
 
@@ -135,9 +136,6 @@ def test_no_core_file_names_an_extension() -> None:
 
 
 def test_extensions_import_those_that_they_require() -> None:
-    sys.path.insert(0, str(ROOT / "scripts"))
-    from circles import imports
-
     imported: dict[str, set[str]] = {}
     for file, others in imports().items():
         if file.startswith("extensions/"):

@@ -12,30 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from circles import CORE, against_the_order, imports
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "hone"
-
-# From the top down: a room may import the rooms of the lines below its own. `__init__` (the version) is below all.
-LEVELS = [
-    {"api"},
-    {"cli"},
-    {"commands"},
-    {"studies"},
-    {"viewer"},
-    {"reproduce", "audit", "planning"},
-    {"composition"},
-    {"evaluation"},
-    {"orchestrator"},
-    {"trainer", "inference"},
-    {"environments"},  # SFT imitates what an environment demonstrates
-    {"grading", "algorithms", "model", "pages", "transport", "trust"},
-    {"runs"},
-    {"config"},
-    {"digests", "client", "serving"},
-    {"types", "errors", "rng", "redaction", "terminal", "web", "processes", "hardware"},
-]
-LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 
 # What these rooms may need when they are imported; anything else is imported inside the functions that use it.
 LIGHT = {"torch", "numpy", "safetensors", "tokenizers"}
@@ -77,20 +57,10 @@ def nodes_of(module: Path, only_at_import: bool = False) -> Iterator[ast.AST]:
             queue += ast.iter_child_nodes(node)
 
 
-def test_every_room_has_a_place_in_the_order() -> None:
-    rooms = {room_of(module) for module in modules()} - {"__init__"}
-    assert rooms <= set(LEVEL), rooms - set(LEVEL)
-
-
-@pytest.mark.parametrize("module", modules(), ids=lambda path: str(path.relative_to(SOURCE)))
-def test_rooms_import_downwards_only(module: Path) -> None:
-    room = room_of(module)
-    for name in imported(nodes_of(module, only_at_import=room == "__init__")):
-        parts = name.split(".")
-        if parts[0] != "hone" or len(parts) == 1 or parts[1] in (room, "__version__"):
-            continue
-        assert room != "__init__", f"{module} imports {name}: `import hone` must stay light"
-        assert LEVEL[parts[1]] > LEVEL[room], f"{module.relative_to(ROOT)} imports {name}, which is not below {room}"
+def test_rooms_import_those_before_them_only() -> None:
+    """`trainer/sft.py` is a script that torchrun starts."""
+    assert {room_of(module) for module in modules()} - {"__init__", "extensions"} == set(" ".join(CORE).split())
+    assert against_the_order(imports()) == [("trainer/sft.py", "cli.py")]
 
 
 def test_processes_are_started_and_ended_in_one_place() -> None:
