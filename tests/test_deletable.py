@@ -19,8 +19,8 @@ from hone.extension import extensions, required
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "hone"
 EXTENSIONS = sorted(path.parent.name for path in SOURCE.glob("extensions/*/extension.py"))
-NAMING = {"config/retired.py", "cli.py"}
-"""Core files that hold names of extensions: keys that came with one, and commands that have scripts of their own."""
+NAMING = {"config/retired.py", "cli.py", "extension.py"}
+"""Core files that hold names of extensions: keys that came with one, commands with scripts of their own, examples."""
 TRAIN = """
 import sys
 from hone.cli import call

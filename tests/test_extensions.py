@@ -51,11 +51,11 @@ def site(tmp_path: Path) -> Path:
     return folder
 
 
-def declare(site: Path, package: str, module: str) -> None:
+def declare(site: Path, package: str, module: str, name: str = "words") -> None:
     info = site / f"{package.replace('-', '_')}-0.1.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\n")
-    (info / "entry_points.txt").write_text(f"[hone.extensions]\nwords = {module}\n")
+    (info / "entry_points.txt").write_text(f"[hone.extensions]\n{name} = {module}\n")
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def test_a_package_that_is_broken_is_named_in_one_sentence(hone: Hone, site: Pat
 
 
 def test_two_packages_that_add_the_same_name_are_both_named(hone: Hone, site: Path):
-    declare(site, "hone-others", "hone_others")
+    declare(site, "hone-others", "hone_others", "others")
     (site / "hone_others.py").write_text((site / "hone_words" / "extension.py").read_text())
     done = hone("--help")
     assert done.returncode == 2 and "both add 'count-words' to COMMANDS: rename or uninstall one" in done.stderr

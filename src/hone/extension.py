@@ -296,8 +296,12 @@ def lacking(table: str, name: str) -> str:
 @cache
 def _found() -> Mapping[str, ModuleType]:
     folders = sorted(path.parent.name for path in Path(__file__).parent.glob("extensions/*/extension.py"))
-    own = {name: import_module(f"hone.extensions.{name}.extension") for name in folders}
-    return own | dict(_installed())
+    found = {name: import_module(f"hone.extensions.{name}.extension") for name in folders}
+    for name, module in _installed():
+        if name in found:
+            raise UserError(f"{found[name].__name__} and {module.__name__} are both extensions {name!r}: uninstall one")
+        found[name] = module
+    return found
 
 
 def _installed() -> Iterator[tuple[str, ModuleType]]:
