@@ -1,0 +1,38 @@
+"""docs/architecture.md names files, functions and extensions that are there, and their lines as they are."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "hone"
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+
+
+def test_what_one_step_goes_through_is_where_the_page_says() -> None:
+    named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", PAGE)
+    assert len(named) > 20
+    for file, name in named:
+        body: list[ast.stmt] = ast.parse((SOURCE / file).read_text()).body
+        for part in name.split("."):
+            found = [one for one in body if isinstance(one, ast.ClassDef | ast.FunctionDef) and one.name == part]
+            assert found, f"{file} has no {name}"
+            body = found[0].body
+
+
+def test_the_files_to_read_are_few_and_as_long_as_the_page_says() -> None:
+    rows = re.findall(r"^\| (?:`([\w/]+)/`|top|`commands/`.*?) \| .* \| (`.*) \|$", PAGE, re.MULTILINE)
+    files = [(room, *one) for room, cell in rows for one in re.findall(r"`([\w/]+\.py)` (\d+)", cell)]
+    assert 30 < len(files) <= 45
+    for room, file, lines in files:
+        there = len((SOURCE / room / file).read_text().splitlines())
+        assert abs(there - int(lines)) <= max(15, there / 10), f"{room}/{file} has {there} lines: write them down"
+
+
+def test_the_page_names_each_extension_and_each_optional_file() -> None:
+    extensions, optional = PAGE.split("## Extensions")[1], PAGE.split("Optional files")[1].split("## One step")[0]
+    there = {path.parent.name for path in SOURCE.glob("extensions/*/extension.py")}
+    assert {name for name in there if f"`{name}`" in extensions} == there
+    assert all((SOURCE / file).exists() for file in re.findall(r"`(\w+/\w+\.py)", optional))
