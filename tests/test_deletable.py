@@ -59,10 +59,10 @@ def trained(env: Mapping[str, str], folder: Path) -> dict[str, list[str]]:
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, list[str]]]:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], dict[str, list[str]], Path]:
     folder = tmp_path_factory.mktemp("whole")
     env = without(folder)
-    return commands_in(env, folder), trained(env, folder)
+    return commands_in(env, folder), trained(env, folder), folder
 
 
 def gone_with(name: str) -> set[str]:
@@ -75,7 +75,9 @@ def gone_with(name: str) -> set[str]:
 
 @pytest.mark.deletable
 @pytest.mark.parametrize("name", [*EXTENSIONS, "all"])
-def test_hone_trains_the_same_without(name: str, whole: tuple[list[str], dict[str, list[str]]], tmp_path: Path) -> None:
+def test_hone_trains_the_same_without(
+    name: str, whole: tuple[list[str], dict[str, list[str]], Path], tmp_path: Path
+) -> None:
     env = without(tmp_path, *(EXTENSIONS if name == "all" else [name]))
     lost = set(EXTENSIONS) if name == "all" else gone_with(name)
     theirs = {word.split()[0] for one in lost for word in getattr(extensions()[one], "COMMANDS", {})} - {"runs"}
@@ -97,7 +99,7 @@ def test_what_needs_another_extension_says_which_one_is_missing(tmp_path: Path) 
 
 @pytest.mark.deletable
 def test_a_file_may_hold_the_defaults_of_keys_whose_extension_is_gone(
-    whole: tuple[list[str], dict[str, list[str]]], tmp_path: Path
+    whole: tuple[list[str], dict[str, list[str]], Path], tmp_path: Path
 ) -> None:
     env = without(tmp_path, *EXTENSIONS)
     defaults = subprocess.run(
@@ -111,9 +113,14 @@ def test_a_file_may_hold_the_defaults_of_keys_whose_extension_is_gone(
     )
     read = [sys.executable, "-c", code]
     assert subprocess.run(read, env=env, cwd=tmp_path, capture_output=True, text=True).stderr == ""
-    (tmp_path / "all.toml").write_text(defaults.stdout.replace("report = true", "report = false"))
-    said = subprocess.run(read, env=env, cwd=tmp_path, capture_output=True, text=True)
-    assert "report is False in all.toml: it comes with the extension viewer" in said.stderr
+    for key, other in (("report = true", "report = false"), ("window = 10", "window = 11")):
+        (tmp_path / "all.toml").write_text(defaults.stdout.replace(key, other))
+        said = subprocess.run(read, env=env, cwd=tmp_path, capture_output=True, text=True)
+        assert "in all.toml: it comes with the extension" in said.stderr
+    run = shutil.copytree(whole[2] / "rl", tmp_path / "rl")
+    words = [sys.executable, "-m", "hone.cli", "rl", "@", "rl/config.toml", "--resume", "--max-steps", "3"]
+    subprocess.run(words, env=env, cwd=tmp_path, check=True)
+    assert len((run / "hashes.jsonl").read_text().splitlines()) == 4
 
 
 def test_no_core_file_names_an_extension() -> None:

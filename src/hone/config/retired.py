@@ -4,6 +4,8 @@ of a run holds all defaults of its time.
 
 from __future__ import annotations
 
+import json
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from hone.errors import UserError
@@ -47,27 +49,39 @@ RETIRED: dict[str, Retired] = {
 }
 """By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""
 _GONE = "it comes with the extension {} of hone, which is not there: leave it out"
+_ALARMS = "02395552f2895dca9470ffb4793d49665fd319fa7e75e8854df25e22db1e4a2c"
 OF_EXTENSIONS: dict[str, Retired] = {
     "report": Retired((True,), _GONE.format("viewer")),
     "audit": Retired((True,), _GONE.format("audit")),
+    "predict": Retired(([],), _GONE.format("alarms")),
+    "alarms": Retired((_ALARMS,), _GONE.format("alarms")),
     "wandb": Retired((), _GONE.format("trackers")),
     "trackio": Retired((), _GONE.format("trackers")),
+    "teacher": Retired((), _GONE.format("services")),
+    "cluster": Retired((), _GONE.format("cluster")),
+    "inference.dtype": Retired(("auto",), _GONE.format("vllm")),
+    "inference.tensor_parallel": Retired((1,), _GONE.format("vllm")),
 }
-"""Keys of extensions that hone brings, by name; looked for where hone has no such key."""
+"""Keys of extensions that hone brings, looked for where hone has no such key. A section is given by its SHA-256."""
 
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
     """Raise UserError if a key of `command` that `source` sets is retired."""
-    if (old := _retired(command, path)) and not lacks(command, path):
+    if (old := retired(command, path)) and not lacks(command, path):
         raise UserError(f"{source or '.'.join(path)}: {old.instead}")
 
 
 def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bool:
     """Return True if a key of a file is retired, with a value that changes nothing; UserError for another value."""
-    old = _retired(command, path)
-    if old is not None and value not in old.harmless:
+    old = retired(command, path)
+    if old is not None and value not in old.harmless and digest(value) not in old.harmless:
         raise UserError(f"{'.'.join(path)} is {value!r} in {file}: {old.instead}")
     return old is not None
+
+
+def digest(section: Any) -> str:
+    """Return the SHA-256 of a section as a file gives it."""
+    return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def lacks(command: str, path: tuple[str, ...]) -> str:
@@ -75,11 +89,12 @@ def lacks(command: str, path: tuple[str, ...]) -> str:
     return next(filter(None, (lacking("KEYS", f"{at}.{path[0].replace('-', '_')}") for at in ("run", command))), "")
 
 
-def _retired(command: str, path: tuple[str, ...]) -> Retired | None:
+def retired(command: str, path: tuple[str, ...]) -> Retired | None:
+    """Return what is known of a key of a run, or of another `command`, that may be gone; None if nothing is."""
     names = [part.replace("-", "_") for part in path]
     keys = [".".join(names[:end]) for end in range(len(names), 0, -1)]
-    old = next((RETIRED[at] for key in keys for at in (f"{command}.{key}", key) if at in RETIRED), None)
-    return old or OF_EXTENSIONS.get(names[0])
+    old = RETIRED | OF_EXTENSIONS
+    return next((old[at] for key in keys for at in (f"{command}.{key}", key) if at in old), None)
 
 
 def without_retired(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[str, Any]:

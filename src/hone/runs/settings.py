@@ -16,7 +16,7 @@ from typing import Any, Literal
 from hone.config.base import PLAIN, BaseConfig, Meta, changed, lookup, meta_of
 from hone.config.dump import mistyped, to_toml
 from hone.config.parse import CONFIG_OF
-from hone.config.retired import RETIRED
+from hone.config.retired import retired
 from hone.config.shared import RunConfig
 from hone.runs.files import RESTORE
 from hone.runs.view import CONFIG, GIVEN, read_toml
@@ -126,8 +126,8 @@ def digest(table: Mapping[str, Any]) -> str:
 def about(name: str) -> Meta:
     """Return what a setting of a run that trains says of itself, by its dotted name."""
     found = (lookup(config_class(kind), tuple(name.split("."))) for kind in ("rl", "sft"))
-    gone = Meta(decides="nothing") if name.split(".")[0] in RETIRED else PLAIN  # a section of an older run
-    return next((key.meta for key in found if key), gone)
+    is_gone = retired("", tuple(name.split("."))) is not None  # of an older run, or of an extension
+    return next((key.meta for key in found if key), Meta(decides="nothing") if is_gone else PLAIN)
 
 
 def _with_own_paths(settings: Mapping[str, Any]) -> dict[str, Any]:
