@@ -1,25 +1,8 @@
-"""What extensions add to hone. Each says it in a module that imports nothing heavy, by names and dotted paths:
+"""What extensions add to hone, and how hone finds them.
 
-    COMMANDS = {"view": Command("look at runs in a browser", "ViewConfig", "view.run", __name__)}
-    EXPORTS = {"study": "hone.extensions.studies.study"}
-    KEYS = {"run.report": Key("bool", True, "At the end, write the run card.", __name__)}
-    LOADERS = {"verifiers": Loader("verifiers.load", __name__)}
-    OBSERVERS = {"card": Watch(50, "card.observer.observer", __name__)}
-    RECORDS = {"predictions": Record("predicted", "predictions", __name__)}
-    CHOICES = {"rl.mode": {"cluster": "on those of a Ray cluster."}}
-    MODES = {"split": Function("launcher.run_split", __name__)}
-    MACHINES = {"cluster": Function("machines.of_config", __name__)}
-    SAMPLERS = {"vllm": Backend("vLLM", "sampling.sampler", "serving.serve", __name__)}
-    BANDS = {("vllm", "fp32"): {4: (1e-4, 1e-4, 1e-3)}}
-    COLUMNS = {"teacher_logprobs": Column("teacher", "a teacher", "asking the teacher", "teacher", __name__)}
-
-`CHOICES` are values of a core key, in words. A mode of `hone rl` gets the config and returns the exit code. Machines
-get the config of `hone rl` or `hone eval` and return its `Machines`, or None. Samplers are values of
-`inference.backend`, and owners of models that servers list; `BANDS` are more of `hone.algorithms.gap.BANDS`.
-
-hone finds the modules `extension` in the folders of `hone.extensions`, and those that installed packages name under the
-entry-point group `hone.extensions`; docs/extensions.md writes one. `REQUIRES` names the extensions that one imports;
-without them it adds nothing.
+An extension is a module `extension` in a folder of `hone.extensions`, or one that an installed package names under the
+entry-point group `hone.extensions`. It imports nothing heavy: docs/extensions.md lists its tables, which hold names and
+dotted paths beside the `module`. `REQUIRES` names the extensions that it imports; without them it adds nothing.
 """
 
 from __future__ import annotations
@@ -38,25 +21,20 @@ from hone.errors import UserError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
 
-    import numpy as np
-
-    from hone.config.eval import EvalConfig
     from hone.config.rl import RLConfig
     from hone.config.shared import GradingConfig
     from hone.environments import Environment
     from hone.inference.policy import Policy
-    from hone.loops.steps import AddColumn
     from hone.model.chat import ChatRenderer
     from hone.runs.writer import RunWriter
     from hone.trainer.step import Trainer
-    from hone.types import Segment
 
 GROUP = "hone.extensions"
 
 
 class Command(NamedTuple):
-    """A line of `hone --help`: the config's class, below `config` beside the `module` that says so; and the function,
-    below `commands` there, that gets the config and returns the exit code.
+    """A line of `hone --help`: the config's class, below `config` beside the `module`; and the function, below
+    `commands` there, that gets the config and returns the exit code.
 
     `bare`, below the same, gets the words of the command line where the packages that read a config are missing.
     """
@@ -67,43 +45,39 @@ class Command(NamedTuple):
     module: str = "hone.cli"
     bare: str = ""
 
-    def config(self) -> Any:
-        """Import the class of the config."""
-        return self.load(f"config.{self.config_class}")
-
-    def run(self, config: Any) -> int:
-        """Import the function and call it; return the exit code."""
-        return self.load(f"commands.{self.function}")(config)
-
     def load(self, path: str) -> Any:
         """Import what the path, beside the module, names."""
         return load(self.module, path)
 
 
-class Watch(NamedTuple):
-    """An observer of runs of `hone sft` and `hone rl`: a function beside the `module` that says so.
+class Function(NamedTuple):
+    """A function beside the `module`, which is imported when it is called."""
 
-    It gets the config, and whether a program calls (`hone.rl`), and returns an Observer or None. Observers are told of
-    a run by `place`: the core's display has 0, the first lines 30, what is done last 70. At the end they are told in
-    reverse.
+    function: str
+    module: str
+
+    def __call__(self, *arguments: Any) -> Any:
+        return load(self.module, self.function)(*arguments)
+
+
+class Watch(NamedTuple):
+    """An observer of runs: a function that gets the config, and whether a program calls (`hone.rl`), and returns an
+    Observer or None.
+
+    Observers are told of a run by `place`: the core's display has 0, the first lines 30, what is done last 70. At the
+    end they are told in reverse.
     """
 
     place: int
     function: str
     module: str
 
-    def made(self, config: Any, by_program: bool) -> list[Any]:
-        """Import the function and call it; return its observer, if it gives one."""
-        observer = load(self.module, self.function)(config, by_program)
-        return [] if observer is None else [observer]
-
 
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "list[str]", or the class of a section, in `config` beside the `module` that says so. A section
-    whose default is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments of the
-    field's `hone.config.base.Meta`.
+    `kind` is "bool", "list[str]", or the class of a section, in `config` beside the `module`. A section whose default
+    is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments of the field's `Meta`.
     """
 
     kind: str
@@ -113,11 +87,19 @@ class Key(NamedTuple):
     meta: Mapping[str, Any] = MappingProxyType({})
 
 
+class Fields(NamedTuple):
+    """Keys of a config with what checks them: a class in `config` beside the `module`, which the config's class
+    inherits. In `KEYS` under the config's place and any name.
+    """
+
+    fields_class: str
+    module: str
+
+
 class Record(NamedTuple):
     """A table that an extension has in run.json, by its key; an event of the kind `event` is written with it.
 
-    A `path` beside the `module` that says so has two functions of run.json (`info`) and the run's folder: `problem`
-    returns what shows that it was edited, "" if nothing does; `in_words` yields lines for people.
+    The module at `path` has two functions of run.json (`info`) and the run's folder: `problem` and `in_words`.
     """
 
     event: str
@@ -135,8 +117,7 @@ class Record(NamedTuple):
 
 
 class Loader(NamedTuple):
-    """What loads the tasks with ids `PREFIX:TASK`: a function beside the `module` that says so, which gets the task's
-    name and arguments and returns an Environment.
+    """Loads the tasks with ids `PREFIX:TASK`: a function of the task's name and arguments that returns an Environment.
 
     `names_code`: arguments can name code that is then imported, so that a task of an opened run has to be trusted.
     """
@@ -146,45 +127,16 @@ class Loader(NamedTuple):
     names_code: bool = True
 
 
-class Fields(NamedTuple):
-    """Keys of a config together with what checks them: a class in `config` beside the `module` that says so, which the
-    config's class inherits. In `KEYS` under the config's place and any name: `eval.cluster`.
-    """
-
-    fields_class: str
-    module: str
-
-
-class Function(NamedTuple):
-    """A function beside the `module` that says so."""
-
-    function: str
-    module: str
-
-    def __call__(self, *arguments: Any) -> Any:
-        """Import the function and call it."""
-        return load(self.module, self.function)(*arguments)
-
-
 class Backend(NamedTuple):
-    """A server that samples, but for hone's: its name in words, and functions beside the `module` that says so.
+    """A kind of server that samples, but for hone's: its name in words, and its functions.
 
-    `sampler` gets the config of `hone rl` before the run begins, and returns what makes the policy. `serve` gets the
-    config of `hone inference`, and serves until it is stopped.
+    `sampler` gets the config of `hone rl` before the run begins, and returns a `MakePolicy`. `serve` gets the config of
+    `hone inference`, and serves until it is stopped.
     """
 
     name: str
-    sampler: str
-    serve: str
-    module: str
-
-    def sampler_of(self, config: RLConfig) -> MakePolicy:
-        """Import `sampler` and call it."""
-        return load(self.module, self.sampler)(config)
-
-    def serve_until_stopped(self, config: Any) -> None:
-        """Import `serve` and call it."""
-        load(self.module, self.serve)(config)
+    sampler: Function
+    serve: Function
 
 
 class Column(NamedTuple):
@@ -192,26 +144,20 @@ class Column(NamedTuple):
     kept with the rollouts under their name, and trained on by way of the tokens' advantages.
 
     `section` of the config turns it on, and names the time it takes; `giver` says who gives it, `doing` what is waited
-    for. `path`, below the `module` that says so, has the functions of the methods.
+    for.
+
+    `connect(config, renderer, vocab_size)` returns an `AddColumn`, and in words who gives the numbers; UserError if
+    they can't be had. `advantages(config, advantage, logprobs_T, column_T)` returns the advantages `[T]` float32 of a
+    completion's tokens; `advantage` is what they have without it. `metrics(scored)` computes metrics of a step, of
+    pairs of a Segment and its column.
     """
 
     section: str
     giver: str
     doing: str
-    path: str
-    module: str
-
-    def connect(self, config: RLConfig, renderer: ChatRenderer, vocab_size: int) -> tuple[AddColumn, str]:
-        """Return what adds the column to groups, and in words who gives it. Raises UserError if it can't be had."""
-        return load(self.module, f"{self.path}.connect")(config, renderer, vocab_size)
-
-    def advantages(self, config: RLConfig, advantage: Any, logprobs_T: np.ndarray, column_T: np.ndarray) -> np.ndarray:
-        """Return the advantages `[T]` float32 of a completion's tokens; `advantage` is what they have without it."""
-        return load(self.module, f"{self.path}.advantages")(config, advantage, logprobs_T, column_T)
-
-    def metrics(self, scored: Sequence[tuple[Segment, Any]]) -> dict[str, float]:
-        """Compute metrics of a step, of completions with their columns."""
-        return load(self.module, f"{self.path}.metrics")(scored)
+    connect: Function
+    advantages: Function
+    metrics: Function
 
 
 class MakePolicy(Protocol):
@@ -223,7 +169,7 @@ class MakePolicy(Protocol):
 
 
 class Machines(Protocol):
-    """Other machines than this one, which a config of `hone rl` or `hone eval` names.
+    """Other machines than this one, which a config of `hone rl` names.
 
     `place` and `process_place` say in words where its processes are and where one is, `cores` how many each has;
     `graders` is the number of grading processes there.
@@ -236,10 +182,6 @@ class Machines(Protocol):
 
     def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
         """Have a task's functions run there, if it has graders; return the config of its workers."""
-        ...
-
-    def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
-        """Serve the model of an evaluation; entering gives the config of the evaluation by URL."""
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:
@@ -268,10 +210,7 @@ def load(module: str, path: str) -> Any:
 
 @cache
 def extensions() -> Mapping[str, ModuleType]:
-    """Import the modules that say what extensions add, by name; without those that require one that is not there.
-
-    Raises UserError if that of a package can't be imported.
-    """
+    """Import the modules of extensions, by name, without those that require one that is not there."""
     found = dict(_found())
     while alone := [name for name, module in found.items() if not required(module) <= found.keys()]:
         for name in alone:
@@ -342,8 +281,7 @@ def sampler_name(backend: str) -> str:
 
 def machines_of(config: Any) -> Machines | None:
     """Return the other machines that a config names, None if it names none."""
-    found = (function(config) for function in gathered("MACHINES", {}).values())
-    return next((machines for machines in found if machines is not None), None)
+    return next(filter(None, (function(config) for function in gathered("MACHINES", {}).values())), None)
 
 
 def gathered(table: str, core: dict[Any, Any]) -> dict[Any, Any]:

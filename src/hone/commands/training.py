@@ -14,7 +14,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.config.shared import LoraConfig
 from hone.environments import services
-from hone.extension import gathered
+from hone.extension import gathered, load
 from hone.loops.machine import device_of
 from hone.model.config import DecoderConfig
 from hone.runs import view
@@ -80,9 +80,11 @@ def attached(config: SFTConfig | RLConfig, kind: str, by_program: bool = False) 
     of extensions.
     """
     display = make_display(config.display, Progress(kind, config.max_steps))
-    own = [(0, [display]), (30, [Introduction()]), (70, [HandOver()])]
-    more = [(watch.place, watch.made(config, by_program)) for watch in gathered("OBSERVERS", {}).values()]
-    return [observer for _, observers in sorted([*own, *more], key=lambda one: one[0]) for observer in observers]
+    own = [(0, display), (30, Introduction()), (70, HandOver())]
+    more = [
+        (one.place, load(one.module, one.function)(config, by_program)) for one in gathered("OBSERVERS", {}).values()
+    ]
+    return [observer for _, observer in sorted([*own, *more], key=lambda one: one[0]) if observer is not None]
 
 
 class Introduction(Observer):

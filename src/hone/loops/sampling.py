@@ -25,7 +25,7 @@ def other_sampler(config: RLConfig, renderer: ChatRenderer, parameters: int) -> 
     the server that is up, which is to serve the run's model of so many `parameters`. Raises UserError if it can't.
     """
     if (backend := gathered("SAMPLERS", {}).get(config.inference.backend)) is not None:
-        return config.inference.backend, backend.sampler_of(config)
+        return config.inference.backend, backend.sampler(config)
     (url,) = config.orchestrator.client.urls  # several imply mode split
     endpoint = endpoint_of(config, url)
     server = reach(endpoint, config.model.name, renderer, config.seq_len, config.output_dir / SPOOL, parameters)

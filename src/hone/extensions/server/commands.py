@@ -44,7 +44,7 @@ def run(config: ServeConfig) -> int:
         if config.backend == "hone":
             _serve_hone(config, listener)
     if config.backend != "hone":  # what is wrong with the address was to be told here, not in that server's log
-        gathered("SAMPLERS", {})[config.backend].serve_until_stopped(config)
+        gathered("SAMPLERS", {})[config.backend].serve(config)
     print("Stopped.")
     return 0
 

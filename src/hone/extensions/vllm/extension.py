@@ -1,6 +1,6 @@
 """`inference.backend = "vllm"` of `hone rl` and `hone inference`: vLLM samples."""
 
-from hone.extension import Backend, Fields
+from hone.extension import Backend, Fields, Function
 
 REQUIRES = ("server",)
 KEYS = {"engine.vllm": Fields("EngineKeys", __name__), "rl.vllm": Fields("RLKeys", __name__)}
@@ -9,7 +9,7 @@ CHOICES = {
         "vllm": "vLLM, with 1 GiB for keys and values in `rl` on a CPU, 8 on a GPU, by default (docs/training.md)."
     }
 }
-SAMPLERS = {"vllm": Backend("vLLM", "sampling.sampler", "serving.serve", __name__)}
+SAMPLERS = {"vllm": Backend("vLLM", Function("sampling.sampler", __name__), Function("serving.serve", __name__))}
 BANDS = {
     ("vllm", "fp32"): {4: (1e-4, 1e-4, 1e-3)},
     ("vllm", "bf16_linear"): {4: (2e-2, 0.5, 0.1), 28: (6e-2, 1.2, 0.2), 36: (6.5e-2, 1.3, 0.22)},
