@@ -271,22 +271,10 @@ def test_the_same_prompt_at_two_steps(root: Path) -> None:
     assert "step 3 has not seen this example: steps 0, 2, 9 have" in ask.get(f"{RUN}/compare/e0/0/3/").text
 
 
-def test_behaviours_link_to_the_step_and_the_search(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", {0: [row("plain")], 3: [row("wait, no"), row("so")]})
-    page = client(tmp_path).get("/run/a/behaviours/").text
-    links = links_of("/run/a/behaviours/", page)
-    assert "/run/a/step/3/" in links and "first at 1.0 % or more: step 3 ;" in text_of(page)
-    (found,) = [link for link in links if "/search/?" in link]
-    assert 'data-hits="1"' in client(tmp_path).get(found).text
-
-
 def test_a_run_without_completions_says_what_would_fill_the_pages(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", {})
     ask = client(tmp_path / "runs")
-    assert (
-        "No completions yet" in ask.get("/run/a/search/").text
-        and "No completions yet" in ask.get("/run/a/behaviours/").text
-    )
+    assert "No completions yet" in ask.get("/run/a/search/").text
     assert "an RL run has them" in ask.get("/run/a/step/0/").text
 
 

@@ -118,12 +118,6 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", clean(text))
 
 
-def as_term(pattern: str) -> str:
-    """Return what is typed to look for a regular expression: between slashes, those in it escaped."""
-    parts = re.findall(r"\\.|/|[^\\/]+", pattern, re.DOTALL)
-    return "/" + "".join("\\/" if part == "/" else part for part in parts) + "/"
-
-
 def clean(text: str) -> str:
     """Return text that UTF-8 can hold: an address can bring halves of characters."""
     return text.encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The pages that look through all completions of a run: search, an example at two steps, behaviours that emerge."""
+"""The pages that look through all completions of a run: search, and an example at two steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,10 @@ from typing import Any
 from starlette.datastructures import QueryParams
 
 from hone.errors import UserError
-from hone.extensions.viewer import behaviours as emergence
 from hone.extensions.viewer import conversation
 from hone.extensions.viewer.catalog import NotFound
-from hone.extensions.viewer.charts import sparkline
 from hone.extensions.viewer.diff import word_diff
-from hone.extensions.viewer.query import CHOICES, PAGE, SORTS, Query, as_term
+from hone.extensions.viewer.query import CHOICES, PAGE, SORTS, Query
 from hone.extensions.viewer.site import Site, whole
 from hone.extensions.viewer.store import Hits, Seen, Store
 from hone.extensions.viewer.tokens import plain
@@ -100,19 +98,3 @@ def _side(store: Store, seen: list[Seen], example: str, step: int, which: str) -
         raise NotFound(f"step {step} has just changed: load the page again")
     chosen = next((row for row in rows if str(row["row"]) == which), rows[0])
     return {"step": step, "rows": rows, "row": chosen, "seen": at_step}
-
-
-def behaviours(site: Site, query: QueryParams, slug: str) -> str:
-    """Show markers of behaviours over the steps, and the first step that has each in 1 % or more."""
-    entry = site.catalog.entry(slug)
-    return site.run_page(
-        "behaviours.html",
-        entry,
-        "behaviours/",
-        f"Behaviours in {entry.name}",
-        found=emergence.behaviours(Store(entry.path)),
-        picture=lambda one: sparkline(one.shares.tolist(), 1200, 64, one.top),
-        phrases=emergence.PHRASES,
-        threshold=emergence.THRESHOLD,
-        as_term=as_term,
-    )

@@ -34,7 +34,7 @@ CSP = (
 
 
 _TABS = {"": "overview", "step": "samples", "sample": "samples", "compare": "samples", "search": "search"}
-_TABS |= {"behaviours": "behaviours", "eval": "held-out samples", "change": "before and after", "card": "run card"}
+_TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run card"}
 """The tab of a run's page, by the first part of its path."""
 
 

@@ -191,18 +191,16 @@ class Store:
         return [Seen(*row) for row in rows], skipped
 
 
-def scan(
-    sql: str, values: Mapping[str, Any], stamps: Stamps, seconds: float = _SECONDS
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
-    sentences about those that could not be read; no column if none can be. UserError after `seconds`.
+    sentences about those that could not be read; no column if none can be.
     """
     import duckdb
 
     def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
         # DuckDB reads `*`, `?` and `[` in a path as a pattern.
         files = ["".join(f"[{c}]" if c in "*?[" else c for c in stamps[step][0]) for step in steps]
-        return duck().columns(sql, {**values, "files": files}, seconds)
+        return duck().columns(sql, {**values, "files": files})
 
     if not stamps:
         return {}, []
@@ -222,7 +220,7 @@ def scan(
             raise UserError(f"many files of {Path(file).parent} cannot be read: restore them from a copy")
     if not bad:
         raise UserError(f"this cannot be looked up ({problem})")
-    columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad}, seconds)
+    columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad})
     return columns, [*bad.values(), *more]
 
 
