@@ -85,6 +85,7 @@ def test_filters_choose_by_value(store: Store) -> None:
     assert found(store, stop="length") == [(3, 0)] and found(store, state="failed") == [(3, 2)]
     assert found(store, reward_max=0.05) == [(0, 2)] and found(store, reward_min=0.5) == [(0, 0)]
     assert found(store, length_min=200) == [(3, 0)] and found(store, length_max=10) == [(3, 2)]
+    assert found(store, example="e1") == [(3, 0), (3, 1)] and found(store, example="' OR 1=1 --") == []
     assert found(store, first=1, last=3) == [(3, 0), (3, 1), (3, 2)]
 
 
@@ -160,14 +161,6 @@ def test_files_of_older_runs_lack_a_column(store: Store) -> None:
     pq.write_table(pq.read_table(path).drop_columns(["completion"]), path)
     assert found(store, q="wait") == [(3, 1), (0, 0), (0, 1)]
     assert store.rows(0)[0]["completion"] is None
-
-
-def test_steps_at_which_an_example_was_seen(store: Store) -> None:
-    seen, _ = store.seen("e1")
-    assert [(one.step, one.row, one.completions, one.reward, one.solved) for one in seen] == [(3, 0, 2, 0.1, 0)]
-    seen, _ = store.seen("e0")
-    assert [(one.step, one.completions, one.solved) for one in seen] == [(0, 3, 1), (3, 1, 0), (7, 2, 0)]
-    assert store.seen("\ud800' OR 1=1 --") == ([], [])
 
 
 def test_a_question_that_takes_too_long_is_ended() -> None:

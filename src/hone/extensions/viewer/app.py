@@ -29,7 +29,6 @@ PAGES: dict[str, Callable[..., str]] = {
     "/run/{slug}/step/{step}/": samples.step,
     "/run/{slug}/sample/{step}/{row}/": samples.sample,
     "/run/{slug}/search/": search.search,
-    "/run/{slug}/compare/{example}/{before}/{after}/": search.compare,
     "/run/{slug}/eval/": evals.evaluation,
     "/run/{slug}/eval/{version}/": evals.evaluation,
     "/run/{slug}/change/{before}/{after}/": evals.change,

@@ -38,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 FILTERS = ("outcome", "advantage", "stop", "state")
 """What the completions of a step can be narrowed to."""
 _CONDITIONS = {
+    "example": "example_id = $example",
     "outcome": "outcome = $outcome",
     "advantage": "sign(advantage) = $advantage",
     "stop": "stop_reason = $stop",
@@ -58,6 +59,7 @@ class Query:
     """Words and filters; an empty text or None is no filter. `length`s are in characters, `first` and `last` steps."""
 
     q: str = ""
+    example: str = ""
     outcome: str = ""
     reward_min: float | None = None
     reward_max: float | None = None
@@ -127,7 +129,7 @@ def _value(name: str, text: str, default: Any) -> Any:
     if name in CHOICES and text not in CHOICES[name]:
         raise UserError(f"{name} cannot be {text[:50]!r}: it is one of {', '.join(CHOICES[name])}")
     if isinstance(default, str):
-        return text
+        return clean(text)
     whole = not name.startswith("reward")
     try:
         value = int(text) if whole else float(text)

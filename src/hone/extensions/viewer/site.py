@@ -33,7 +33,7 @@ CSP = (
 """Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
 
 
-_TABS = {"": "overview", "step": "samples", "sample": "samples", "compare": "samples", "search": "search"}
+_TABS = {"": "overview", "step": "samples", "sample": "samples", "search": "search"}
 _TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run card"}
 """The tab of a run's page, by the first part of its path."""
 

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hone.errors import UserError, first_line
-from hone.extensions.viewer.query import PAGE, SORTS, Query, clean
+from hone.extensions.viewer.query import PAGE, SORTS, Query
 from hone.runs.reader import Run
 from hone.runs.view import ROLLOUTS, stamp, steps_in
 
@@ -106,16 +106,6 @@ class Hits:
     skipped: Sequence[str] = ()
 
 
-class Seen(NamedTuple):
-    """A step at which an example was seen: the row of its first completion there, their number, rewards."""
-
-    step: int
-    row: int
-    completions: int
-    reward: float | None
-    solved: int
-
-
 class Store:
     """The completions of the run in `folder`. Cheap to make: what is kept between pages is kept by files' stamps."""
 
@@ -179,16 +169,6 @@ class Store:
                 continue
             found |= {(step, row): one | {"row": row} for row, one in zip(wanted, read, strict=True)}
         return [found[place] for place in places if place in found], gone
-
-    def seen(self, example_id: str) -> tuple[list[Seen], list[str]]:
-        """Return the steps at which an example was seen, ascending, and what could not be read."""
-        sql = (
-            "SELECT step, min(file_row_number), count(*), avg(reward), count(*) FILTER (outcome = 'correct') "
-            "FROM read_parquet($files, file_row_number = true) WHERE example_id = $example GROUP BY step ORDER BY step"
-        )
-        columns, skipped = scan(sql, {"example": clean(example_id)}, self.stamps())
-        rows = zip(*(np.ma.asarray(column).tolist() for column in columns.values()), strict=True)
-        return [Seen(*row) for row in rows], skipped
 
 
 def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str, np.ndarray], list[str]]:
