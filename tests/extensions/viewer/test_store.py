@@ -12,7 +12,7 @@ from made_runs import row, write_run
 
 from hone.errors import UserError
 from hone.extensions.viewer.query import PAGE, Query
-from hone.extensions.viewer.store import Store, duck, scan
+from hone.extensions.viewer.store import Store, ask, scan
 
 HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
 
@@ -165,10 +165,8 @@ def test_files_of_older_runs_lack_a_column(store: Store) -> None:
 
 def test_a_question_that_takes_too_long_is_ended() -> None:
     with pytest.raises(UserError, match=r"more than 0\.2 s"):
-        duck().columns(
-            "SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2
-        )
-    assert duck().columns("SELECT $n + 1 AS n", {"n": 1})["n"].tolist() == [2], "others are answered after it"
+        ask("SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2)
+    assert ask("SELECT $n + 1 AS n", {"n": 1})["n"].tolist() == [2], "others are answered after it"
 
 
 def test_questions_of_several_threads_are_answered(store: Store) -> None:
@@ -186,7 +184,7 @@ def test_questions_of_several_threads_are_answered(store: Store) -> None:
 
 def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
     settings = "'temp_directory', 'autoinstall_known_extensions', 'lock_configuration', 'memory_limit'"
-    columns = duck().columns(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {})
+    columns = ask(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {})
     output = dict(zip(*columns.values(), strict=True))
     assert output["temp_directory"] == "" and output["autoinstall_known_extensions"] == "false"
     assert output["lock_configuration"] == "true" and "MiB" in output["memory_limit"]

@@ -15,17 +15,21 @@ from starlette.middleware.gzip import GZipMiddleware
 
 from hone.errors import UserError
 from hone.extensions.viewer import curves, evals, overview, runs, samples, search
-from hone.extensions.viewer.card import view as card
 from hone.extensions.viewer.catalog import NotFound
-from hone.extensions.viewer.site import ASSETS, CSP, Site
+from hone.extensions.viewer.site import ASSETS, Site
 
 PLOTLY = "plotly.min.js"
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
     "/study/{name}/": runs.study,
     "/run/{slug}/": overview.run,
-    "/run/{slug}/card/": card.card,
+    "/run/{slug}/card/": overview.card,
     "/run/{slug}/step/{step}/": samples.step,
     "/run/{slug}/sample/{step}/{row}/": samples.sample,
     "/run/{slug}/search/": search.search,
@@ -74,7 +78,7 @@ def create_app(site: Site) -> FastAPI:
 
 async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Response:
     response = await call_next(request)
-    response.headers["Content-Security-Policy"] = f"{CSP}; frame-ancestors 'none'"
+    response.headers["Content-Security-Policy"] = CSP
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "no-referrer"
     response.headers.setdefault("Cache-Control", "no-cache")

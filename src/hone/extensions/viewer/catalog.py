@@ -12,7 +12,7 @@ from hone.errors import UserError
 from hone.runs.listing import count_text, find_runs, is_previous
 from hone.runs.outputs import holder
 from hone.runs.summary import Summary, summarize
-from hone.runs.view import RunView, existing_run, run_info
+from hone.runs.view import RunView, existing_run
 
 
 class NotFound(UserError):
@@ -52,11 +52,6 @@ class Catalog:
             raise UserError(f"there is no folder {root}: name a run, or the folder that holds your runs")
         self.root = root
         self._known: dict[Path, tuple[Any, Entry]] = {}
-
-    @property
-    def around(self) -> Path | None:
-        """The run in whose folder the root lies, if it does."""
-        return next((folder for folder in self.root.resolve().parents if run_info(folder) is not None), None)
 
     def entries(self) -> list[Entry]:
         """Return the runs that are there now, the one begun last first."""

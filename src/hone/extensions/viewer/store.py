@@ -49,49 +49,36 @@ _CONFIG = {
 _MOST_DAMAGED = 20
 
 
-class Duck:
-    """One database in memory, for questions of several threads; two of them are answered at a time."""
-
-    def __init__(self) -> None:
-        import duckdb
-
-        self._database = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
-        self._database.execute("SET enable_progress_bar = false")
-        for setting in ("parquet_metadata_cache", "lock_configuration"):
-            self._database.execute(f"SET {setting} = true")
-        self._free = threading.Semaphore(2)
-
-    def columns(self, sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
-        """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
-
-        UserError after `seconds`, or if its memory does not do.
-        """
-        import duckdb
-
-        with self._free, self._database.cursor() as cursor:
-            timer = threading.Timer(seconds, cursor.interrupt)
-            timer.start()
-            try:
-                return cursor.execute(sql, dict(parameters)).fetchnumpy()
-            except duckdb.InterruptException:
-                raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
-            except duckdb.OutOfMemoryException:
-                raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
-            finally:
-                timer.cancel()
-
-
 @cache
-def duck() -> Duck:
-    """Return the database of this process."""
-    return Duck()
+def _database() -> tuple[Any, threading.Semaphore]:
+    """Return the database in memory of this process, and what lets two questions be answered at a time."""
+    import duckdb
+
+    made = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
+    for setting in ("enable_progress_bar = false", "parquet_metadata_cache = true", "lock_configuration = true"):
+        made.execute(f"SET {setting}")
+    return made, threading.Semaphore(2)
 
 
-def warm() -> None:
-    """Load the libraries that pages of completions need, so that the first of them need not wait for that."""
-    import pyarrow.parquet as pq  # noqa: F401
+def ask(sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
+    """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
 
-    duck().columns("SELECT 1", {})
+    Raises UserError after `seconds`, or if its memory does not do.
+    """
+    import duckdb
+
+    database, free = _database()
+    with free, database.cursor() as cursor:
+        timer = threading.Timer(seconds, cursor.interrupt)
+        timer.start()
+        try:
+            return cursor.execute(sql, dict(parameters)).fetchnumpy()
+        except duckdb.InterruptException:
+            raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
+        except duckdb.OutOfMemoryException:
+            raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
+        finally:
+            timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -141,8 +128,17 @@ class Store:
 
     def search(self, query: Query) -> Hits:
         """Return the page of completions that `query` asks for. Raises UserError for a bad expression."""
+        import duckdb
+
         patterns = query.patterns()
-        check_patterns(patterns)
+        for pattern in patterns:
+            try:
+                ask("SELECT regexp_matches('', $pattern, 'i')", {"pattern": pattern})
+            except duckdb.Error as error:
+                why = first_line(error).removeprefix("Invalid Input Error: ")
+                raise UserError(
+                    f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
+                ) from None
         files = tuple(self.stamps(query.first, query.last).items())
         steps, rows, skipped = _search(files, replace(query, page=1))
         page = slice((query.page - 1) * PAGE, query.page * PAGE)
@@ -151,7 +147,7 @@ class Store:
         if patterns and shown:
             sql = "SELECT regexp_extract(one, $pattern, 0, 'i') AS found FROM (SELECT unnest($texts) AS one)"
             parameters = {"pattern": patterns[0], "texts": [row["text"] for row in shown]}
-            found = duck().columns(sql, parameters)["found"].tolist()
+            found = ask(sql, parameters)["found"].tolist()
         return Hits(len(steps), shown, found, [*skipped, *gone])
 
     def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
@@ -177,21 +173,21 @@ def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str,
     """
     import duckdb
 
-    def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
+    def read(steps: Sequence[int]) -> dict[str, np.ndarray]:
         # DuckDB reads `*`, `?` and `[` in a path as a pattern.
         files = ["".join(f"[{c}]" if c in "*?[" else c for c in stamps[step][0]) for step in steps]
-        return duck().columns(sql, {**values, "files": files})
+        return ask(sql, {**values, "files": files})
 
     if not stamps:
         return {}, []
     try:
-        return ask([*stamps]), []
+        return read([*stamps]), []
     except duckdb.Error as error:
         problem = first_line(error)
     bad: dict[int, str] = {}
     for step, (file, _, _) in stamps.items():
         try:
-            ask([step])
+            read([step])
         except duckdb.Error as error:
             gone = not Path(file).exists()
             why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
@@ -215,20 +211,6 @@ def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarra
     columns, skipped = scan(sql, values, dict(files))
     steps, rows = (np.asarray(columns.get(name, ()), np.int32) for name in ("step", "row"))
     return steps, rows, skipped
-
-
-def check_patterns(patterns: Sequence[str]) -> None:
-    """Raise UserError if this is not a regular expression."""
-    import duckdb
-
-    for pattern in patterns:
-        try:
-            duck().columns("SELECT regexp_matches('', $pattern, 'i')", {"pattern": pattern})
-        except duckdb.Error as error:
-            why = first_line(error).removeprefix("Invalid Input Error: ")
-            raise UserError(
-                f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
-            ) from None
 
 
 def _rows(table: pyarrow.Table) -> list[Row]:
