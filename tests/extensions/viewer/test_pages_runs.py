@@ -356,16 +356,3 @@ def test_curves_of_nothing_named_are_the_newest_runs_rewards(tmp_path: Path) -> 
     page = charts_of(client(tmp_path).get("/curves/?metrics=").text)
     assert [run["slug"] for run in page["runs"]] == ["r4", "r3", "r2"]
     assert [chart["id"] for chart in page["charts"]] == ["reward/mean", "eval/t/reward/mean"]
-
-
-def test_a_study_is_listed_and_shown_as_it_was_written(tmp_path: Path) -> None:
-    rl_run(tmp_path / HOSTILE.replace("/", "") / "runs" / "rl-1")
-    study = tmp_path / HOSTILE.replace("/", "")
-    (study / "study.toml").write_text("")
-    assert "Studies:" not in client(tmp_path).get("/").text, "it has not been reported on yet"
-    (study / "study.html").write_text("<p>what it found</p>")
-    text = client(tmp_path).get("/").text
-    (link,) = re.findall(r'Studies: <a class="chip" href="([^"]+)">', text)
-    assert "<script>alert" not in text
-    assert client(tmp_path).get("/" + unescape(link)).text == "<p>what it found</p>"
-    assert client(tmp_path).get("/study/other/").status_code == 404

@@ -63,16 +63,6 @@ class Catalog:
         found = [self._entry(slug, path) for slug, path in self._slugs().items()]
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
 
-    def studies(self) -> dict[str, Path]:
-        """Return the pages of the studies under the root whose runs are there, by the study's path."""
-        folders = {path.parent.parent for path in self._slugs().values() if len(path.relative_to(self.root).parts) > 1}
-        pages = {folder: folder / "study.html" for folder in sorted(folders) if (folder / "study.toml").is_file()}
-        return {
-            _as_text("~".join(folder.relative_to(self.root).parts) or folder.resolve().name): page
-            for folder, page in pages.items()
-            if page.is_file()
-        }
-
     def entry(self, slug: str) -> Entry:
         """Return the run of that name. Raises NotFound if there is none, UserError if it is unreadable."""
         path = self._slugs().get(slug)

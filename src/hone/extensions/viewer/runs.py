@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
-from hone.extensions.viewer.catalog import Entry, NotFound, counted
+from hone.extensions.viewer.catalog import Entry, counted
 from hone.extensions.viewer.charts import sparkline
 from hone.extensions.viewer.site import Site, names_in
 from hone.runs.progress import duration, percent, reward_interval, thousands
@@ -84,21 +84,12 @@ def runs(site: Site, query: QueryParams) -> str:
         shown=len(shown),
         total=len(rows),
         counted=counted(entries),
-        studies=list(site.catalog.studies()),
         unreadable=[entry for entry in entries if entry.damage],
         offered=list(dict.fromkeys([*settings, *offered])),
         settings=settings,
         unknown=[name for name in settings if not any(name in entry.state.settings for entry in readable)],
         live=any(row.entry.state.pid is not None for row in rows),
     )
-
-
-def study(site: Site, query: QueryParams, name: str) -> str:
-    """Return the page that a study wrote. Raises NotFound if there is none of that name."""
-    page = site.catalog.studies().get(name)
-    if page is None:
-        raise NotFound(f"there is no study {name!r} under {site.catalog.root}")
-    return page.read_text(encoding="utf-8")
 
 
 def differing_settings(states: Iterable[Summary]) -> list[str]:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
@@ -88,7 +87,7 @@ class Site:
         from jinja2 import FileSystemLoader
 
         made = environment(FileSystemLoader(ASSETS.with_name("templates")))
-        made.globals |= {"version": __version__, "plotly": version_of("plotly"), "again": again}
+        made.globals |= {"version": __version__, "again": again}
         made.filters |= {"local_time": local_time, "json_block": json_block, "with_code": with_code}
         made.filters |= {"percent": percent, "thousands": thousands}
         made.filters["compact"] = lambda value: "–" if value is None else f"{value:.6g}"
