@@ -14,7 +14,7 @@ from looking import FLAGS, STEPS, Looks, serving
 
 from hone.cli import call
 
-ROOT = Path(__file__).resolve().parents[5]
+ROOT = Path(__file__).resolve().parents[4]
 EXAMPLES = ROOT / "examples" / "reverse_text"
 
 

@@ -22,7 +22,7 @@ FLAGS = [
     "--no-first-run",
 ]
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-SHOTS = Path(__file__).resolve().parents[5] / "outputs" / "browser"
+SHOTS = Path(__file__).resolve().parents[4] / "outputs" / "browser"
 """Where screenshots are put."""
 STEPS = 40
 """Of the run `quickstart/rl`."""
