@@ -113,7 +113,7 @@ def pages(slug: str, steps: int, completions: int, turn: int) -> list[tuple[str,
     found += [("sample", f"{base}sample/{step}/{(97 * step + turn) % completions}/") for step in at]
     found += [(f"search_{name}", f"{base}search/?q={quote(words)}") for name, words in SEARCHES.items()]
     found += [(f"filter_{name}", f"{base}search/?{httpx.QueryParams(given)}") for name, given in FILTERS.items()]
-    return [*found, ("behaviours", f"{base}behaviours/"), ("behaviours_again", f"{base}behaviours/")]
+    return found
 
 
 def measured(run: Path, turn: int, environment: dict[str, str]) -> dict[str, Any]:

@@ -118,7 +118,7 @@ def test_viewer(run, tmp_path: Path) -> None:
     workload, seconds = result["workload"], result["seconds"]
     assert (workload["steps"], workload["completions"]) == (8, 16) and workload["tokens"] > 8 * 16 * 100
     assert min(workload["bytes"].values()) > 0
-    assert {"first_page", "launch", "run", "curves", "step", "sample", "behaviours"} <= set(seconds)
+    assert {"first_page", "launch", "run", "curves", "step", "sample"} <= set(seconds)
     assert all(0 < one["least"] <= one["median"] <= one["most"] for one in seconds.values())
     assert seconds["first_page"]["most"] < seconds["launch"]["least"]
     assert result["hits"]["absent"] == 0 < result["hits"]["common"] <= 8 * 16

@@ -195,7 +195,7 @@ def test_looking_at_a_strangers_run_executes_nothing(way, stranger, capsys, monk
     viewer = TestClient(create_app(Site(Catalog(Path()))), base_url="http://127.0.0.1:8600")
     for page in ("/", "/curves/", "/run/run/", "/run/run/card/", "/run/run/step/1/", "/run/run/sample/1/0/"):
         assert viewer.get(page).status_code == 200, page
-    for page in ("/run/run/behaviours/", "/run/run/eval/3/", "/run/run/search/?q=a"):
+    for page in ("/run/run/eval/3/", "/run/run/search/?q=a"):
         assert viewer.get(page).status_code == 200, page
     assert not executed()
 

@@ -7,7 +7,10 @@ from typing import Any
 
 from hone.config.rl import RLConfig
 from hone.extensions.trackers.config import TrackioConfig, WandbConfig
+from hone.extensions.trackers.monitors import Monitors
 from hone.runs import Run
+from hone.runs.display import make_display
+from hone.runs.progress import Progress
 from hone.runs.writer import RunWriter
 
 FAILED = "monitor_failed"
@@ -17,6 +20,14 @@ def config(folder: Path, wandb: Any = None, trackio: Any = None, **settings: Any
     """Of a run of three steps; `wandb` and `trackio` are the settings of their sections, none by default."""
     sections = {"wandb": wandb and WandbConfig(**wandb), "trackio": trackio and TrackioConfig(**trackio)}
     return RLConfig(output_dir=folder, **({"max_steps": 3, "display": "plain"} | sections | settings))
+
+
+def start(config: RLConfig, command: list[str] | None = None) -> RunWriter:
+    """Begin a run that its trackers follow."""
+    monitors = Monitors(config)
+    monitors.check(None)
+    observers = [make_display("plain", Progress("rl", config.max_steps)), monitors]
+    return RunWriter.start(config, "rl", command or [], observers=observers)
 
 
 def row(group: int, reward: float | None, outcome: str, **other: Any) -> dict[str, Any]:

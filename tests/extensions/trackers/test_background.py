@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 from graders import wait_for
-from monitored import config, failures, steps
+from monitored import config, failures, start, steps
 
 from hone.extensions.trackers import monitors as background
 from hone.runs import Run
-from hone.runs.writer import RunWriter
 
 FAKE = """
 import os, time
@@ -50,7 +49,7 @@ def run_with(tmp_path, monkeypatch):
     def run_with(fails_in, fault, name="run"):
         monkeypatch.setenv("FAILS_IN", fails_in)
         monkeypatch.setenv("FAULT", fault)
-        with RunWriter.start(config(tmp_path / name, {"project": "P"}), "rl", []) as run:
+        with start(config(tmp_path / name, {"project": "P"})) as run:
             steps(run)
             wait_for(lambda: fault != "hangs" or (tmp_path / "reached").exists() or failures(tmp_path / name))
         return tmp_path / name

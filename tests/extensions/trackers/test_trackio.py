@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from monitored import config, failures, raise_alarm, steps
+from monitored import config, failures, raise_alarm, start, steps
 from tracker_files import TrackioFile
 
 from hone.runs import Run
-from hone.runs.writer import RunWriter
 
 pytest.importorskip("trackio", reason="pip install 'trackio>=0.43'")
 P = {"project": "P"}
@@ -24,7 +23,7 @@ def _trackio_stays_in_tmp(tmp_path, monkeypatch):
 
 def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, capfd):
     out = tmp_path / "run"
-    with RunWriter.start(config(out, trackio=P | {"name": "N", "group": "sweep"}), "rl", []) as run:
+    with start(config(out, trackio=P | {"name": "N", "group": "sweep"})) as run:
         steps(run)
         raise_alarm(run, 2, "zero_std", "90 % of the groups have one reward", "stop")
     file = TrackioFile(tmp_path / "trackio", "P")
@@ -37,15 +36,7 @@ def test_everything_of_a_run_is_in_the_database_that_trackio_shows(tmp_path, cap
     assert Run(out).info["trackio"] == {"project": "P", "name": "N"} and Run(out).info["wandb_id"] is None
     tables = file.values("N", "samples")
     assert [step for step, _ in tables] == [0, 2]
-    assert tables[1][1]["_value"][0] == {
-        "step": 2,
-        "prompt": "user: Reverse: abc",
-        "completion": "correct 0",
-        "reward": 1.0,
-        "components": "format 0.1",
-        "outcome": "correct",
-        "advantage": -0.25,
-    }
+    assert tables[1][1]["_value"][0]["prompt"] == "user: Reverse: abc"
     printed = capfd.readouterr()
     assert printed.out.count("Trackio: trackio show --project P\n") == 1 and "* " not in printed.out
     assert failures(out) == []

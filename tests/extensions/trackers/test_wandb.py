@@ -9,14 +9,13 @@ from pathlib import Path
 
 import pytest
 from graders import wait_for
-from monitored import config, failures, raise_alarm, steps
+from monitored import config, failures, raise_alarm, start, steps
 from tracker_files import WandbFile
 
 from hone.config.shared import ResumeConfig
 from hone.errors import UserError
 from hone.extensions.trackers import monitors
 from hone.runs import Run
-from hone.runs.writer import RunWriter
 
 OFFLINE = {"mode": "offline"}
 
@@ -32,7 +31,7 @@ def _wandb_stays_in_tmp(tmp_path, monkeypatch):
 def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capfd):
     out = tmp_path / "run"
     settings = OFFLINE | {"project": "P", "name": "N", "entity": "team", "group": "sweep", "tags": ["a", "b c"]}
-    with RunWriter.start(config(out, settings), "rl", ["rl", "@", "x.toml"]) as run:
+    with start(config(out, settings), ["rl", "@", "x.toml"]) as run:
         steps(run)
         raise_alarm(run, 2, "zero_std", "90 % of the groups have one reward", "checkpoint")
     file, info = WandbFile(out), Run(out).info
@@ -66,12 +65,12 @@ def test_everything_of_a_run_is_in_the_file_that_wandb_sync_sends(tmp_path, capf
 
 def test_the_steps_of_a_resume_go_to_the_same_wandb_run_and_where_they_belong(tmp_path):
     out = tmp_path / "run"
-    with RunWriter.start(config(out, OFFLINE), "rl", []) as run:
+    with start(config(out, OFFLINE)) as run:
         steps(run, 0, 2)
         run.finish("stopped")
     first = WandbFile(out)
     first.path.rename(tmp_path / "first.wandb")
-    with RunWriter.start(config(out, OFFLINE, resume=ResumeConfig()), "rl", []) as run:
+    with start(config(out, OFFLINE, resume=ResumeConfig())) as run:
         steps(run, 0, 3)
     second = WandbFile(out)
     assert second.run.run_id == first.run.run_id == Run(out).info["wandb_id"]
@@ -83,13 +82,13 @@ def test_the_steps_of_a_resume_go_to_the_same_wandb_run_and_where_they_belong(tm
 def test_a_missing_package_is_told_before_any_work(tmp_path, monkeypatch, name):
     monkeypatch.setattr(monitors.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=rf"pip install '?{name}"):
-        RunWriter.start(config(tmp_path / "run", **{name: {"project": "P"}}), "rl", [])
+        start(config(tmp_path / "run", **{name: {"project": "P"}}))
     assert not (tmp_path / "run").exists()
 
 
 def test_a_missing_login_is_told_once_and_delays_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    with RunWriter.start(config(tmp_path / "run", {"project": "P"}), "rl", []) as run:
+    with start(config(tmp_path / "run", {"project": "P"})) as run:
         steps(run)
     ((name, cause),) = failures(tmp_path / "run")
     assert name == "wandb" and "wandb login" in cause
@@ -102,9 +101,8 @@ def test_when_the_run_is_killed_its_tracker_ends_and_says_failed(tmp_path):
     code = (
         "import os, sys, time\n"
         "from pathlib import Path\n"
-        "from monitored import config, steps\n"
-        "from hone.runs.writer import RunWriter\n"
-        f"run = RunWriter.start(config(Path({str(out)!r}), {OFFLINE!r}), 'rl', [])\n"
+        "from monitored import config, start, steps\n"
+        f"run = start(config(Path({str(out)!r}), {OFFLINE!r}))\n"
         "steps(run, 0, 2)\n"
         "print('there', flush=True)\n"
         "time.sleep(600)\n"

@@ -58,13 +58,6 @@ def test_a_run_that_grows_is_read_again(root) -> None:
         catalog.entry("a~rl")
 
 
-def test_pages_have_names_escaped_and_name_what_is_unreadable(root) -> None:
-    page = client(root).get("/")
-    assert page.status_code == 200 and "<b>" not in page.text.replace("<b>RL</b>", "")
-    assert "run/odd%20%22name%22%20%3Cb%3E/" in page.text and "config.toml" in page.text
-    assert client(root).get("/run/odd%20%22name%22%20%3Cb%3E/").status_code == 200
-
-
 @pytest.mark.parametrize(
     "path, status", [("/run/none/", 404), ("/run/torn/", 400), ("/nothing", 404), ("/assets/none.js", 404)]
 )

@@ -51,8 +51,8 @@ LINE = {
 EVENT = {"kind": "alarm", "step": 1, "time": TIME, "name": "kl", "evidence": "e", "value": 1.0}
 PAGES = (
     "/", "/curves/?runs=bad&runs=good", "/run/bad/", "/run/bad/card/",
-    "/run/bad/search/?q=4", "/run/bad/behaviours/", "/run/bad/eval/2/", "/run/bad/change/0/2/", "/run/bad/step/1/",
-    "/run/bad/sample/1/0/", "/run/bad/compare/e0/0/1/",
+    "/run/bad/search/?q=4", "/run/bad/eval/2/", "/run/bad/change/0/2/", "/run/bad/step/1/",
+    "/run/bad/sample/1/0/", "/run/bad/search/?example=e0",
 )  # fmt: skip
 
 

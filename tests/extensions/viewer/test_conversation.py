@@ -11,23 +11,6 @@ def call(name, arguments) -> dict:
     return {"id": "x", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def test_turns_count_those_of_the_policy() -> None:
-    made = turns(
-        [
-            {"role": "assistant", "content": "let me see", "tool_calls": [call("multiply", '{"a": 46, "b": "60"}')]},
-            {"role": "tool", "name": "multiply", "content": "2760"},
-            {"role": "assistant", "content": "2760"},
-        ]
-    )
-    assert [(turn.role, turn.policy, turn.name) for turn in made] == [
-        ("assistant", 0, ""),
-        ("tool", None, "multiply"),
-        ("assistant", 1, ""),
-    ]
-    assert made[0].calls == (Call("multiply", [("a", "46"), ("b", "60")]),)
-    assert [turn.policy for turn in turns([{"role": "assistant", "content": ""}], sampled=False)] == [None]
-
-
 def test_calls_that_cannot_be_read_are_shown_as_they_are() -> None:
     def of(one) -> Call:
         (turn,) = turns([{"role": "assistant", "content": None, "tool_calls": [one]}])
@@ -39,6 +22,8 @@ def test_calls_that_cannot_be_read_are_shown_as_they_are() -> None:
     assert of(call("f", {"x": {"y": [1]}})) == Call("f", [("x", '{"y": [1]}')])
     assert of("nonsense") == Call("", [], "nonsense") and of({"function": 3}).raw
     assert turns([{"role": "assistant", "tool_calls": 5}])[0].calls == ()
+    assert of(call("f", '{"a": 46, "b": "60"}')) == Call("f", [("a", "46"), ("b", "60")])
+    assert [turn.policy for turn in turns([{"role": "assistant", "content": ""}], sampled=False)] == [None]
 
 
 def test_texts_of_messages() -> None:

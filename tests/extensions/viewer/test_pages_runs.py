@@ -104,7 +104,7 @@ def names(text: str) -> list[str]:
     return re.findall(r'<a class="open" href="[^"]*">([^<]*)</a>', text)
 
 
-def test_settings_that_differ_become_columns_and_groups(tmp_path: Path) -> None:
+def test_settings_that_differ_become_columns(tmp_path: Path) -> None:
     for number, lr in enumerate((1e-3, 1e-5, 1e-3)):
         with_settings(tmp_path / f"r{number}", lr, started=f"2026-01-0{number + 1}T00:00:00+00:00")
     ask = client(tmp_path)
@@ -116,9 +116,6 @@ def test_settings_that_differ_become_columns_and_groups(tmp_path: Path) -> None:
     assert names(text) == ["r1", "r2", "r0"]
     assert 'href="?settings=seed%2Ctrainer.optim.lr&amp;sort=-trainer.optim.lr"' in text
     assert set(re.findall(r'value="([^"]*)" checked', text)) == {"seed", "trainer.optim.lr"}
-    text = ask.get("/?group=trainer.optim.lr&sort=name").text
-    heads = re.findall(r'<tr class="group">.*?</code> = (\S+) <span class="sub">(.*?)</span>', text)
-    assert heads == [("1e-05", "1 run"), ("0.001", "2 runs")] and names(text) == ["r1", "r0", "r2"]
     assert "No run here has the setting x.y" in ask.get("/?settings=x.y").text
 
 
@@ -127,10 +124,10 @@ def test_rows_are_chosen_by_words_and_tags_and_sorted(tmp_path: Path) -> None:
     with_settings(tmp_path / "two", 1e-3, '["short"]', usd=2.5)
     rl_run(tmp_path / "three", usd=10.0)
     ask = client(tmp_path)
-    assert sorted(names(ask.get("/?tag=short").text)) == ["one", "two"]
-    text = ask.get("/?tag=base+line").text
-    assert names(text) == ["one"] and "1 of 3 runs" in text and 'href="?tag=base+line&amp;sort=name"' in text
-    assert 'href="?tag=base+line"' in ask.get("/").text
+    assert sorted(names(ask.get("/?q=short").text)) == ["one", "two"]
+    text = ask.get("/?q=base+line").text
+    assert names(text) == ["one"] and "1 of 3 runs" in text and 'href="?q=base+line&amp;sort=name"' in text
+    assert 'href="?q=base+line"' in ask.get("/").text
     assert names(ask.get("/?q=RL+base").text) == ["one"]
     assert names(ask.get("/?sort=name").text) == ["one", "three", "two"]
     assert names(ask.get("/?sort=-usd").text)[:2] == ["three", "two"] and names(ask.get("/?sort=zzz").text)
@@ -181,9 +178,6 @@ def test_names_of_runs_are_shown_and_never_obeyed(tmp_path: Path) -> None:
 def test_a_folder_without_runs_says_what_would_fill_it(tmp_path: Path) -> None:
     assert "No run yet" in client(tmp_path).get("/").text
     assert "No run yet" in client(tmp_path).get("/curves/").text
-    inside = rl_run(tmp_path / "it is a") / "logs"
-    inside.mkdir(exist_ok=True)
-    assert f"hone view '{tmp_path}/it is a'" in unescape(client(inside).get("/").text)
 
 
 # The overview.
@@ -342,7 +336,6 @@ def test_curves_are_those_that_the_address_names(tmp_path: Path) -> None:
     assert page["numbers"]["a"]["series"]["entropy"]["y"][:3] == [1.0, 0.9, 0.8]
     checked = set(re.findall(r'name="(?:runs|metrics)" value="([^"]*)" checked', text))
     assert checked == {"a", "b,c", "entropy", "eval/t/correct"}
-    assert page["smooth"] == 9
     assert ["a", "0.8", "0.375"] in table_rows(text)
     assert page["charts"][0]["unit"] == "nats per token" and '<span class="sub">share of completions</span>' in text
 
@@ -354,10 +347,6 @@ def test_curves_of_what_is_not_there_are_not_others(tmp_path: Path) -> None:
     assert charts_of(text)["runs"] == [] and "There is no run nosuch here" in text
     assert "has the metric zzz" in ask.get("/curves/?runs=a&metrics=entropy,zzz").text
     assert "There is no run" not in ask.get("/curves/?runs=a").text and "has the metric" not in ask.get("/curves/").text
-    for path in ("/curves/", "/run/a/"):
-        for query, why in (("smooth=abc", "smooth is 'abc', which is no number"), ("x=zzz", "x cannot be 'zzz'")):
-            answer = ask.get(f"{path}?{query}")
-            assert answer.status_code == 400 and why in unescape(answer.text)
 
 
 def test_curves_of_nothing_named_are_the_newest_runs_rewards(tmp_path: Path) -> None:
@@ -367,16 +356,3 @@ def test_curves_of_nothing_named_are_the_newest_runs_rewards(tmp_path: Path) -> 
     page = charts_of(client(tmp_path).get("/curves/?metrics=").text)
     assert [run["slug"] for run in page["runs"]] == ["r4", "r3", "r2"]
     assert [chart["id"] for chart in page["charts"]] == ["reward/mean", "eval/t/reward/mean"]
-
-
-def test_a_study_is_listed_and_shown_as_it_was_written(tmp_path: Path) -> None:
-    rl_run(tmp_path / HOSTILE.replace("/", "") / "runs" / "rl-1")
-    study = tmp_path / HOSTILE.replace("/", "")
-    (study / "study.toml").write_text("")
-    assert "Studies:" not in client(tmp_path).get("/").text, "it has not been reported on yet"
-    (study / "study.html").write_text("<p>what it found</p>")
-    text = client(tmp_path).get("/").text
-    (link,) = re.findall(r'Studies: <a class="chip" href="([^"]+)">', text)
-    assert "<script>alert" not in text
-    assert client(tmp_path).get("/" + unescape(link)).text == "<p>what it found</p>"
-    assert client(tmp_path).get("/study/other/").status_code == 404

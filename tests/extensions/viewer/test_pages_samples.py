@@ -149,14 +149,7 @@ def test_tokens_are_coloured_by_what_is_asked(root: Path) -> None:
 @pytest.mark.parametrize("index", range(len(HOSTILE)))
 def test_hostile_text_is_only_text(root: Path, index: int) -> None:
     ask = client(root)
-    pages = [
-        "step/9/",
-        f"sample/9/{index}/",
-        f"sample/9/{index}/?all=1",
-        "search/?q=",
-        f"compare/e0/0/9/?j={index}",
-    ]
-    for path in pages:
+    for path in ("step/9/", f"sample/9/{index}/", f"sample/9/{index}/?all=1", "search/?q="):
         answer = ask.get(f"{RUN}/{path}")
         assert answer.status_code == 200, path
         scripts = re.findall(r"<script\b[^>]*>", answer.text)
@@ -257,36 +250,20 @@ def test_search_shows_what_it_found_where(root: Path) -> None:
     assert 'data-hits="0"' in ask.get(f"{RUN}/search/?q=%ED%A0%80").text
 
 
-def test_the_same_prompt_at_two_steps(root: Path) -> None:
+def test_a_prompt_leads_to_its_completions_at_all_steps(root: Path) -> None:
     ask = client(root)
-    page = ask.get(f"{RUN}/compare/e0/0/0/?diff=1").text
-    output = text_of(page)
-    assert "The same prompt at steps 0 and 9" in output and "solved 1 of 2" in output and "seen at 3 steps" in output
-    page = ask.get(f"{RUN}/compare/e0/0/2/?i=1&j=0&diff=1").text
-    assert "<mark>" in page and "Step 2 solved 1 of 1, mean reward 1.000" in text_of(page)
-    once = ask.get(f"{RUN}/compare/e1/0/0/").text
-    assert "was seen at step 0 only" in once and "The same prompt at step 0 " in text_of(once)
-    assert "no idea" in once and "long long" in once, "its two completions, not one of them twice"
-    assert ask.get(f"{RUN}/compare/none/0/0/").status_code == 404
-    assert "step 3 has not seen this example: steps 0, 2, 9 have" in ask.get(f"{RUN}/compare/e0/0/3/").text
-
-
-def test_behaviours_link_to_the_step_and_the_search(tmp_path: Path) -> None:
-    write_run(tmp_path / "a", {0: [row("plain")], 3: [row("wait, no"), row("so")]})
-    page = client(tmp_path).get("/run/a/behaviours/").text
-    links = links_of("/run/a/behaviours/", page)
-    assert "/run/a/step/3/" in links and "first at 1.0 % or more: step 3 ;" in text_of(page)
-    (found,) = [link for link in links if "/search/?" in link]
-    assert 'data-hits="1"' in client(tmp_path).get(found).text
+    found = f"{RUN}/search/?example=e0&sort=oldest"
+    for path in (f"{RUN}/step/2/", f"{RUN}/sample/0/1/"):
+        assert found in links_of(path, ask.get(path).text)
+    page = ask.get(found).text
+    assert 'data-hits="10"' in page and page.index("step 0 / 1") < page.index("step 2 / 0") < page.index("step 9 / 6")
+    assert 'name="example" value="e0"' in page and 'data-hits="0"' in ask.get(f"{RUN}/search/?example=%ED%A0%80").text
 
 
 def test_a_run_without_completions_says_what_would_fill_the_pages(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", {})
     ask = client(tmp_path / "runs")
-    assert (
-        "No completions yet" in ask.get("/run/a/search/").text
-        and "No completions yet" in ask.get("/run/a/behaviours/").text
-    )
+    assert "No completions yet" in ask.get("/run/a/search/").text
     assert "an RL run has them" in ask.get("/run/a/step/0/").text
 
 

@@ -163,21 +163,6 @@ def test_a_run_at_work_has_a_card_and_goes_on(tmp_path, monkeypatch, capsys):
     assert "running step 3 of 4" in capsys.readouterr().out
 
 
-def test_a_run_whose_task_is_gone_or_changed_says_so(bench, finished):
-    gone, edited = (shutil.copytree(finished, bench.folder / name) for name in ("gone", "edited"))
-    config, task = gone / "config.toml", bench.folder / "environments" / "parity.py"
-    config.write_text(config.read_text().replace('id = "parity"', 'id = "gone-task"'))
-    bench.hone("report", "gone")
-    assert "gone" in facts(gone)["lenient"]["why_not"]
-    kept = task.read_text()
-    try:
-        task.write_text(kept + "\n# edited\n")
-        bench.hone("report", "edited")
-    finally:
-        task.write_text(kept)
-    assert "--trust-local-task" in facts(edited)["lenient"]["why_not"]
-
-
 def test_a_grader_that_may_cost_is_not_asked_at_the_end(bench):
     (bench.folder / "environments" / "careful.py").write_text(TASK.replace("@inline\ndef parity", "async def parity"))
     run = bench.rl("careful", "--max-steps", "1", "--orchestrator.env.id", "careful")

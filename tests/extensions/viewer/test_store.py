@@ -12,7 +12,7 @@ from made_runs import row, write_run
 
 from hone.errors import UserError
 from hone.extensions.viewer.query import PAGE, Query
-from hone.extensions.viewer.store import Store, duck, scan
+from hone.extensions.viewer.store import Store, ask, scan
 
 HOSTILE = "' OR 1=1; DROP TABLE x; -- 100% a_b \\ \x00 </textarea><script>alert(1)</script> \u202e \U0001f600"
 
@@ -85,6 +85,7 @@ def test_filters_choose_by_value(store: Store) -> None:
     assert found(store, stop="length") == [(3, 0)] and found(store, state="failed") == [(3, 2)]
     assert found(store, reward_max=0.05) == [(0, 2)] and found(store, reward_min=0.5) == [(0, 0)]
     assert found(store, length_min=200) == [(3, 0)] and found(store, length_max=10) == [(3, 2)]
+    assert found(store, example="e1") == [(3, 0), (3, 1)] and found(store, example="' OR 1=1 --") == []
     assert found(store, first=1, last=3) == [(3, 0), (3, 1), (3, 2)]
 
 
@@ -162,20 +163,10 @@ def test_files_of_older_runs_lack_a_column(store: Store) -> None:
     assert store.rows(0)[0]["completion"] is None
 
 
-def test_steps_at_which_an_example_was_seen(store: Store) -> None:
-    seen, _ = store.seen("e1")
-    assert [(one.step, one.row, one.completions, one.reward, one.solved) for one in seen] == [(3, 0, 2, 0.1, 0)]
-    seen, _ = store.seen("e0")
-    assert [(one.step, one.completions, one.solved) for one in seen] == [(0, 3, 1), (3, 1, 0), (7, 2, 0)]
-    assert store.seen("\ud800' OR 1=1 --") == ([], [])
-
-
 def test_a_question_that_takes_too_long_is_ended() -> None:
     with pytest.raises(UserError, match=r"more than 0\.2 s"):
-        duck().columns(
-            "SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2
-        )
-    assert duck().columns("SELECT $n + 1 AS n", {"n": 1})["n"].tolist() == [2], "others are answered after it"
+        ask("SELECT count(*) FROM range(100000000) a, range(100000) b WHERE a.range + b.range = $n", {"n": 7}, 0.2)
+    assert ask("SELECT $n + 1 AS n", {"n": 1})["n"].tolist() == [2], "others are answered after it"
 
 
 def test_questions_of_several_threads_are_answered(store: Store) -> None:
@@ -193,7 +184,7 @@ def test_questions_of_several_threads_are_answered(store: Store) -> None:
 
 def test_the_database_can_not_be_made_to_write_or_load_anything() -> None:
     settings = "'temp_directory', 'autoinstall_known_extensions', 'lock_configuration', 'memory_limit'"
-    columns = duck().columns(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {})
+    columns = ask(f"SELECT name, value FROM duckdb_settings() WHERE name IN ({settings})", {})
     output = dict(zip(*columns.values(), strict=True))
     assert output["temp_directory"] == "" and output["autoinstall_known_extensions"] == "false"
     assert output["lock_configuration"] == "true" and "MiB" in output["memory_limit"]

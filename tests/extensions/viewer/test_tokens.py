@@ -15,7 +15,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 from hone.errors import UserError
 from hone.extensions.viewer import vocabulary
 from hone.extensions.viewer.store import Store
-from hone.extensions.viewer.tokens import QUANTITIES, blocks, read_tokens
+from hone.extensions.viewer.tokens import QUANTITIES, read_tokens
 from hone.extensions.viewer.vocabulary import Vocabulary
 from hone.runs import Run
 
@@ -185,13 +185,3 @@ def test_a_legend_has_the_ranges_of_its_levels() -> None:
     assert QUANTITIES["logprob"].legend()[:2] == [("", "below 0.1"), ("l1", "0.1 to 0.5")]
     gap = QUANTITIES["gap"].legend()
     assert gap[0] == ("m5", "−0.5 and more") and gap[5] == ("", "below 0.001 either way") and gap[6][0] == "l1"
-
-
-def test_a_long_completion_loses_its_middle(tmp_path: Path, tiny: Vocabulary) -> None:
-    run, one = sampled(tmp_path, "".join(f"{i} " for i in range(2000)))
-    tokens = read_tokens(run, one, tiny)
-    ((_, text),), why = blocks(one, tokens, 3000, "none")
-    head, tail = ("".join(token for *_, token in spans(part)) for part in (text.head, text.tail))
-    assert why == "" and len(head) + len(tail) + text.hidden == sum(len(piece.text) for piece in tokens.pieces)
-    assert len(head) == pytest.approx(2400, abs=20) and len(tail) == pytest.approx(600, abs=30)
-    assert head.startswith("0 1 2") and tail.endswith("1999 <|im_end|>")

@@ -59,7 +59,21 @@ class Monitors(Observer):
 
     def before_start(self, run: RunWriter) -> None:
         self.run = run
-        run.note(**identity(self._config, run.info))
+        # Where each monitor has the run. For a resume a flag comes first, then what run.json has, then the environment.
+        facts, info = {}, run.info
+        if (wandb := self._config.wandb) is not None:
+            before = info.get("wandb") or {}
+            project = wandb.project or before.get("project") or os.environ.get("WANDB_PROJECT") or "hone"
+            facts["wandb"] = {
+                "project": project,
+                "entity": wandb.entity or before.get("entity") or os.environ.get("WANDB_ENTITY"),
+            }
+            # A sweep (`wandb agent`) has made the W&B run already, and names it there.
+            facts["wandb_id"] = info.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or info["id"]
+        if (trackio := self._config.trackio) is not None:
+            name = trackio.name or (info.get("trackio") or {}).get("name") or info["id"]
+            facts["trackio"] = {"project": trackio.project, "name": name}
+        run.note(**facts)
         for name in self._asked_for():
             with open(run.folder / PROCESS_LOGS / f"{name}.log", "ab") as log:
                 process = Process(
@@ -109,22 +123,3 @@ class Monitors(Observer):
         with suppress(OSError):  # a full disk stops the run where it has something of its own to write
             self.run.event("monitor_failed", None, monitor=name, cause=cause)
         self.run.display.message(f"{name} failed ({cause}); the run goes on without it.")
-
-
-def identity(config: Any, info: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts for run.json (`info`) that say where each monitor has the run.
-
-    For a resume a flag comes first, then what run.json has, then the environment.
-    """
-    facts: dict[str, Any] = {}
-    if config.wandb is not None:
-        before = info.get("wandb") or {}
-        project = config.wandb.project or before.get("project") or os.environ.get("WANDB_PROJECT") or "hone"
-        entity = config.wandb.entity or before.get("entity") or os.environ.get("WANDB_ENTITY")
-        facts["wandb"] = {"project": project, "entity": entity}
-        # A sweep (`wandb agent`) has made the W&B run already, and names it there.
-        facts["wandb_id"] = info.get("wandb_id") or os.environ.get("WANDB_RUN_ID") or info["id"]
-    if config.trackio is not None:
-        name = config.trackio.name or (info.get("trackio") or {}).get("name") or info["id"]
-        facts["trackio"] = {"project": config.trackio.project, "name": name}
-    return facts

@@ -33,7 +33,10 @@ TEXT = 4000
 
 
 class Tracker:
-    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`."""
+    """A client with W&B's functions: `init`, which makes a run with `log`, `alert` and `finish`; and `Table`.
+
+    `start` begins the service's run, or goes on with it, and returns a sentence for the user, if there is one.
+    """
 
     name = ""
 
@@ -42,10 +45,6 @@ class Tracker:
         self.config, self.info, self.folder = run.config, run.info, run.path
         self.settings = self.config.get(self.name, {})
         self.run: Any = None
-
-    def start(self) -> str | None:
-        """Begin the service's run, or go on with it. Returns a sentence for the user, if there is one."""
-        raise NotImplementedError
 
     def log(self, step: int, values: dict[str, Any]) -> None:
         """Send the values of a step."""

@@ -4,33 +4,32 @@ from __future__ import annotations
 
 import html
 from collections.abc import Callable
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, HTMLResponse, Response
+from fastapi.responses import HTMLResponse, Response
 from starlette.exceptions import HTTPException
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.staticfiles import StaticFiles
 
 from hone.errors import UserError
 from hone.extensions.viewer import curves, evals, overview, runs, samples, search
-from hone.extensions.viewer.card import view as card
 from hone.extensions.viewer.catalog import NotFound
-from hone.extensions.viewer.site import ASSETS, CSP, Site
+from hone.extensions.viewer.site import ASSETS, Site
 
-PLOTLY = "plotly.min.js"
+CSP = (
+    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
+    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+"""Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
 PAGES: dict[str, Callable[..., str]] = {
     "/": runs.runs,
     "/curves/": curves.curves,
-    "/study/{name}/": runs.study,
     "/run/{slug}/": overview.run,
-    "/run/{slug}/card/": card.card,
+    "/run/{slug}/card/": overview.card,
     "/run/{slug}/step/{step}/": samples.step,
     "/run/{slug}/sample/{step}/{row}/": samples.sample,
     "/run/{slug}/search/": search.search,
-    "/run/{slug}/compare/{example}/{before}/{after}/": search.compare,
-    "/run/{slug}/behaviours/": search.behaviours,
     "/run/{slug}/eval/": evals.evaluation,
     "/run/{slug}/eval/{version}/": evals.evaluation,
     "/run/{slug}/change/{before}/{after}/": evals.change,
@@ -55,28 +54,13 @@ def create_app(site: Site) -> FastAPI:
     for path, make in PAGES.items():
         add(path, make)
 
-    @app.get("/assets/{name}")
-    def asset(name: str, request: Request) -> Response:
-        """Serve a script or style sheet by its name: hone's own, or Plotly's from its package."""
-        if name == PLOTLY:
-            spec = find_spec("plotly")  # not imported: it takes a second, and only its script is needed
-            assert spec is not None and spec.origin is not None
-            file = Path(spec.origin).parent / "package_data" / PLOTLY
-        else:
-            file = next((file for file in ASSETS.iterdir() if file.name == name), None)
-        if file is None:
-            raise NotFound(f"there is no file {name}")
-        forever = name == PLOTLY and "v" in request.query_params
-        return FileResponse(
-            file, headers={"Cache-Control": "public, max-age=31536000, immutable" if forever else "no-cache"}
-        )
-
+    app.mount("/assets", StaticFiles(directory=ASSETS, packages=[("plotly", "package_data")]))
     return app
 
 
 async def _secure(request: Request, call_next: Callable[[Request], Any]) -> Response:
     response = await call_next(request)
-    response.headers["Content-Security-Policy"] = f"{CSP}; frame-ancestors 'none'"
+    response.headers["Content-Security-Policy"] = CSP
     response.headers["X-Content-Type-Options"] = "nosniff"
     response.headers["Referrer-Policy"] = "no-referrer"
     response.headers.setdefault("Cache-Control", "no-cache")

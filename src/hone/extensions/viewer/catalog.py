@@ -12,7 +12,7 @@ from hone.errors import UserError
 from hone.runs.listing import count_text, find_runs, is_previous
 from hone.runs.outputs import holder
 from hone.runs.summary import Summary, summarize
-from hone.runs.view import RunView, existing_run, run_info
+from hone.runs.view import RunView, existing_run
 
 
 class NotFound(UserError):
@@ -53,11 +53,6 @@ class Catalog:
         self.root = root
         self._known: dict[Path, tuple[Any, Entry]] = {}
 
-    @property
-    def around(self) -> Path | None:
-        """The run in whose folder the root lies, if it does."""
-        return next((folder for folder in self.root.resolve().parents if run_info(folder) is not None), None)
-
     def entries(self) -> list[Entry]:
         """Return the runs that are there now, the one begun last first."""
 
@@ -67,16 +62,6 @@ class Catalog:
 
         found = [self._entry(slug, path) for slug, path in self._slugs().items()]
         return sorted([entry for entry in found if entry is not None], key=began, reverse=True)
-
-    def studies(self) -> dict[str, Path]:
-        """Return the pages of the studies under the root whose runs are there, by the study's path."""
-        folders = {path.parent.parent for path in self._slugs().values() if len(path.relative_to(self.root).parts) > 1}
-        pages = {folder: folder / "study.html" for folder in sorted(folders) if (folder / "study.toml").is_file()}
-        return {
-            _as_text("~".join(folder.relative_to(self.root).parts) or folder.resolve().name): page
-            for folder, page in pages.items()
-            if page.is_file()
-        }
 
     def entry(self, slug: str) -> Entry:
         """Return the run of that name. Raises NotFound if there is none, UserError if it is unreadable."""

@@ -168,16 +168,15 @@ def _phases(lines: list[Line]) -> list[Line]:
     return [replace(phases[name], color=_PHASES.get(name, phases[name].color)) for name in order]
 
 
-def sparkline(values: Sequence[float], width: int = 128, height: int = 28, top: float | None = None) -> Markup:
-    """Draw values, at least one, as a small line with the area below it: from 0, or the least value below 0, to `top`,
-    by default the largest value.
-
-    Longer ones than `width / 2` are averaged over stretches.
+def sparkline(values: Sequence[float]) -> Markup:
+    """Draw values, at least one, as a small line with the area below it, from 0 or the least value below 0. Longer ones
+    are averaged over stretches.
     """
+    width, height = 128, 28
     count = min(len(values), width // 2)
     edges = [round(index * len(values) / count) for index in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(0.0, *means), max(top or 0.0, *means)
+    low, high = min(0.0, *means), max(0.0, *means)
     scale = (height - 4) / (high - low) if high > low else 0.0
     xs = [1 + (width - 4) * index / max(1, count - 1) for index in range(count)]
     points = " L".join(f"{x:.1f},{height - 2 - (mean - low) * scale:.1f}" for x, mean in zip(xs, means, strict=True))

@@ -6,7 +6,6 @@ from typing import Any
 
 from starlette.datastructures import QueryParams
 
-from hone.errors import UserError
 from hone.extensions.viewer.runs import differing_settings
 from hone.extensions.viewer.series import read_series, to_json
 from hone.extensions.viewer.site import Site, names_in
@@ -15,21 +14,18 @@ from hone.runs.summary import environments, shortened
 
 CHOSEN = 3
 """Runs that are drawn if the page is asked for none."""
-AXES = ("step", "tokens", "hours")
-"""Against what curves are drawn."""
 _LATER = ("canary/", "time/", "idle/", "queue/", "eval/")
 """Beginnings of metrics that come later in the list to choose from."""
 
 
 def curves(site: Site, query: QueryParams) -> str:
-    """Show the page for a query: `runs` and `metrics`, each several times or with commas; `x`: step, tokens or hours;
-    `smooth`, in steps; `log`.
+    """Show the page for a query: `runs` and `metrics`, each several times or with commas. Its script reads `x` (step,
+    tokens or hours), `smooth` (in steps) and `log`.
     """
     entries = {e.slug: e for e in site.catalog.entries() if e.summary is not None and not e.is_evaluation}
     named = names_in(query, "runs", entries)
     newest = [entry.slug for entry in entries.values() if not entry.previous][:CHOSEN]
     chosen = {slug: entries[slug].state for slug in (named or newest) if slug in entries}
-    smooth = check(query)
     names: dict[str, None] = {}
     metrics: dict[str, None] = {}
     numbers: dict[str, Any] = {}
@@ -65,7 +61,7 @@ def curves(site: Site, query: QueryParams) -> str:
                 if name in names
             ],
             "numbers": numbers,
-            "smooth": smooth,
+            "smooth": 1,
         },
         live=any(run.pid is not None for run in chosen.values()),
         table=[(entries[slug].name, numbers[slug]["series"]) for slug in chosen],
@@ -79,14 +75,3 @@ def _usual(names: list[str]) -> list[str]:
     held_out = [f"eval/{env}/reward/mean" for env in environments(names)]
     first, *others = [metric.name for metric in METRICS if metric.curve]
     return [name for name in (first, *held_out, *others) if name in names][: 1 + len(held_out)]
-
-
-def check(query: QueryParams) -> int:
-    """Return the steps of the moving mean of curves, at most 101. Raises UserError if smoothing or axis is bad."""
-    axis = query.get("x") or AXES[0]
-    if axis not in AXES:
-        raise UserError(f"x cannot be {axis[:50]!r}: it is one of {', '.join(AXES)}")
-    text = query.get("smooth")
-    if text and not (text.isdecimal() and len(text) < 10):
-        raise UserError(f"smooth is {text[:50]!r}, which is no number of steps: give 1 (none) to 101")
-    return min(101, max(1, int(text or 1)))

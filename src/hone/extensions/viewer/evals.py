@@ -12,7 +12,6 @@ from hone.errors import UserError
 from hone.extensions.viewer import conversation
 from hone.extensions.viewer.card.measures import mcnemar
 from hone.extensions.viewer.catalog import Entry, NotFound
-from hone.extensions.viewer.diff import word_diff
 from hone.extensions.viewer.query import PAGE
 from hone.extensions.viewer.site import Site, whole
 from hone.extensions.viewer.store import Row
@@ -150,7 +149,6 @@ def _compare(site: Site, query: QueryParams, entry: Entry, path: str, sides: lis
         odds=f"p = {mcnemar(counts['right'], counts['wrong']):.2g}" if turned and not several else "",
         lone=lone,
         total=len(pairs),
-        parts=_parts if query.get("diff") == "1" else None,
         **_page(query, [pair for pair in pairs if kind in ("", pair.change)]),
     )
 
@@ -186,11 +184,6 @@ def _change(before: Row, after: Row) -> str:
     if before["reward"] is None or after["reward"] is None or before["reward"] == after["reward"]:
         return "same"
     return "better" if after["reward"] > before["reward"] else "worse"
-
-
-def _parts(pair: Pair) -> Any:
-    texts = ["\n\n".join(conversation.text_of(m) for m in side["completion"]) for side in (pair.before, pair.after)]
-    return word_diff(*texts)
 
 
 def _check_evaluation(entry: Entry) -> None:

@@ -1,4 +1,4 @@
-"""The overview of a run: in words and as charts. What the run was made of stands on its card."""
+"""The overview of a run, in words and as charts, and its card."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from starlette.datastructures import QueryParams
 
 from hone.extension import gathered
-from hone.extensions.viewer import curves
+from hone.extensions.viewer.card.facts import facts_of
+from hone.extensions.viewer.card.files import body, stored
 from hone.extensions.viewer.charts import charts
 from hone.extensions.viewer.series import Series, read_series, to_json
 from hone.extensions.viewer.site import Links, Site
@@ -42,7 +43,6 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
     """Show a run's overview."""
     entry = site.catalog.entry(slug)
     state, run = entry.state, entry.state.files
-    curves.check(query)
     events, links = run.events(), Links(f"run/{slug}/")
     series = read_series(entry.path)
     drawn = charts(series.names, state.info)
@@ -78,6 +78,13 @@ def run(site: Site, query: QueryParams, slug: str) -> str:
         next_commands=next_commands(state),
         events=[describe_event(event) for event in events],
     )
+
+
+def card(site: Site, query: QueryParams, slug: str) -> str:
+    """Show the card of a run as it is now. Nothing is graded for it; what `hone report` measured is shown."""
+    entry = site.catalog.entry(slug)
+    found = facts_of(entry.path, stored)
+    return site.run_page("card.html", entry, "card/", f"Card of {entry.name}", card=found, body=body(found))
 
 
 def headline(run: Summary) -> str:

@@ -38,6 +38,7 @@ CHOICES: dict[str, tuple[str, ...]] = {
 FILTERS = ("outcome", "advantage", "stop", "state")
 """What the completions of a step can be narrowed to."""
 _CONDITIONS = {
+    "example": "example_id = $example",
     "outcome": "outcome = $outcome",
     "advantage": "sign(advantage) = $advantage",
     "stop": "stop_reason = $stop",
@@ -58,6 +59,7 @@ class Query:
     """Words and filters; an empty text or None is no filter. `length`s are in characters, `first` and `last` steps."""
 
     q: str = ""
+    example: str = ""
     outcome: str = ""
     reward_min: float | None = None
     reward_max: float | None = None
@@ -118,12 +120,6 @@ def escape(text: str) -> str:
     return _SPECIAL.sub(r"\\\1", clean(text))
 
 
-def as_term(pattern: str) -> str:
-    """Return what is typed to look for a regular expression: between slashes, those in it escaped."""
-    parts = re.findall(r"\\.|/|[^\\/]+", pattern, re.DOTALL)
-    return "/" + "".join("\\/" if part == "/" else part for part in parts) + "/"
-
-
 def clean(text: str) -> str:
     """Return text that UTF-8 can hold: an address can bring halves of characters."""
     return text.encode("utf-8", "replace").decode()
@@ -133,7 +129,7 @@ def _value(name: str, text: str, default: Any) -> Any:
     if name in CHOICES and text not in CHOICES[name]:
         raise UserError(f"{name} cannot be {text[:50]!r}: it is one of {', '.join(CHOICES[name])}")
     if isinstance(default, str):
-        return text
+        return clean(text)
     whole = not name.startswith("reward")
     try:
         value = int(text) if whole else float(text)

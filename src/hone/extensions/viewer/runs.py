@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from shlex import quote
 from typing import Any
 
 from markupsafe import Markup
 from starlette.datastructures import QueryParams
 
-from hone.extensions.viewer.catalog import Entry, NotFound, counted
+from hone.extensions.viewer.catalog import Entry, counted
 from hone.extensions.viewer.charts import sparkline
 from hone.extensions.viewer.site import Site, names_in
 from hone.runs.progress import duration, percent, reward_interval, thousands
@@ -57,30 +56,18 @@ class Row:
     share: float | None
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of runs: rows by the value of the setting that they are grouped by, all under "" if by none."""
-
-    id: str
-    columns: dict[str, str]
-    groups: dict[str, list[Row]]
-    count: int
-
-
 def runs(site: Site, query: QueryParams) -> str:
     """Show all runs: those that trained in a table, evaluations and earlier runs below.
 
-    `q` has words, `tag` a tag that runs must have, `settings` keys of configs that are columns, `group` one by whose
-    value rows are grouped, `sort` a column, with `-` in front for the highest first.
+    `q` has words, `settings` keys of configs as columns, `sort` a column, with `-` in front for the highest first.
     """
     entries = site.catalog.entries()
     readable = [entry for entry in entries if entry.summary is not None]
     offered = differing_settings(entry.state for entry in readable)
-    settings, group = names_in(query, "settings"), query.get("group", "")
-    asked = dict.fromkeys([*settings, *filter(None, [group])])
-    rows = [_row(entry, asked) for entry in readable]
-    words, tag = query.get("q", "").lower().split(), query.get("tag", "")
-    shown = [row for row in rows if all(word in row.words for word in words) and tag in ("", *row.entry.state.tags)]
+    settings = names_in(query, "settings")
+    rows = [_row(entry, settings) for entry in readable]
+    words = query.get("q", "").lower().split()
+    shown = [row for row in rows if all(word in row.words for word in words)]
     shown = _sorted(shown, query.get("sort", ""))
     parts = {
         "runs": [row for row in shown if not row.entry.is_evaluation and not row.entry.previous],
@@ -92,28 +79,17 @@ def runs(site: Site, query: QueryParams) -> str:
         "",
         "Runs",
         query=query,
-        tables={id: _table(id, part, settings, group) for id, part in parts.items()},
+        tables=parts,
+        columns={id: _columns(id, part, settings) for id, part in parts.items()},
         shown=len(shown),
         total=len(rows),
         counted=counted(entries),
-        studies=list(site.catalog.studies()),
         unreadable=[entry for entry in entries if entry.damage],
-        around=None if entries else site.catalog.around,
-        quoted=quote,
         offered=list(dict.fromkeys([*settings, *offered])),
         settings=settings,
-        group=group,
-        unknown=[name for name in asked if not any(name in entry.state.settings for entry in readable)],
+        unknown=[name for name in settings if not any(name in entry.state.settings for entry in readable)],
         live=any(row.entry.state.pid is not None for row in rows),
     )
-
-
-def study(site: Site, query: QueryParams, name: str) -> str:
-    """Return the page that a study wrote. Raises NotFound if there is none of that name."""
-    page = site.catalog.studies().get(name)
-    if page is None:
-        raise NotFound(f"there is no study {name!r} under {site.catalog.root}")
-    return page.read_text(encoding="utf-8")
 
 
 def differing_settings(states: Iterable[Summary]) -> list[str]:
@@ -134,16 +110,12 @@ def _sorted(rows: list[Row], sort: str) -> list[Row]:
     return filled + [row for row in rows if values[row.entry.slug] == ""]
 
 
-def _table(id: str, rows: list[Row], settings: list[str], group: str) -> Table:
-    """Return the table of these runs, settings beside their names; prices and alarms only where a run has some."""
+def _columns(id: str, rows: list[Row], settings: list[str]) -> dict[str, str]:
+    """Return the heads of a table of runs, settings beside names; prices and alarms only where a run has some."""
     heads = EVALUATIONS if id == "evaluations" else COLUMNS
     unused = {key for key in ("usd", "alarms") if not any(row.cells[key].text for row in rows)}
     columns = {"name": heads["name"]} | dict(zip(settings, settings, strict=True))
-    columns |= {key: head for key, head in heads.items() if key not in unused}
-    groups: dict[str, list[Row]] = {}
-    for row in _sorted(rows, group) if group else rows:
-        groups.setdefault(row.cells[group].text or "unset" if group else "", []).append(row)
-    return Table(id, columns, groups, len(rows))
+    return columns | {key: head for key, head in heads.items() if key not in unused}
 
 
 def _row(entry: Entry, settings: Iterable[str]) -> Row:

@@ -8,7 +8,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
-from importlib.metadata import version as version_of
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode
@@ -26,15 +25,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 ASSETS = Path(str(resources.files("hone.extensions.viewer"))) / "assets"
-CSP = (
-    "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; "
-    "connect-src 'self'; font-src 'self'; base-uri 'none'; form-action 'self'"
-)
-"""Scripts are hone's files and nothing else; nothing is loaded from elsewhere."""
-
-
-_TABS = {"": "overview", "step": "samples", "sample": "samples", "compare": "samples", "search": "search"}
-_TABS |= {"behaviours": "behaviours", "eval": "held-out samples", "change": "before and after", "card": "run card"}
+_TABS = {"": "overview", "step": "samples", "sample": "samples", "search": "search"}
+_TABS |= {"eval": "held-out samples", "change": "before and after", "card": "run card"}
 """The tab of a run's page, by the first part of its path."""
 
 
@@ -95,7 +87,7 @@ class Site:
         from jinja2 import FileSystemLoader
 
         made = environment(FileSystemLoader(ASSETS.with_name("templates")))
-        made.globals |= {"version": __version__, "csp": CSP, "plotly": version_of("plotly"), "again": again}
+        made.globals |= {"version": __version__, "again": again}
         made.filters |= {"local_time": local_time, "json_block": json_block, "with_code": with_code}
         made.filters |= {"percent": percent, "thousands": thousands}
         made.filters["compact"] = lambda value: "–" if value is None else f"{value:.6g}"

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hone.errors import UserError, first_line
-from hone.extensions.viewer.query import PAGE, SORTS, Query, clean
+from hone.extensions.viewer.query import PAGE, SORTS, Query
 from hone.runs.reader import Run
 from hone.runs.view import ROLLOUTS, stamp, steps_in
 
@@ -49,49 +49,36 @@ _CONFIG = {
 _MOST_DAMAGED = 20
 
 
-class Duck:
-    """One database in memory, for questions of several threads; two of them are answered at a time."""
-
-    def __init__(self) -> None:
-        import duckdb
-
-        self._database = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
-        self._database.execute("SET enable_progress_bar = false")
-        for setting in ("parquet_metadata_cache", "lock_configuration"):
-            self._database.execute(f"SET {setting} = true")
-        self._free = threading.Semaphore(2)
-
-    def columns(self, sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
-        """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
-
-        UserError after `seconds`, or if its memory does not do.
-        """
-        import duckdb
-
-        with self._free, self._database.cursor() as cursor:
-            timer = threading.Timer(seconds, cursor.interrupt)
-            timer.start()
-            try:
-                return cursor.execute(sql, dict(parameters)).fetchnumpy()
-            except duckdb.InterruptException:
-                raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
-            except duckdb.OutOfMemoryException:
-                raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
-            finally:
-                timer.cancel()
-
-
 @cache
-def duck() -> Duck:
-    """Return the database of this process."""
-    return Duck()
+def _database() -> tuple[Any, threading.Semaphore]:
+    """Return the database in memory of this process, and what lets two questions be answered at a time."""
+    import duckdb
+
+    made = duckdb.connect(":memory:", config=_CONFIG)  # pyright: ignore[reportArgumentType]
+    for setting in ("enable_progress_bar = false", "parquet_metadata_cache = true", "lock_configuration = true"):
+        made.execute(f"SET {setting}")
+    return made, threading.Semaphore(2)
 
 
-def warm() -> None:
-    """Load the libraries that pages of completions need, so that the first of them need not wait for that."""
-    import pyarrow.parquet as pq  # noqa: F401
+def ask(sql: str, parameters: Mapping[str, Any], seconds: float = _SECONDS) -> dict[str, Any]:
+    """Return what a statement gives, as arrays by column: a hundredth of the memory of tuples for many rows.
 
-    duck().columns("SELECT 1", {})
+    Raises UserError after `seconds`, or if its memory does not do.
+    """
+    import duckdb
+
+    database, free = _database()
+    with free, database.cursor() as cursor:
+        timer = threading.Timer(seconds, cursor.interrupt)
+        timer.start()
+        try:
+            return cursor.execute(sql, dict(parameters)).fetchnumpy()
+        except duckdb.InterruptException:
+            raise UserError(f"this took more than {seconds:g} s: look at fewer steps, or for rarer words") from None
+        except duckdb.OutOfMemoryException:
+            raise UserError("this takes more memory than the viewer allows itself: look at fewer steps") from None
+        finally:
+            timer.cancel()
 
 
 @dataclass(frozen=True)
@@ -104,16 +91,6 @@ class Hits:
     rows: Sequence[Row] = ()
     found: Sequence[str] = ()
     skipped: Sequence[str] = ()
-
-
-class Seen(NamedTuple):
-    """A step at which an example was seen: the row of its first completion there, their number, rewards."""
-
-    step: int
-    row: int
-    completions: int
-    reward: float | None
-    solved: int
 
 
 class Store:
@@ -151,8 +128,17 @@ class Store:
 
     def search(self, query: Query) -> Hits:
         """Return the page of completions that `query` asks for. Raises UserError for a bad expression."""
+        import duckdb
+
         patterns = query.patterns()
-        check_patterns(patterns)
+        for pattern in patterns:
+            try:
+                ask("SELECT regexp_matches('', $pattern, 'i')", {"pattern": pattern})
+            except duckdb.Error as error:
+                why = first_line(error).removeprefix("Invalid Input Error: ")
+                raise UserError(
+                    f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
+                ) from None
         files = tuple(self.stamps(query.first, query.last).items())
         steps, rows, skipped = _search(files, replace(query, page=1))
         page = slice((query.page - 1) * PAGE, query.page * PAGE)
@@ -161,7 +147,7 @@ class Store:
         if patterns and shown:
             sql = "SELECT regexp_extract(one, $pattern, 0, 'i') AS found FROM (SELECT unnest($texts) AS one)"
             parameters = {"pattern": patterns[0], "texts": [row["text"] for row in shown]}
-            found = duck().columns(sql, parameters)["found"].tolist()
+            found = ask(sql, parameters)["found"].tolist()
         return Hits(len(steps), shown, found, [*skipped, *gone])
 
     def at(self, steps: np.ndarray, rows: np.ndarray) -> tuple[list[Row], list[str]]:
@@ -180,40 +166,28 @@ class Store:
             found |= {(step, row): one | {"row": row} for row, one in zip(wanted, read, strict=True)}
         return [found[place] for place in places if place in found], gone
 
-    def seen(self, example_id: str) -> tuple[list[Seen], list[str]]:
-        """Return the steps at which an example was seen, ascending, and what could not be read."""
-        sql = (
-            "SELECT step, min(file_row_number), count(*), avg(reward), count(*) FILTER (outcome = 'correct') "
-            "FROM read_parquet($files, file_row_number = true) WHERE example_id = $example GROUP BY step ORDER BY step"
-        )
-        columns, skipped = scan(sql, {"example": clean(example_id)}, self.stamps())
-        rows = zip(*(np.ma.asarray(column).tolist() for column in columns.values()), strict=True)
-        return [Seen(*row) for row in rows], skipped
 
-
-def scan(
-    sql: str, values: Mapping[str, Any], stamps: Stamps, seconds: float = _SECONDS
-) -> tuple[dict[str, np.ndarray], list[str]]:
+def scan(sql: str, values: Mapping[str, Any], stamps: Stamps) -> tuple[dict[str, np.ndarray], list[str]]:
     """Return what a statement over `read_parquet($files, …)` gives by column, of the files in `stamps`, and
-    sentences about those that could not be read; no column if none can be. UserError after `seconds`.
+    sentences about those that could not be read; no column if none can be.
     """
     import duckdb
 
-    def ask(steps: Sequence[int]) -> dict[str, np.ndarray]:
+    def read(steps: Sequence[int]) -> dict[str, np.ndarray]:
         # DuckDB reads `*`, `?` and `[` in a path as a pattern.
         files = ["".join(f"[{c}]" if c in "*?[" else c for c in stamps[step][0]) for step in steps]
-        return duck().columns(sql, {**values, "files": files}, seconds)
+        return ask(sql, {**values, "files": files})
 
     if not stamps:
         return {}, []
     try:
-        return ask([*stamps]), []
+        return read([*stamps]), []
     except duckdb.Error as error:
         problem = first_line(error)
     bad: dict[int, str] = {}
     for step, (file, _, _) in stamps.items():
         try:
-            ask([step])
+            read([step])
         except duckdb.Error as error:
             gone = not Path(file).exists()
             why = "it has gone meanwhile" if gone else f"it is damaged ({first_line(error)[:200]})"
@@ -222,7 +196,7 @@ def scan(
             raise UserError(f"many files of {Path(file).parent} cannot be read: restore them from a copy")
     if not bad:
         raise UserError(f"this cannot be looked up ({problem})")
-    columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad}, seconds)
+    columns, more = scan(sql, values, {step: stamps[step] for step in stamps if step not in bad})
     return columns, [*bad.values(), *more]
 
 
@@ -237,20 +211,6 @@ def _search(files: tuple[Any, ...], query: Query) -> tuple[np.ndarray, np.ndarra
     columns, skipped = scan(sql, values, dict(files))
     steps, rows = (np.asarray(columns.get(name, ()), np.int32) for name in ("step", "row"))
     return steps, rows, skipped
-
-
-def check_patterns(patterns: Sequence[str]) -> None:
-    """Raise UserError if this is not a regular expression."""
-    import duckdb
-
-    for pattern in patterns:
-        try:
-            duck().columns("SELECT regexp_matches('', $pattern, 'i')", {"pattern": pattern})
-        except duckdb.Error as error:
-            why = first_line(error).removeprefix("Invalid Input Error: ")
-            raise UserError(
-                f"/{pattern[:100]}/ is no regular expression ({why}): correct it, or put it in quotes"
-            ) from None
 
 
 def _rows(table: pyarrow.Table) -> list[Row]:

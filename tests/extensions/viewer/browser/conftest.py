@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,11 +10,11 @@ from typing import Any
 import hostile
 import pytest
 import viewer_run
-from looking import FLAGS, STEPS, Looks, serving, wait_for_steps
+from looking import FLAGS, STEPS, Looks, serving
 
 from hone.cli import call
 
-ROOT = Path(__file__).resolve().parents[5]
+ROOT = Path(__file__).resolve().parents[4]
 EXAMPLES = ROOT / "examples" / "reverse_text"
 
 
@@ -57,22 +53,6 @@ def url(root: Path) -> Iterator[str]:
     """The address of the server that shows `root`."""
     with serving(root) as address:
         yield address
-
-
-@pytest.fixture
-def at_work(root: Path) -> Iterator[Path]:
-    """A run that goes on until the test ends."""
-    folder, model = root / "at work", root / "quickstart" / "sft" / "weights" / "step_250"
-    argv = [sys.executable, "-m", "hone.cli", "rl", "@", EXAMPLES / "tiny.toml", "--model.name", model, "--no-audit"]
-    argv += ["--max-steps", "100000", "--output-dir", folder, "--display", "none", "--seed", "1"]
-    process = subprocess.Popen(list(map(str, argv)), env=os.environ | {"OMP_NUM_THREADS": "1"})
-    try:
-        wait_for_steps(folder, 3)
-        yield folder
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.wait(300)
-        shutil.rmtree(folder)
 
 
 @pytest.fixture(scope="session")

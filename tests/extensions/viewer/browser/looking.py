@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ FLAGS = [
     "--no-first-run",
 ]
 WIDE, NARROW = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
-SHOTS = Path(__file__).resolve().parents[5] / "outputs" / "browser"
+SHOTS = Path(__file__).resolve().parents[4] / "outputs" / "browser"
 """Where screenshots are put."""
 STEPS = 40
 """Of the run `quickstart/rl`."""
@@ -99,16 +98,6 @@ def shot(page: Any, name: str, whole: bool = False) -> Path:
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=SHOTS / f"{name}.png", full_page=whole)
     return SHOTS / f"{name}.png"
-
-
-def wait_for_steps(run: Path, count: int) -> None:
-    """Until so many lines of metrics are there; at most ten minutes."""
-    end = time.monotonic() + 600
-    while time.monotonic() < end:
-        if (run / "metrics.jsonl").exists() and len(metrics_of(run)) >= count:
-            return
-        time.sleep(0.1)
-    raise AssertionError(f"no step {count} in {run}")
 
 
 def metrics_of(run: Path) -> list[dict[str, Any]]:

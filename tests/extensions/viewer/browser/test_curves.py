@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from looking import PATIENCE, STEPS, Looks, metrics_of, shot, wait_for_steps
+from looking import PATIENCE, STEPS, Looks, metrics_of, shot
 
 pytestmark = pytest.mark.browser
 
@@ -121,17 +121,3 @@ def test_runs_are_chosen_and_overlaid(looks: Looks, url: str, root: Path) -> Non
     other.goto(page.url)
     other.wait_for_selector("#curves .main-svg")
     assert {trace["name"]: trace for trace in traces(other, "#curves .js-plotly-plot")} == drawn
-
-
-def test_a_run_at_work_grows_on_the_page(page: Any, url: str, at_work: Path) -> None:
-    page.goto(f"{url}/run/at%20work/?smooth=1")
-    assert page.locator("#live").inner_text() == "live"
-    before = max(len(trace["x"]) for trace in traces(page, chart("reward")))
-    page.evaluate("window.notReloaded = true")
-    wait_for_steps(at_work, before + 12)
-    longest = f"Math.max(...document.querySelector('{chart('reward')}').data.map(trace => trace.x.length))"
-    page.wait_for_function(f"() => {longest} >= {before + 10}")
-    shown = traces(page, chart("reward"))[0]
-    recorded = values(at_work, "reward/mean")
-    assert same(shown, {step: recorded[step] for step in shown["x"]})
-    assert page.evaluate("window.notReloaded") is True

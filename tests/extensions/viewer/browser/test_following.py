@@ -21,18 +21,9 @@ REWARD = '[data-chart="reward"]'
 
 @pytest.fixture(scope="module")
 def folder(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Copies of a run's logs: two seeds of it, and one that is at work and has taken no step."""
-    folder = tmp_path_factory.mktemp("following") / "runs"
-    run = root / "quickstart" / "rl"
-    for name, seed in (("first", 1), ("second", 2), ("young", 3)):
-        shutil.copytree(
-            run, folder / name, ignore=shutil.ignore_patterns("rollouts", "weights", "checkpoints", "tokens")
-        )
-        info = json.loads((folder / name / "run.json").read_text()) | {"seed": seed, "id": name}
-        write_json(folder / name / "run.json", info)
-        lines = [line | {"entropy": seed * line["entropy"]} for line in metrics_of(run) if "entropy" in line]
-        write_file(folder / name / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in lines))
-    young = folder / "young"
+    """A run that is at work and has taken no step."""
+    folder, much = tmp_path_factory.mktemp("following") / "runs", ("rollouts", "weights", "checkpoints", "tokens")
+    young = shutil.copytree(root / "quickstart" / "rl", folder / "young", ignore=shutil.ignore_patterns(*much))
     write_json(young / "run.json", json.loads((young / "run.json").read_text()) | {"status": "running", "ended": None})
     for name in ("metrics", "timings"):
         write_file(young / f"{name}.jsonl", "")
@@ -45,8 +36,10 @@ def url(folder: Path) -> Iterator[str]:
         yield address
 
 
-def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(page: Any, url: str, folder: Path) -> None:
-    run, lines = folder / "young", metrics_of(folder / "first")
+def test_a_run_without_a_step_gets_its_curves_is_rolled_back_and_ends(
+    page: Any, url: str, root: Path, folder: Path
+) -> None:
+    run, lines = folder / "young", metrics_of(root / "quickstart" / "rl")
 
     def take(steps: int, first: int = 0) -> None:
         write_lines(run / "metrics.jsonl", lines[first:steps], "a")

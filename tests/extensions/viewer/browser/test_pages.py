@@ -30,7 +30,6 @@ PAGES = {
     "step": "run/many/step/150/",
     "sample": "run/many/sample/150/3/",
     "search": "run/many/search/?q=remainder&outcome=wrong",
-    "behaviours": "run/many/behaviours/",
     "held-out": f"{RL}/eval/40/",
     "change": f"{RL}/change/0/40/",
     "evaluation": "run/evaluation/eval/",

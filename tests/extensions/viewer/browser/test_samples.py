@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import hostile
 import pytest
-from looking import NARROW, Looks, overflow, shot
+from looking import Looks, overflow, shot
 from viewer_run import COMMON, PHRASE
 
 from hone.runs import Run
@@ -87,26 +87,6 @@ def test_search(looks: Looks, url: str, root: Path) -> None:
     page.locator("li.item a.open").first.click()
     page.wait_for_url(re.compile(r"/run/many/sample/\d+/\d+/$"))
     assert PHRASE in page.locator("#completion").text_content().lower()
-
-
-def test_the_same_prompt_at_two_steps(looks: Looks, url: str, root: Path) -> None:
-    run = Run(root / "many")
-    example = run.rollouts(0, ["example_id"])["example_id"].to_pylist()[0]
-    seen = [s for s in run.rollout_steps() if example in run.rollouts(s, ["example_id"])["example_id"].to_pylist()]
-    assert len(seen) >= 3
-    page = looks.page()
-    page.goto(f"{url}/run/many/compare/{example}/{seen[0]}/{seen[-1]}/")
-    sides = page.locator(".sides > section")
-    heads = sides.locator("h2").all_text_contents()
-    assert heads[0].startswith(f"Step {seen[0]} ") and heads[1].startswith(f"Step {seen[-1]} ")
-    left, right = (sides.nth(k).bounding_box() for k in range(2))
-    assert left["x"] < right["x"] and left["y"] == right["y"]
-    first = run.rollouts(seen[0], ["example_id", "text"]).to_pylist()
-    assert next(row["text"] for row in first if row["example_id"] == example) in sides.nth(0).inner_text()
-    shot(page, "compare")
-    page.set_viewport_size(NARROW)
-    upper, lower = (sides.nth(k).bounding_box() for k in range(2))
-    assert upper["y"] + upper["height"] <= lower["y"] and overflow(page) <= 0
 
 
 def test_what_a_model_wrote_is_only_text(looks: Looks, url: str, root: Path) -> None:

@@ -6,23 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
+import made_runs
+
 from hone.runs.rollouts import write_evaluation
 
-INFO: dict[str, Any] = {
-    "format": "hone-run-1",
-    "id": "id-a",
-    "kind": "rl",
-    "status": "done",
+INFO: dict[str, Any] = made_runs.INFO | {
     "seed": 3,
     "command": ["/bin/hone", "rl", "@", "a.toml"],
-    "exact": True,
-    "inexact": [],
-    "started": "2026-01-01T00:00:00+00:00",
-    "resumes": [],
     "git": None,
     "versions": {"hone-rl": "0.1.0", "torch": "2.13.0", "python": "3.11"},
     "hardware": {"cpu": "A CPU", "cores": 2, "memory_gib": 8.0, "gpu": None},
-    "threads": 1,
     "reward_weights": {"format": 0.1, "correctness": 0.9},
 }
 CONFIG = """max_steps = 4

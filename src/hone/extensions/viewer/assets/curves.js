@@ -122,7 +122,8 @@ document.addEventListener("DOMContentLoaded", () => {
       if (run) swatch.style.background = colorOf(run).css;
     }
     for (const field of form.querySelectorAll("input[type=search]")) field.addEventListener("input", () => {
-      for (const label of byId(field.dataset.narrows).children) label.hidden = !hone.hasWords(label.dataset.words, field.value);
+      const words = field.value.toLowerCase().split(/\s+/);
+      for (const label of byId(field.dataset.narrows).children) label.hidden = !words.every((word) => label.dataset.words.includes(word));
     });
   }
 
@@ -130,7 +131,10 @@ document.addEventListener("DOMContentLoaded", () => {
     const block = fresh.getElementById("charts");
     if (!block) return;
     const same = read(JSON.parse(block.textContent));
-    hone.replace(fresh, "#words", "nav.tabs", ...(same ? [] : [".charts"]));
+    for (const selector of ["#words", "nav.tabs", ...(same ? [] : [".charts"])]) {
+      const now = document.querySelector(selector), then = fresh.querySelector(selector);
+      if (now && then) now.replaceWith(document.adoptNode(then));
+    }
     if (!same) place();
     draw();
   });

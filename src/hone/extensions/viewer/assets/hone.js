@@ -24,17 +24,6 @@ const hone = (() => {
     place.hidden = !text; place.textContent = text; place.classList.toggle("lost", lost);
   }
 
-  // Returns whether a text has all the words.
-  const hasWords = (text, words) => words.toLowerCase().split(/\s+/).every((word) => text.includes(word));
-
-  // Puts parts of a fresh copy of this page in the place of what is shown.
-  function replace(fresh, ...selectors) {
-    for (const selector of selectors) {
-      const now = document.querySelector(selector), then = fresh.querySelector(selector);
-      if (now && then) now.replaceWith(document.adoptNode(then));
-    }
-  }
-
   // Hands fresh copies of this page to `update`: every two seconds while a run is running (less often if the server needs
   // a while for one), every 15 when none is, when the page is hidden, or nobody answers.
   function follow(update) {
@@ -81,5 +70,5 @@ const hone = (() => {
     const action = keys[event.key];
     if (action) { event.preventDefault(); action(); }
   });
-  return { color, data, remember, hasWords, replace, follow };
+  return { color, data, remember, follow };
 })();
