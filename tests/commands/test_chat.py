@@ -12,36 +12,49 @@ import torch
 from refusals import fails
 from rich.console import Console
 
+from hone import rng
 from hone.cli import main
 from hone.commands import chat
 from hone.config.chat import ChatConfig
 from hone.config.shared import LoraConfig
-from hone.errors import UserError
 from hone.inference import Engine, SamplingParams
+from hone.inference.types import Failure, Job
 from hone.model import load_model
 from hone.model.chat import load_renderer
 from hone.model.foreign import TransformersDecoder
 from hone.model.lora import save_adapter, start_adapter
 from hone.runs.progress import thousands
+from hone.terminal import printable
+
+FORGETTING = (  # no earlier answers
+    "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join(' and ') + '<|im_end|>' }}"
+    "{{ messages[-1]['content'] + '<|im_end|>' if not add_generation_prompt }}"
+)
 
 
-def greedy(model: Path, *questions: str, tokens: int = 8, system: str = "") -> list[str]:
-    """The answers of a conversation, each generated at once."""
+def reply(model: Path, *questions: str, tokens: int = 8, system: str = "", temperature: float = 0) -> list[str]:
+    """The answers of a conversation, each generated at once; a later prompt begins with the ids that were sampled."""
     renderer, engine = load_renderer(model), Engine(load_model(model, precision="bf16_linear"))
-    messages, answers = ([{"role": "system", "content": system}] if system else []), []
-    for question in questions:
-        messages.append({"role": "user", "content": question})
-        params = SamplingParams(max_tokens=tokens, temperature=0, stop=renderer.stop_ids)
-        ((completion,),) = engine.generate([renderer.prompt_ids(messages)], params)
+    params, ids, answers = SamplingParams(temperature=temperature, stop=renderer.stop_ids), [], []
+    messages = [{"role": "system", "content": system}] if system else []
+    for turn, question in enumerate(questions):
+        ids += renderer.prompt_ids([*messages, {"role": "user", "content": question}])
+        (completion,) = engine.run([Job(tuple(ids), rng.key(0, "chat", turn), tokens)], params)
         answers.append(renderer.decode(completion.token_ids))
-        messages.append({"role": "assistant", "content": answers[-1]})
+        ids, messages = [*ids, *completion.token_ids], []
+        ids += renderer.tokenizer.encode("\n" if ids[-1] == renderer.end_of_turn_id else "<|im_end|>\n").ids
     return answers
 
 
-def converse(monkeypatch, capsys, questions: list[str], *words: str) -> str:
-    monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{question}\n" for question in questions)))
-    assert main(["chat", *words, "--temperature", "0", "--max-tokens", "8"]) == 0
-    return capsys.readouterr().out
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def converse(monkeypatch, capsys, questions: list[str], *words: str, temperature: float = 0, stdin=io.StringIO) -> str:
+    monkeypatch.setattr("sys.stdin", stdin("".join(f"{question}\n" for question in questions)))
+    assert main(["chat", *words, "--temperature", str(temperature), "--max-tokens", "8"]) == 0
+    return "".join(capsys.readouterr())
 
 
 @pytest.fixture(scope="module")
@@ -52,37 +65,25 @@ def trained(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return out
 
 
-def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch, capsys):
-    printed = converse(monkeypatch, capsys, ["abc", "", "and def?"], str(tiny_model_dir), "--system", "Be kind.")
-    answers = greedy(tiny_model_dir, "abc", "and def?", system="Be kind.")
-    assert printed == "".join(f"{answer}\n" for answer in answers)
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_model_answers_line_by_line_and_remembers(tiny_model_dir, monkeypatch, capsys, temperature):
+    words = str(tiny_model_dir), "--system", "Be kind."
+    printed = converse(monkeypatch, capsys, ["abc", "", "a\udcffb"], *words, temperature=temperature)
+    answers = reply(tiny_model_dir, "abc", "a\ufffdb", system="Be kind.", temperature=temperature)
+    assert printed == printable("".join(f"{answer}\n" for answer in answers))
 
 
-def test_a_run_is_talked_to_from_another_folder_than_it_began_in(tiny_model_dir, tmp_path, monkeypatch, capsys):
+def test_a_run_is_talked_to_from_any_folder_by_its_name(tiny_model_dir, tmp_path, monkeypatch, capsys):
     shutil.copytree(tiny_model_dir, tmp_path / "models/first")
     monkeypatch.chdir(tmp_path)
+    run = "outputs/smollm2-135m"  # as a known model
     words = "sft --model.name models/first --data.env.id reverse-text --data.seq-len 64 --data.batch-size 4"
-    assert main([*words.split(), "--max-steps", "1", "--output-dir", "outputs/a", "--display", "none"]) == 0
-    (tmp_path / "other").mkdir()
-    monkeypatch.chdir(tmp_path / "other")
+    assert main([*words.split(), "--max-steps", "1", "--output-dir", run, "--display", "none"]) == 0
+    monkeypatch.chdir(tmp_path / "outputs")
     capsys.readouterr()
-    printed = converse(monkeypatch, capsys, ["abc"], "../outputs/a")
-    before, after = (greedy(model, "abc") for model in (tiny_model_dir, tmp_path / "outputs/a/weights/step_1"))
+    printed = converse(monkeypatch, capsys, ["abc"], "smollm2-135m")
+    before, after = (reply(model, "abc") for model in (tiny_model_dir, tmp_path / run / "weights/step_1"))
     assert printed == f"before: {before[0]}\nafter: {after[0]}\n"
-
-
-def test_bytes_that_are_no_text_are_a_question_too(tiny_model_dir, monkeypatch, capsys):
-    printed = converse(monkeypatch, capsys, ["a\udcffb"], str(tiny_model_dir))
-    (answer,) = greedy(tiny_model_dir, "a\ufffdb")
-    assert printed == f"{answer}\n"
-
-
-def test_of_a_run_the_initial_model_and_the_last_weights_answer(trained, tiny_model_dir, monkeypatch, capsys):
-    printed = converse(monkeypatch, capsys, ["abc", "more"], str(trained))
-    before, after = (greedy(model, "abc", "more") for model in (tiny_model_dir, trained / "weights/step_3"))
-    assert before != after
-    turns = zip(before, after, strict=True)
-    assert printed == "".join(f"before: {one}\nafter: {other}\n" for one, other in turns)
 
 
 def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_model_dir, tmp_path, capsys):
@@ -109,49 +110,53 @@ def test_a_run_with_lora_begins_with_its_adapter_and_its_quantised_base(tiny_mod
 
 
 def test_a_question_that_was_not_answered_is_forgotten(trained, tiny_model_dir, monkeypatch, capsys):
-    config = ChatConfig(model=str(trained), temperature=0, max_tokens=8)
-    speakers = [chat.Speaker(name, policy, []) for name, policy in chat.load_models(config)]
-    monkeypatch.setattr(chat, "load_models", lambda config: [(one.name, one.policy) for one in speakers])
-    monkeypatch.setattr(chat, "Speaker", lambda name, policy, system: next(o for o in speakers if o.name == name))
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    questions, show = iter(["lost", "abc"]), chat.show
+    steps, step = {}, Engine.step
 
-    def fail_once(console, shown, answers):
-        monkeypatch.setattr(chat, "show", show)
-        for answer in answers:
-            assert [next(answer), next(answer)][0] == ""
-        raise UserError("the first can't answer")
+    def fail_once(engine):  # the second, at its first step
+        steps[engine] = steps.get(engine, 0) + 1
+        fails = len(steps) == 2 and steps[engine] == 1
+        return [Failure(1, "its logits are not finite")] if fails else step(engine)
 
-    monkeypatch.setattr(chat, "show", fail_once)
-    monkeypatch.setattr(chat, "read_line", lambda asks: next(questions, None))
-    assert chat.run(config) == 0
-    before, after = greedy(tiny_model_dir, "abc"), greedy(trained / "weights/step_3", "abc")
-    assert capsys.readouterr().out == f"before: {before[0]}\nafter: {after[0]}\n"
-    assert [[m["content"] for m in one.messages] for one in speakers] == [["abc", *before], ["abc", *after]]
+    monkeypatch.setattr(Engine, "step", fail_once)
+    printed = converse(monkeypatch, capsys, ["lost", "abc", "more"], str(trained), stdin=Terminal)
+    models = tiny_model_dir, trained / "weights/step_3"
+    (lost,), (one, two), (three, four) = reply(models[0], "lost"), *(reply(model, "abc", "more") for model in models)
+    shown = f"> before: {lost}\nafter: > before: {one}\nafter: {three}\n> before: {two}\nafter: {four}\n> "
+    assert printed == f"{shown}error: after can't answer: its logits are not finite\n"
 
 
 def test_a_conversation_that_fills_the_context_begins_anew(trained, tmp_path, monkeypatch, capsys):
     model = shutil.copytree(trained / "weights/step_3", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 40}))
+    first, second = (reply(model, question * 3)[0] for question in ("first ", "second "))
+    anew = f"The conversation with {model} fills its context, and begins anew.\n"
     printed = converse(monkeypatch, capsys, ["first " * 3, "second " * 3], str(model))
-    assert printed.splitlines()[1:] == greedy(model, "second " * 3)
+    assert printed == f"{first}\n{second}\n{anew}"
     monkeypatch.setattr("sys.stdin", io.StringIO("long " * 20))
     fails(capsys, main(["chat", str(model)]), "shorten it")
-    questions = iter(["long " * 20, "second " * 3])
-    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
-    monkeypatch.setattr(chat, "read_line", lambda asks: next(questions, None))
-    assert main(["chat", str(model), "--temperature", "0", "--max-tokens", "8"]) == 0
-    out, err = capsys.readouterr()
-    assert "shorten it" in err and out.splitlines() == greedy(model, "second " * 3)
+    printed = converse(monkeypatch, capsys, ["first " * 3, "long " * 20, "second " * 3], str(model), stdin=Terminal)
+    long = f"the question has 108 tokens, and the context of {model} 40: shorten it"
+    assert printed == f"> {first}\n> > {second}\n> error: {long}\n{anew}"
 
 
-def test_answers_stand_side_by_side_on_a_terminal(capsys):
-    console = Console(file=io.StringIO(), force_terminal=True, width=60)
-    speakers = [chat.Speaker(name, None, []) for name in ("before", "after")]  # pyright: ignore[reportArgumentType]
-    chat.show_beside(console, speakers, [iter(["olleh ", "no"]), iter(["hello", " \x1b[2J", " you"])])
+def test_a_template_that_rewrites_earlier_turns_is_rendered_anew(tiny_model_dir, tmp_path, monkeypatch, capsys):
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": FORGETTING}))
+    printed = converse(monkeypatch, capsys, ["abc", "more"], str(model))
+    assert printed.splitlines() == reply(model, "abc") + reply(model, "abc and more")
+
+
+def test_answers_stand_side_by_side_on_a_terminal(trained, tiny_model_dir, monkeypatch, capsys):
+    console = Console(file=io.StringIO(), force_terminal=True, width=80)
+    monkeypatch.setattr(chat, "make_console", lambda **settings: console)
+    finish = chat.Detokenizer.finish
+    monkeypatch.setattr(chat.Detokenizer, "finish", lambda text: finish(text) + "\x1b[2J you")
+    converse(monkeypatch, capsys, ["abc"], str(trained))
+    answers = [reply(model, "abc")[0] + r"\x1b[2J you" for model in (tiny_model_dir, trained / "weights/step_3")]
     lines = console.file.getvalue().split("before")[-1].splitlines()
-    assert "after" in lines[0] and "olleh no" in lines[1] and r"hello \x1b[2J you" in lines[1]
+    assert "after" in lines[0] and all(answer in lines[1] for answer in answers)
 
 
 def test_what_can_not_talk_is_refused(trained, tmp_path, monkeypatch, capsys):
@@ -163,9 +168,3 @@ def test_what_can_not_talk_is_refused(trained, tmp_path, monkeypatch, capsys):
     assert main(["eval", "reverse-text", "-n", "1", "-r", "1", "-t", "2", "--output-dir", "measured"]) == 0
     capsys.readouterr()
     fails(capsys, main(["chat", "measured"]), "is an evaluation and made no weights: hone chat hone/tiny")
-
-
-def test_a_run_with_the_name_of_a_known_model_is_the_run(trained, tmp_path, monkeypatch, capsys):
-    shutil.copytree(trained, tmp_path / "smollm2-135m")
-    monkeypatch.chdir(tmp_path)
-    assert converse(monkeypatch, capsys, ["abc"], "smollm2-135m").startswith("before: ")

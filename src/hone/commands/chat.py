@@ -1,19 +1,14 @@
-"""`hone chat MODEL_OR_RUN`: a conversation in the terminal; with a run, before and after training side by side.
-
-Answers come as they are sampled. Each model has the conversation with its own answers.
-"""
+"""`hone chat MODEL_OR_RUN`: a conversation in the terminal; with a run, before and after training side by side."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Iterator
-from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -22,137 +17,138 @@ from hone import rng
 from hone.composition.evaluating import load_weights
 from hone.config.chat import ChatConfig
 from hone.config.shared import PolicyConfig
+from hone.environments import Environment
 from hone.errors import UserError
 from hone.inference.text import Detokenizer
-from hone.inference.types import Failure, Job, SamplingParams
+from hone.inference.types import Completion, Failure, Job, SamplingParams, Token
 from hone.model.fetch import is_fetched
-from hone.orchestrator.colocated import EnginePolicy
+from hone.orchestrator.colocated import EnginePolicy, segment_of
+from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.runs.listing import find_run
 from hone.terminal import make_console, printable
-from hone.types import Message
-
-KV_GIB = 1.0
-"""For keys and values of one conversation; two models may share a device."""
+from hone.types import Example, Message, Rollout, Segment
 
 
-@dataclass
-class Speaker:
-    """A model, by the name that its answers get, and the conversation that it has had."""
+class Chat(Environment):
+    """A task whose questions are the lines of the standard input, and the sampler of all models, which shows answers.
 
-    name: str
-    policy: EnginePolicy
-    system: list[Message]
-    messages: list[Message] = field(default_factory=list)
+    Each model has the conversation with its own answers.
+    """
 
-    def answer(self, question: str, config: ChatConfig, turn: int) -> Generator[str]:
-        """Yield the answer piece by piece, each with a token more; question and answer are remembered once it is whole.
+    def __init__(self, config: ChatConfig) -> None:
+        self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
+        self.console = make_console(highlight=False, soft_wrap=True)
+        self.system: list[Message] = [{"role": "system", "content": config.system}] if config.system else []
+        self.conversations, self.turns = [self.system for _ in self.models], dict[str, Segment]()
 
-        Where the conversation leaves less than a quarter of the model's context for it, the conversation begins anew.
-        UserError if the question alone fills it, or the model can't answer; the conversation can go on then.
-        """
-        engine, renderer = self.policy.engine, self.policy.renderer
-        context = engine.model.config.max_position_embeddings
-        messages: list[Message] = [{"role": "user", "content": question}]
-        ids = renderer.prompt_ids(self.system + messages)
-        if len(ids) >= context:
-            raise UserError(f"the question has {len(ids)} tokens, and the context of {self.name} {context}: shorten it")
-        longer = renderer.prompt_ids(self.system + self.messages + messages)
-        if len(longer) + min(config.max_tokens, context // 4) <= context:
-            messages, ids = self.messages + messages, longer
-        elif self.messages:
-            print(f"The conversation with {self.name} fills its context, and begins anew.", file=sys.stderr)
-        job = Job(tuple(ids), rng.key(config.seed, "chat", turn), min(config.max_tokens, context - len(ids)))
-        ticket = engine.add(job, SamplingParams(temperature=config.temperature, stop=renderer.stop_ids))
-        text, decoder = renderer.opened_by_template, Detokenizer(renderer.tokenizer)
-        try:
-            yield text
-            while engine.busy:
-                for event in engine.step():
-                    if isinstance(event, Failure):
-                        raise UserError(f"{self.name} can't answer: {event.reason}")
-                    text += (piece := decoder.push([event.id]))
-                    yield piece
-            yield (rest := decoder.finish())
-        finally:
-            engine.cancel(ticket)
-        self.messages = [*messages, {"role": "assistant", "content": text + rest}]
+    async def rollout(self, model: Any, example: Example) -> Rollout:
+        """Answer each question; the conversation begins anew if less than a quarter of the context is left for that."""
+        name, context, renderer = self.models[model.index][0], model.maker.seq_len, model.maker.renderer
+        while question := (await model.respond([], {}))[0]:
+            anew, messages = self.system + question, self.conversations[model.index] + question
+            if (tokens := len(renderer.prompt_ids(anew))) >= context:
+                raise UserError(f"the question has {tokens} tokens, and the context of {name} {context}: shorten it")
+            try:
+                ids, _ = model.prompt(messages, None, model.parent_of(messages, None))
+            except UserError:  # the template rewrites earlier turns
+                ids, model.calls = renderer.prompt_ids(messages), []
+            if messages != anew and len(ids) + min(self.config.max_tokens, context // 4) > context:
+                print(f"The conversation with {name} fills its context, and begins anew.", file=sys.stderr)
+                messages = anew
+            turn = await model.sample(messages)
+            self.conversations[model.index] = [*messages, turn.message]
+        return model.rollout()
+
+    def respond_many(self, turns: Sequence[Any]) -> list[Any]:
+        """Read the next question; there is none at the end of the input."""
+        line, question = "", list[Message]()
+        with suppress(EOFError):
+            while not line.strip():
+                line = input("> " if self.asks else "").encode(errors="surrogateescape").decode(errors="replace")
+            question.append({"role": "user", "content": line})
+        return [(question, {})] * len(turns)
+
+    def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Segment]:
+        """Show the answers as they come: in columns on a terminal, else one after the other."""
+        names = [name for name, _ in self.models]
+        answers = [self.answer(*model, one, sampling) for model, one in zip(self.models, requests, strict=True)]
+        if len(names) > 1 and self.console.is_terminal:
+            texts = [""] * len(names)
+            with Live(console=self.console, vertical_overflow="visible") as live:
+                for pieces in zip_longest(*answers, fillvalue=""):
+                    texts = [text + printable(piece) for text, piece in zip(texts, pieces, strict=True)]
+                    table = Table(*names, box=None, expand=True)
+                    table.add_row(*map(Text, texts))
+                    live.update(table)
+        else:
+            for name, answer in zip(names, answers, strict=True):
+                self.console.print(f"{name}: " if len(names) > 1 else "", end="")
+                for piece in answer:
+                    self.console.print(Text(printable(piece)), end="")
+                self.console.print()
+        return [self.turns[name] for name in names]
+
+    def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
+        """Yield an answer piece by piece, each with a token more; then it is the model's turn."""
+        engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
+        engine.clear()  # what was interrupted
+        key = rng.key(self.config.seed, "chat", request.turn)
+        engine.add(Job(request.prompt_ids, key, request.max_tokens), sampling)
+        yield policy.renderer.opened_by_template
+        while engine.busy:
+            for event in engine.step():
+                if isinstance(event, Failure):
+                    raise UserError(f"{name} can't answer: {event.reason}")
+                tokens.append(event)
+                yield text.push([event.id])
+        yield text.finish()
+        ids, logprobs = [token.id for token in tokens], [token.logprob for token in tokens]
+        completion = Completion(ids, logprobs, tokens[-1].stop_reason or "stop")
+        self.turns[name] = segment_of(request, completion, [0] * len(ids), policy.renderer)
 
 
 def run(config: ChatConfig) -> int:
-    """Answer each line of the standard input. Return 0 at its end."""
-    asks, console = sys.stdin.isatty(), make_console(highlight=False, soft_wrap=True)
-    system: list[Message] = [{"role": "system", "content": config.system}] if config.system else []
-    speakers = [Speaker(name, policy, system) for name, policy in load_models(config)]
-    turn = 0
-    while (line := read_line(asks)) is not None:
-        if line.strip():
-            answers = [speaker.answer(line, config, turn) for speaker in speakers]
-            turn += 1
-            show_all = show_beside if len(speakers) > 1 and console.is_terminal else show
-            try:
-                with ExitStack() as stack:
-                    show_all(console, speakers, [stack.enter_context(closing(answer)) for answer in answers])
-            except UserError as error:
-                if not asks:
-                    raise
-                print(f"error: {error}", file=sys.stderr)
-    return 0
+    """Answer each line of the standard input. On a terminal an error ends no more than a turn."""
+    chat, example = Chat(config), Example([{"role": "user", "content": ""}])
+    policy = chat.models[-1][1]
+    context, renderer = policy.engine.model.config.max_position_embeddings, policy.renderer
+    maker = RequestMaker(renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
+    sampling = SamplingParams(temperature=config.temperature, stop=renderer.stop_ids)
+    while True:
+        try:
+            for rollout in roll_out(chat, chat, maker, [example], [0], 0, sampling):
+                assert rollout.failure is None, rollout.failure
+            return 0
+        except UserError as error:
+            if not chat.asks:
+                raise
+            print(f"error: {error}", file=sys.stderr)
 
 
 def load_models(config: ChatConfig) -> list[tuple[str, EnginePolicy]]:
     """Load the model that the config names or, of a run, `before` (its initial model) and `after` (its last weights).
 
-    A run's initial model that is not here any more is left out, and so is one of an evaluation, which has made none.
+    A run's initial model that is not here any more is left out.
     """
     name, path = config.model, Path(config.model)
+    more: dict[str, Any] = {"precision": config.precision, "kv_gib": 1.0}  # two models may share a device
     # A model folder, a hub id, or a name that hone knows.
     if (path / "config.json").exists() or ("/" in name and not path.exists()) or is_fetched(name):
-        return [(name, load_weights(name, config.precision, kv_gib=KV_GIB))]
+        return [(name, load_weights(name, **more))]
     run = Run(find_run(name))
     if run.info["kind"] == "eval":
         raise UserError(f"{run.path} is an evaluation and made no weights: hone chat {run.config['model']}")
-    model, weights = run.config["model"], run.weights()
+    first, weights, loaded = PolicyConfig.model_validate(run.config["model"]), run.weights(), []
     if not weights:
-        raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {model['name']}")
-    last, loaded = weights[max(weights)], []
-    given = {name: model[name] for name in ("chat_template", "special_tokens", "implementation") if name in model}
-    if "{" not in (template := given.get("chat_template", "{")):  # it is a file
-        given["chat_template"] = run.locate(template)
-    more: dict[str, Any] = given | {"kv_gib": KV_GIB}
+        raise UserError(f"{run.path} has no weights yet: talk to what it began with, hone chat {first.name}")
+    last, template = weights[max(weights)], first.chat_template
+    more["chat_template"] = template if template is None or "{" in template else run.locate(template)
+    more |= {"special_tokens": first.special_tokens, "implementation": first.implementation}
     try:
-        first = PolicyConfig.model_validate(model | {"name": run.locate(model["name"])})
-        args = first.name, config.precision, run.info["seed"]
-        loaded.append(("before", load_weights(*args, init=first.init, lora=first.lora, **more)))
+        began = {"seed": run.info["seed"], "init": first.init, "lora": first.lora}
+        loaded.append(("before", load_weights(run.locate(first.name), **began, **more)))
     except UserError as error:
         print(f"The model before training can't be loaded ({error}): only {last} answers.", file=sys.stderr)
-    return [*loaded, ("after", load_weights(str(last), config.precision, **more))]
-
-
-def read_line(asks: bool) -> str | None:
-    """Return the next question, None at the end of the input."""
-    try:
-        return input("> " if asks else "").encode(errors="surrogateescape").decode(errors="replace")
-    except EOFError:
-        return None
-
-
-def show(console: Console, speakers: list[Speaker], answers: list[Iterator[str]]) -> None:
-    """Print one answer after the other, as it comes; with the speaker's name if there are several."""
-    for speaker, answer in zip(speakers, answers, strict=True):
-        if len(speakers) > 1:
-            console.print(Text(f"{speaker.name}: ", "bold"), end="")
-        for piece in answer:
-            console.print(Text(printable(piece)), end="")
-        console.print()
-
-
-def show_beside(console: Console, speakers: list[Speaker], answers: list[Iterator[str]]) -> None:
-    """Print the answers in a column each, as they come."""
-    texts = [""] * len(speakers)
-    with Live(console=console, vertical_overflow="visible") as live:
-        for pieces in zip_longest(*answers, fillvalue=""):
-            texts = [text + printable(piece) for text, piece in zip(texts, pieces, strict=True)]
-            table = Table(*(speaker.name for speaker in speakers), box=None, expand=True)
-            table.add_row(*map(Text, texts))
-            live.update(table)
+    return [*loaded, ("after", load_weights(str(last), **more))]

@@ -12,7 +12,7 @@ from hone.composition.machine import configure, device_of, serving_kv_gib
 from hone.composition.parts import use_graders
 from hone.config.base import changed
 from hone.config.eval import MAX_TOKENS, EvalConfig
-from hone.config.shared import EngineConfig, InitConfig, LoraConfig
+from hone.config.shared import EngineConfig
 from hone.environments import Environment, judgements
 from hone.environments.loading import configured
 from hone.errors import UserError
@@ -188,20 +188,16 @@ def load_weights(
     threads: int | None = None,
     kv_gib: float | None = None,
     env: Environment | None = None,
-    init: InitConfig | None = None,
-    implementation: str = "auto",
-    lora: LoraConfig | None = None,
     special_tokens: bool = False,
+    **more: Any,
 ) -> EnginePolicy:
     """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
 
-    `seed`, `init` and `implementation` are those of `load_model`; with `lora` it has the adapter of a run's start.
-
-    It has `kv_gib` for keys and values (None: what suits the device), and more for the conversations of `env`.
+    `seed` and `more` are those of `load_model`; with `lora` it has the adapter of a run's start. It has `kv_gib` for
+    keys and values (None: what suits the device), and more for the conversations of `env`.
     """
-    more: dict[str, Any] = {"seed": seed, "init": init, "implementation": implementation, "lora": lora}
-    model = load_model(name, device=device_of("auto"), precision=precision, **more)
-    if lora is not None:
+    model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
+    if more.get("lora") is not None:
         start_adapter(model, seed)
     configure(threads, model.num_parameters, deterministic=model.device.type == "cpu")
     kv_bytes = int((kv_gib or serving_kv_gib(str(model.device))) * GIB)
