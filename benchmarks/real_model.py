@@ -117,7 +117,7 @@ def measure_rl(folder: Path, args: argparse.Namespace, threads: int, rates: dict
     sizes = Sizes(2, 2, 4) if args.quick else RL
     steps = {f"hone_{precision}": HoneStep(folder, precision, sizes=sizes) for precision in PRECISIONS}
     first = next(iter(steps.values()))
-    prompt = len(first.maker.renderer.prompt_ids([{"role": "user", "content": prompt_texts(0, 1)[0]}]))
+    prompt = len(first.settings.renderer.prompt_ids([{"role": "user", "content": prompt_texts(0, 1)[0]}]))
     parameters = first.trainer.model.num_parameters
     rounds, phases = [], []
     for number in range(args.rounds):

@@ -68,7 +68,7 @@ class HoneStep:
         from hone.model.chat import load_renderer
         from hone.model.hf import load_model
         from hone.orchestrator.colocated import EnginePolicy
-        from hone.orchestrator.conversations import RequestMaker
+        from hone.orchestrator.conversations import RolloutSettings
         from hone.trainer.step import Trainer
 
         self.compiled, self.sizes = compiled, sizes
@@ -78,7 +78,7 @@ class HoneStep:
         self.trainer = Trainer(model, OptimConfig(lr=1e-5), SchedulerConfig(), 10**6, objective)
         self.policy = EnginePolicy(Engine(model), renderer, lambda: self.trainer.version)
         self.env = Environment(rubric=Rubric([lambda completion: 0.0]))
-        self.maker = RequestMaker(renderer, sizes.rollouts, 2048, sizes.new_tokens, 0, "rollout")
+        self.settings = RolloutSettings(renderer, sizes.rollouts, 2048, sizes.new_tokens, 0, "rollout")
 
     def __call__(self, step: int) -> dict[str, float]:
         import numpy as np
@@ -96,7 +96,7 @@ class HoneStep:
         start = time.perf_counter()
         examples = [Example([{"role": "user", "content": text}]) for text in prompt_texts(step, prompts)]
         made = roll_out(
-            self.env, self.policy, self.maker, examples, range(prompts), step, SamplingParams(ignore_eos=True)
+            self.env, self.policy, self.settings, examples, range(prompts), step, SamplingParams(ignore_eos=True)
         )
         sampled = time.perf_counter()
         groups = []
@@ -249,7 +249,7 @@ def measure(args: argparse.Namespace, folder: Path, workdir: Path) -> dict:
     for precision in tuple(hone):
         hone[f"{precision}_compiled"] = HoneStep(folder, precision, compiled=True)
     parameters = sum(p.numel() for p in hone["fp32"].trainer.model.parameters())
-    prompt_tokens = len(hone["fp32"].maker.renderer.prompt_ids([{"role": "user", "content": "x" * PROMPT_CHARS}]))
+    prompt_tokens = len(hone["fp32"].settings.renderer.prompt_ids([{"role": "user", "content": "x" * PROMPT_CHARS}]))
     rounds: list[dict[str, float]] = []
     phases: dict[str, dict[str, list[float]]] = {name: {"sample": [], "train": []} for name in hone}
     for index in range(args.rounds):

@@ -269,7 +269,30 @@ def test_an_audit_that_fails_only_warns_here(here, settings, capfd):
     assert "fails its audit: raises" in capfd.readouterr().err
 
 
-def test_ctrl_c_saves_the_run_and_ends_the_program(here, settings):
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_saves_what_of_an_evaluation_has_ended_and_pressed_again_nothing(
+    here, settings, interruptible, times, capsys
+):
+    pressed = []
+
+    def digits(completion):
+        if len(pressed) < times:
+            pressed.append(signal.SIGINT)
+            signal.raise_signal(pressed[0])
+        return 1.0
+
+    counts = {"model": settings["model"], "num_examples": 3, "rollouts_per_example": 2, "max_tokens": 6}
+    with pytest.raises(KeyboardInterrupt):
+        hone.evaluate(dataset=ROWS, reward_funcs=[digits], output_dir="out/own", **counts)
+    if times == 1:
+        assert capsys.readouterr().err == "Stopped by Ctrl-C: 6 of 6 completions are saved in out/own.\n"
+        assert Run("out/own").info["status"] == "stopped" and Path("out/own/rewards.py").exists()
+    else:
+        assert capsys.readouterr().err == "Stopped by Ctrl-C before there were results: nothing is saved.\n"
+        assert not Path("out").exists()
+
+
+def test_ctrl_c_saves_the_run_and_ends_the_program(here, settings, interruptible):
     Path("stop").touch()
 
     def digits(completion):
@@ -278,12 +301,8 @@ def test_ctrl_c_saves_the_run_and_ends_the_program(here, settings):
             signal.raise_signal(signal.SIGINT)
         return len(completion[-1]["content"]) % 3 / 2
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            hone.rl(dataset=ROWS, reward_funcs=[digits], output_dir="out", **settings)
-    finally:
-        signal.signal(signal.SIGINT, before)
+    with pytest.raises(KeyboardInterrupt):
+        hone.rl(dataset=ROWS, reward_funcs=[digits], output_dir="out", **settings)
     run = Run("out")
     assert run.info["status"] == "stopped" and run.checkpoints.steps()
     run = hone.rl(dataset=ROWS, reward_funcs=[digits], output_dir="out", resume=True, **settings)

@@ -97,8 +97,9 @@ def evaluate(
 
     `model` is a folder, a hub id or, with `base_url`, the name of a model behind a server; further keys of `hone eval`
     are `num_examples`, `rollouts_per_example`, `max_tokens`, … Saved only where `output_dir` or `save=True` is given.
+    Ctrl-C saves what has ended, and raises KeyboardInterrupt.
     """
-    from hone.commands.eval import with_progress
+    from hone.commands.eval import saved
     from hone.composition.evaluating import Evaluation
     from hone.composition.machine import kept_settings
     from hone.config.base import changed
@@ -133,12 +134,13 @@ def evaluate(
         evaluation = Evaluation(config, task)
         if evaluation.shortage:
             print(evaluation.shortage, file=sys.stderr)
-        result = with_progress(evaluation)
-        evaluation.save(result, sys.argv)
+        result = saved(evaluation)
     if evaluation.folder is not None and kept:
         for name, text in kept.items():
             write_file(evaluation.folder / name, text)
         write_json(evaluation.folder / INFO, Run(evaluation.folder).info | {"kept": sorted(kept)})
+    if result.stopped:
+        raise KeyboardInterrupt
     return result
 
 

@@ -7,7 +7,6 @@ import os
 import re
 import signal
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,14 +28,6 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(client, "delay", lambda *_: 0.0)
     monkeypatch.setattr(evaluating, "load_weights", lambda *_: pytest.fail("no model may be loaded here"))
     return tmp_path
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """SIGINT means Ctrl-C, also where these tests run in the background of a shell, which has it ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def question(body) -> str:
@@ -133,12 +124,14 @@ def test_ctrl_c_keeps_what_has_come_by_then(here: Path, interruptible, capsys):
         return Say(tag(question(body)[::-1]))
 
     with FakeOpenAI(script) as server:
-        assert vf_eval("reverse-text", "-b", server.url, "-n", "3", "-r", "2", "-c", "1") == 1
+        assert vf_eval("reverse-text", "-b", server.url, "-n", "3", "-r", "2", "-c", "1") == 130
         left.set()
-    rows, metadata, _ = answers(here)
+    rows, metadata, folder = answers(here)
     assert [row["outcome"] for row in rows] == ["correct"] * 3 + ["rollout_failed"] * 3
-    assert "  3 x stopped by Ctrl-C before an answer came" in capsys.readouterr().out
-    assert metadata["failed_rollouts"] == 3
+    captured = capsys.readouterr()
+    assert "  3 x stopped by Ctrl-C before it ended" in captured.out
+    assert captured.err == f"Stopped by Ctrl-C: 3 of 6 completions are saved in {folder.relative_to(here)}.\n"
+    assert metadata["failed_rollouts"] == 3 and json.loads((folder / "run.json").read_text())["status"] == "stopped"
 
 
 @pytest.mark.parametrize(

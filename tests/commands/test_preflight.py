@@ -19,6 +19,7 @@ from hone.environments.data import given_rows
 from hone.environments.functions import AgentTask, given_task
 from hone.environments.loading import load_environment
 from hone.errors import UserError
+from hone.runs.outputs import Lock
 
 pytestmark = pytest.mark.audit
 
@@ -105,6 +106,25 @@ def test_a_resume_is_audited_if_it_has_another_task(task, tiny_model_dir, capsys
     assert Path("outputs/audit.json").read_bytes() == first and not Path("outputs/superseded").exists()
     assert rl(tiny_model_dir, *other, "--no-audit") == 0
     assert json.loads(Path("outputs/audit.json").read_text())["verdict"] == "skipped"
+
+
+@pytest.mark.parametrize(
+    ("flags", "problem"),
+    [
+        ("--output-dir foreign", "foreign holds files that are not a run of hone (mine.txt)"),
+        ("--output-dir held", "this program is writing a run in held already"),
+        ("--resume.dir foreign", "--resume.dir foreign is not a run of hone: it has no run.json"),
+        ("--teacher.base-url http://127.0.0.1:9/v1 --teacher.max-retries 0", "start the teacher there with"),
+    ],
+)
+def test_what_is_seen_at_once_is_refused_before_the_audit(task, tiny_model_dir, capsys, flags, problem):
+    for name in ("foreign", "held"):
+        Path(name).mkdir()
+    Path("foreign/mine.txt").touch()
+    lock = Lock(Path("held"))
+    assert rl(tiny_model_dir, "--orchestrator.env.args", '{"broken": true}', *flags.split()) == 2
+    lock.release()
+    assert problem in capsys.readouterr().err and not Path("outputs").exists()
 
 
 def test_a_reference_at_which_the_grader_hangs_is_refused_with_the_runs_own_limit(task, tiny_model_dir, capsys):

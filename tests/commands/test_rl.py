@@ -11,6 +11,7 @@ from refusals import fails
 
 from hone.cli import main
 from hone.runs import Run
+from hone.runs.view import RunView
 from hone.trainer.step import Trainer
 
 CONSTANT = '''
@@ -79,7 +80,8 @@ def metrics(folder: Path) -> list[dict]:
 
 
 def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
-    assert rl("--orchestrator.eval.interval", "2", "--orchestrator.eval.num-examples", "4", "--ckpt") == 0
+    greedy = "--orchestrator.eval.sampling.temperature 0 --orchestrator.eval.sampling.max-tokens 60"
+    assert rl(*f"--orchestrator.eval.interval 2 --orchestrator.eval.num-examples 4 --ckpt {greedy}".split()) == 0
     out = tmp_path / "out"
     run = Run(out)
     assert run.info["kind"] == "rl" and run.info["status"] == "done" and run.info["exact"] is True
@@ -97,7 +99,12 @@ def test_the_run_directory_holds_the_whole_story(rl, tmp_path, capsys):
     assert all(timings[0][f"time/{phase}"] > 0 for phase in ("sample", "grade", "train", "record", "step"))
     printed = capsys.readouterr().out
     assert "3 steps x 2 prompts x 4 completions = 24 completions" in printed
-    assert f"Look: hone view {out}\nNext: hone eval reverse-text -m {out / 'weights' / 'step_3'}" in printed
+    command = f"hone eval @ {out}/config.toml -m {out / 'weights' / 'step_3'} -n 100 -r 4"
+    assert f"Look: hone view {out}\nNext: {command}\n" in printed
+    assert main([*command.split()[1:], "-n", "4", "-r", "1", "--output-dir", "evaluated"]) == 0
+    again, _ = RunView(Path("evaluated")).evaluation()
+    assert again == {name: metrics(out)[3][name] for name in again}
+    assert again["eval/reverse-text/completion/length/mean"] == 38.75, "each is cut by seq_len, before max_tokens"
 
 
 def test_without_any_signal_the_update_is_skipped_and_the_run_goes_on(rl, tmp_path, tiny_model_dir):

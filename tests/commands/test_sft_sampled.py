@@ -56,7 +56,7 @@ def test_the_sampled_ids_of_the_first_best_completion_are_learned(sampled, tiny_
     printed = capsys.readouterr().out
     assert "the best completions of run `rl`, of a reward from 1\n" in printed
     weights = tmp_path / "by-command" / "weights" / "step_2"
-    assert f"Next: hone eval by-chance -m {weights} -n 100 -r 4\n" in printed
+    assert f"Next: hone eval by-chance -m {weights} -n 100 -r 4 -t 4 -S '{{\"seq_len\": 64}}'\n" in printed
     assert main(["verify", str(tmp_path / "out"), "--steps", "2"]) == 0
 
 

@@ -93,7 +93,7 @@ def test_a_deterministic_agent_gives_equal_bytes_and_is_replayed(
     with pytest.raises(UserError, match="several segments"):
         sampled_rows(run, 0.0, "")
     capsys.readouterr()
-    assert main(["regrade", "one", "--trust-local-task"]) == 2
+    assert main(["regrade", "one"]) == 2
     assert "nothing else can grade them" in capsys.readouterr().err
     assert main(["verify", "one", "--trust-local-task", "--steps", "3"]) == 0
     text = capsys.readouterr().out

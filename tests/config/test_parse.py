@@ -209,14 +209,25 @@ def test_sft_needs_exactly_one_source_of_data() -> None:
 def test_an_evaluation_and_an_audit_take_the_task_of_a_runs_config(tmp_path):
     rl, sft = tmp_path / "rl.toml", tmp_path / "sft.toml"
     task = 'id = "functions"\n[{0}.env.args]\nrewards = ["rw:even"]\ndata = "p.jsonl"\n'
-    rl.write_text(
-        f"{CONFIG_OF}rl\nmax_steps = 3\nprecision = 'fp32'\n[orchestrator.env]\n" + task.format("orchestrator")
-    )
+    sampling = "[orchestrator.sampling]\ntemperature = 0.5\nmax_tokens = 9\nstop = ['x']\n"
+    sampling += "[orchestrator.eval.sampling]\ntop_p = 0.9\ntop_k = 5\nstop = []\n[orchestrator.env]\n"
+    keys = "max_steps = 3\nprecision = 'fp32'\nseed = 7\nseq_len = 96\n"
+    rl.write_text(f"{CONFIG_OF}rl\n{keys}{sampling}" + task.format("orchestrator"))
     sft.write_text(f"{CONFIG_OF}sft\nmax_steps = 3\n[data.env]\n" + task.format("data"))
     for file in (rl, sft):
         config = parse(EvalConfig, ["@", str(file), "-m", "weights", "-n", "7"], "hone eval")
         assert (config.env, config.model, config.num_examples) == ("functions", "weights", 7)
         assert config.env_args == {"rewards": ["rw:even"], "data": "p.jsonl"} and config.precision == "bf16_linear"
+    config = parse(EvalConfig, ["@", str(rl)], "hone eval")
+    assert config.sampling() == {
+        "temperature": 1.0,
+        "top_p": 0.9,
+        "seed": 7,
+        "max_tokens": 9,
+        "top_k": 5,
+        "stop": ["x"],
+    }
+    assert config.seq_len == 96 and parse(EvalConfig, ["@", str(rl), "-t", "97"], "hone eval").seq_len is None
     audited = parse(AuditConfig, ["@", str(rl)], "hone audit")
     assert (audited.env, audited.env_args) == ("functions", {"rewards": ["rw:even"], "data": "p.jsonl"})
     rl.write_text(f"{CONFIG_OF}rl\n[orchestrator]\nenvs = [{{id = 'a'}}, {{id = 'b'}}]\n")

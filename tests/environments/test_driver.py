@@ -41,7 +41,7 @@ def run(
 ) -> list[Any]:
     """Run jobs, which get the driver and their own number."""
     env: Any = SimpleNamespace(respond_many=batches.respond, patience=patience, concurrency=concurrency)
-    driver = Driver(env, batches.sample)
+    driver = Driver(env, batches.sample, concurrency=more.pop("most", None))
     return driver.run([partial(job, driver, i) for i, job in enumerate(jobs)], make=lambda job: job(), **more)
 
 
@@ -72,9 +72,10 @@ def test_turns_are_sampled_in_the_order_of_their_stops_rollouts_and_numbers():
 
 
 def test_rollouts_behind_the_limit_have_not_begun():
-    batches = Batches()
-    run(batches, *[two_turns] * 3, concurrency=1)
-    assert batches.sampled == [["0a"], ["0b"], ["1a"], ["1b"], ["2a"], ["2b"]]
+    for limits in ({"concurrency": 1}, {"most": 1}, {"concurrency": 64, "most": 1}, {"concurrency": 1, "most": 64}):
+        batches = Batches()
+        run(batches, *[two_turns] * 3, **limits)
+        assert batches.sampled == [["0a"], ["0b"], ["1a"], ["1b"], ["2a"], ["2b"]]
 
 
 def test_with_patience_others_are_waited_for_as_long_as_that():

@@ -14,6 +14,7 @@ from hone import rng
 from hone.config.eval import EvalConfig
 from hone.environments import Range, Rubric, SingleTurnEnv, TagParser
 from hone.errors import UserError
+from hone.evaluation import loop
 from hone.evaluation.intervals import bounded_interval, mean_interval
 from hone.evaluation.loop import evaluate
 from hone.evaluation.report import show_sample
@@ -79,8 +80,8 @@ def make_env(n=4) -> SingleTurnEnv:
     return SingleTurnEnv(rubric=rubric, parser=TAGS, eval_dataset=rows, id="toy")
 
 
-def run(script, env=None, n=4, r=2, version=3, **kwargs) -> tuple[EvalResult, Scripted]:
-    policy = Scripted(script, version)
+def run(script, env=None, n=4, r=2, version=3, policy=None, **kwargs) -> tuple[EvalResult, Scripted]:
+    policy = policy or Scripted(script, version)
     settings = {"sampling": SamplingParams(temperature=0.5), "max_tokens": 10, "seq_len": 100, "seed": 7} | kwargs
     result = evaluate(
         policy, env or make_env(), num_examples=n, rollouts_per_example=r, renderer=Renderer(), **settings
@@ -269,3 +270,23 @@ def test_what_the_disk_does_not_take_is_saved_elsewhere_and_the_earlier_results_
     assert f"The results are in {place}: move them" in str(caught.value)
     assert (place / "results.jsonl").read_bytes() == before["results.jsonl"]
     assert json.loads((place / "run.json").read_text())["command"] == ["second"]
+
+
+def test_ctrl_c_keeps_what_has_ended_for_a_caller_that_wants_it(monkeypatch):
+    class Interrupted(Scripted):
+        def sample(self, requests, sampling, finished=None):
+            turns = super().sample(requests, sampling)
+            if len(self.calls) == 2:
+                if finished:
+                    finished(1, turns[1])
+                raise KeyboardInterrupt
+            return turns
+
+    monkeypatch.setattr(loop, "BATCH", 4)
+    result, _ = run(None, policy=Interrupted(scripted), keeps_ended=True)
+    assert [(s.index, s.rollout) for s in result.samples] == [(0, 0), (0, 1), (1, 0), (1, 1), (2, 1)]
+    assert [(f.index, f.rollout) for f in result.failed] == [(2, 0), (3, 0), (3, 1)]
+    rows, whole = result.rows(), run(scripted)[0].rows()
+    assert result.stopped and rows[:4] == whole[:4] and rows[5] == whole[5] and result.seconds["sample"] > 0
+    with pytest.raises(KeyboardInterrupt):
+        run(None, policy=Interrupted(scripted))

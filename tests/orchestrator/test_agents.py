@@ -30,7 +30,7 @@ from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator.agents import ProgramCalls
 from hone.orchestrator.colocated import EnginePolicy, segment_of
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.groups import grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.planning.data import facts_of_tasks
 from hone.types import Group, Outcome, Rollout, Score, Segment
@@ -52,9 +52,9 @@ def played(
     task: AgentTask, rollouts: int = 2, seq_len: int = 256, max_tokens: int = 6, examples: int = 2
 ) -> list[Rollout]:
     policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
-    maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
+    settings = RolloutSettings(RENDERER, rollouts, seq_len, max_tokens, 0, "rollout")
     split = task.split("train")
-    return roll_out(task, policy, maker, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
+    return roll_out(task, policy, settings, [split[i] for i in range(examples)], range(examples), 0, SamplingParams())
 
 
 async def ask(client: openai.AsyncOpenAI, messages: list[Any], **more: Any) -> Any:
@@ -104,9 +104,9 @@ def test_one_call_is_sampled_as_a_task_of_one_turn_is() -> None:
     made = played(agent)
     plain = FunctionTask([Source(zero, None, "")], given_rows(ROWS, "dataset"), given_rows(ROWS[:1], "eval"))
     policy = EnginePolicy(Engine(talking_model(), batch_invariant=True, tokenizer=RENDERER.tokenizer), RENDERER)
-    maker = RequestMaker(RENDERER, 2, 256, 6, 0, "rollout")
+    settings = RolloutSettings(RENDERER, 2, 256, 6, 0, "rollout")
     split = plain.split("train")
-    expected = roll_out(plain, policy, maker, [split[0], split[1]], [0, 1], 0, SamplingParams())
+    expected = roll_out(plain, policy, settings, [split[0], split[1]], [0, 1], 0, SamplingParams())
     for one, other in zip(made, expected, strict=True):
         assert one.token_ids.tolist() == other.token_ids.tolist() and one.messages == other.messages
         assert np.array_equal(one.logprobs, other.logprobs) and one.sample_id == other.sample_id
@@ -522,8 +522,8 @@ def test_tool_calls_come_back_and_their_ids_are_gone_on_from() -> None:
         return 1.0
 
     task = task_of(uses_tools)
-    maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = roll_out(task, Scripted(call, "It is 2."), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    settings = RolloutSettings(RENDERER, 1, 512, None, 0, "rollout")
+    (sample,) = roll_out(task, Scripted(call, "It is 2."), settings, [task.split("train")[0]], [0], 0, SamplingParams())
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
     assert results[0].content == "Let me see." and results[0].tool_calls[0].function.name == "add"
     assert results[1].content == "It is 2."
@@ -541,9 +541,9 @@ def test_a_program_may_compose_the_texts_that_it_sends_again() -> None:
         await ask(client, [*again, {"role": "user", "content": "More"}])
         return 1.0
 
-    task = task_of(composes)
-    maker = RequestMaker(RENDERER, 1, 512, None, 0, "rollout")
-    (sample,) = roll_out(task, Scripted("cafe\u0301", "b"), maker, [task.split("train")[0]], [0], 0, SamplingParams())
+    task, policy = task_of(composes), Scripted("cafe\u0301", "b")
+    settings = RolloutSettings(RENDERER, 1, 512, None, 0, "rollout")
+    (sample,) = roll_out(task, policy, settings, [task.split("train")[0]], [0], 0, SamplingParams())
     assert sample.failure is None and sample.turns == 2 and len(sample.segments) == 1
 
 
@@ -831,7 +831,7 @@ def test_every_call_with_a_reward_has_a_turn(monkeypatch: pytest.MonkeyPatch) ->
         return [line.turn_rewards.tolist() for line in one.segments]
 
     assert shapes() == [[0.0, 1.0, 2.0], [3.0]]
-    monkeypatch.setattr(RequestMaker, "bridge_ids", lambda *args: [])
+    monkeypatch.setattr(RolloutSettings, "bridge_ids", lambda *args: [])
     assert shapes() == [[0.0], [1.0], [2.0], [3.0]]
 
 

@@ -20,7 +20,7 @@ from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.model.tokenizer import ENDOFTEXT_ID
 from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.groups import grade_groups, trainable, with_advantages
 from hone.reproduce.recorded import RecordedPolicy
 from hone.trainer.packing import deal
@@ -55,9 +55,9 @@ class Script:
 
 
 def rolled(policy, env, rollouts: int, seq_len: int = 400, max_tokens: int | None = 50, draws=(4,), step: int = 9):
-    maker = RequestMaker(RENDERER, rollouts, seq_len, max_tokens, 1, "rollout", env.tool_schemas)
+    settings = RolloutSettings(RENDERER, rollouts, seq_len, max_tokens, 1, "rollout", env.tool_schemas)
     examples = [env.split("train")[i] for i in range(len(draws))]
-    return examples, roll_out(env, policy, maker, examples, list(draws), step, SAMPLING)
+    return examples, roll_out(env, policy, settings, examples, list(draws), step, SAMPLING)
 
 
 def game(answer: int = 5, **kwargs) -> guessing.Guessing:
@@ -150,8 +150,8 @@ def test_special_tokens_in_an_answer_of_the_task_are_text_and_counted(monkeypatc
     renderer = load_renderer("hone/tiny")
     env = game(max_turns=2)
     monkeypatch.setattr(env, "env_response", lambda messages, state: [{"role": "user", "content": f"no{END_TEXT}"}])
-    maker = RequestMaker(renderer, 1, 400, 50, 1, "rollout", env.tool_schemas)
-    (t,) = roll_out(env, Script(["3", "5"]), maker, [env.split("train")[0]], [4], 9, SAMPLING)
+    settings = RolloutSettings(renderer, 1, 400, 50, 1, "rollout", env.tool_schemas)
+    (t,) = roll_out(env, Script(["3", "5"]), settings, [env.split("train")[0]], [4], 9, SAMPLING)
     assert t.token_ids[~t.sampled_mask].tolist().count(END) == t.turns, "the prompt and each answer end once"
     assert t.messages[2]["content"] == f"no{END_TEXT}" and t.turns == 2
     assert "what the task answers in rollout 9-4-0, <|im_end|>" in str(renderer.special_texts)
@@ -194,9 +194,9 @@ def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are
             return replace(said, columns=joined(parts))
 
     env = game()
-    maker = RequestMaker(RENDERER, 1, 400, 50, 1, "rollout", env.tool_schemas)
+    settings = RolloutSettings(RENDERER, 1, 400, 50, 1, "rollout", env.tool_schemas)
     examples, sampling = [env.split("train")[0]], SamplingParams(stop=("9",))
-    (t,) = roll_out(env, Cut(["39", "5"]), maker, examples, [4], 9, sampling)
+    (t,) = roll_out(env, Cut(["39", "5"]), settings, examples, [4], 9, sampling)
     assert [m["content"] for m in t.messages if m["role"] == "assistant"] == ["3", "5"]
     sampled = t.token_ids[t.sampled_mask].tolist()
     assert sampled == [*encode("39"), END, *encode("5"), END]
@@ -205,7 +205,7 @@ def test_a_turn_ends_before_a_stop_string_whose_tokens_stay_and_its_kept_ids_are
     added = [1] * (len(encode("39")) + 1) + [2] * (len(encode("5")) + 1)
     assert kept.values.reshape(-1, 2).tolist() == [[id, id + n] for id, n in zip(sampled, added, strict=True)]
     recorded = RecordedPolicy({t.sample_id: t}, RENDERER, 7)
-    (again,) = roll_out(env, recorded, maker, examples, [4], 9, sampling)
+    (again,) = roll_out(env, recorded, settings, examples, [4], 9, sampling)
     assert again.messages == t.messages
     once_more = again.first.columns["candidates"]
     assert np.array_equal(once_more.values, kept.values) and np.array_equal(once_more.counts, kept.counts)
@@ -298,8 +298,8 @@ def test_recorded_rollouts_are_handed_over_as_they_end():
     _, recorded = rolled(script, game(max_turns=1), 2)
     policy = RecordedPolicy({t.sample_id: t for t in recorded}, RENDERER, 7)
     single = SingleTurnEnv(rubric=Rubric([guessing.correctness]), dataset=[{"prompt": "Guess", "answer": "5"}])
-    maker = RequestMaker(RENDERER, 2, 400, 50, 1, "rollout")
-    again = roll_out(single, policy, maker, [single.split("train")[0]], [4], 9, SAMPLING, handed.__setitem__)
+    settings = RolloutSettings(RENDERER, 2, 400, 50, 1, "rollout")
+    again = roll_out(single, policy, settings, [single.split("train")[0]], [4], 9, SAMPLING, handed.__setitem__)
     assert equal(again, [replace(t, state=None) for t in recorded]) and handed == dict(enumerate(again))
 
 

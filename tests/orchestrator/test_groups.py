@@ -11,7 +11,7 @@ from hone.environments import Rubric, SingleTurnEnv
 from hone.errors import UserError
 from hone.inference.types import Completion, SamplingParams
 from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.groups import fill, grade_groups, group_state, step_metrics, trainable, with_advantages
 from hone.orchestrator.types import Request
 from hone.trainer.packing import deal
@@ -38,9 +38,9 @@ class Noting:
         return [segment_of(request, Completion([1], [-1.0], "stop"), [0], self.renderer) for request in requests]
 
 
-def asked(maker, examples, draws, step) -> list[Request]:
+def asked(settings, examples, draws, step) -> list[Request]:
     policy = Noting()
-    roll_out(ENV, policy, maker, examples, draws, step, SamplingParams())
+    roll_out(ENV, policy, settings, examples, draws, step, SamplingParams())
     return policy.requests
 
 
@@ -74,22 +74,22 @@ def groups_of(*texts_by_group: list[str], **kwargs):
 
 def test_requests_are_keyed_by_seed_purpose_step_draw_and_sample():
     examples = [Example([{"role": "user", "content": "abc"}])] * 2
-    maker = RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="rollout")
-    requests = asked(maker, examples, [4, 5], step=7)
+    settings = RolloutSettings(Renderer(), 3, 20, 8, seed=1, purpose="rollout")
+    requests = asked(settings, examples, [4, 5], step=7)
     assert [r.sample_id for r in requests] == ["7-4-0", "7-4-1", "7-4-2", "7-5-0", "7-5-1", "7-5-2"]
     assert len({r.key for r in requests}) == 6
-    other = asked(RequestMaker(Renderer(), 3, 20, 8, seed=1, purpose="eval"), examples, [4, 5], step=7)
+    other = asked(RolloutSettings(Renderer(), 3, 20, 8, seed=1, purpose="eval"), examples, [4, 5], step=7)
     assert not {r.key for r in requests} & {r.key for r in other}
-    assert [r.key for r in asked(maker, examples, [4, 5], step=7)] == [r.key for r in requests]
+    assert [r.key for r in asked(settings, examples, [4, 5], step=7)] == [r.key for r in requests]
 
 
 def test_a_completion_gets_what_the_prompt_leaves_of_seq_len():
     example = Example([{"role": "user", "content": "abcde"}])
     for limits, most in (((20, 8), 8), ((9, 8), 4), ((9, None), 4)):
-        (request,) = asked(RequestMaker(Renderer(), 1, *limits, 0, "r"), [example], [0], 0)
+        (request,) = asked(RolloutSettings(Renderer(), 1, *limits, 0, "r"), [example], [0], 0)
         assert request.max_tokens == most
     with pytest.raises(UserError, match=r"has 5 tokens and leaves no room.*seq_len = 5"):
-        asked(RequestMaker(Renderer(), 1, 5, 8, 0, "r"), [example], [0], 0)
+        asked(RolloutSettings(Renderer(), 1, 5, 8, 0, "r"), [example], [0], 0)
 
 
 def test_states_advantages_and_what_is_packed():

@@ -37,14 +37,15 @@ def test_the_numbers_of_a_run(tmp_path: Path) -> None:
 def test_the_command_that_evaluates_names_a_file_where_that_has_one_task(tmp_path: Path) -> None:
     run = make_run(tmp_path / "a")
     task = 'id = "gsm8k"\nname = "NAME"\nargs = {mode = "sparse"}'
-    settings = f'output_dir = "{run}"\nmax_steps = 4\n[orchestrator.env]\nid = "gsm8k"\nargs = {{mode = "sparse"}}\n'
+    settings = f'output_dir = "{run}"\nmax_steps = 4\nseq_len = 96\nseed = 7\n[orchestrator.env]\nid = "gsm8k"\n'
+    settings += 'args = {mode = "sparse"}\n'
     (run / "config.toml").write_text(settings)
     weights = Path("w")
     by_file = f"hone eval @ {run}/config.toml -m w -n 100 -r 4"
     assert evaluating(summarize(run), weights).startswith(by_file)
     several = "".join(f"[[orchestrator.envs]]\n{task.replace('NAME', name)}\n" for name in "ab")
     (run / "config.toml").write_text(settings + several)
-    by_words = """hone eval gsm8k -m w -n 100 -r 4 -a '{"mode": "sparse"}'"""
+    by_words = """hone eval gsm8k -m w -n 100 -r 4 -a '{"mode": "sparse"}' -t 96 --seed 7 -S '{"seq_len": 96}'"""
     assert evaluating(summarize(run), weights).startswith(by_words)
 
 

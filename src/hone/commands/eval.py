@@ -30,7 +30,7 @@ from hone.terminal import make_console
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate and report. Return 0, or 1 if rollouts failed or too many completions could not be graded."""
+    """Evaluate and report. Return 0; 1 if rollouts failed or too many could not be graded; 130 after Ctrl-C."""
     if config.cluster is not None and config.base_url is None:
         with on_cluster(config, config.cluster) as served:
             return run(served)
@@ -43,12 +43,11 @@ def run(config: EvalConfig) -> int:
         console.print(Text(evaluation.shortage))
     if config.model == TINY and config.base_url is None:
         console.print(Text(f"{TINY} is a random model that was never trained; name yours with -m"))
-    result = with_progress(evaluation)
-    evaluation.save(result, sys.argv)  # before anything is printed: standard output may be gone
+    result = saved(evaluation)  # before anything is printed: standard output may be gone
     if result.samples:
         show_sample(console, next((s for s in result.samples if s.graded), result.samples[0]))
     show_result(console, result)
-    if config.profile is not None:
+    if config.profile is not None and not result.stopped:
         between, count = sum(0 < row["pass_rate"] < 1 for row in pass_rates(result)), len(result.by_example)
         words = f"{config.profile}: {between} of {count} {what} examples are solved in some of their completions"
         console.print(Text(f"profile     {words}"), soft_wrap=True)
@@ -81,6 +80,8 @@ def on_cluster(config: EvalConfig, cluster: EvalClusterConfig) -> Iterator[EvalC
 
 
 def _exit_code(result: EvalResult, max_failed: float) -> int:
+    if result.stopped:
+        return 130
     failed, graded = len(result.failed), len(result.samples)
     total, problem = failed + graded, ""
     if failed == total:
@@ -97,13 +98,23 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
     return 1 if problem else 0
 
 
-def with_progress(evaluation: Evaluation) -> EvalResult:
-    """Sample and grade, and show how far that is."""
+def saved(evaluation: Evaluation) -> EvalResult:
+    """Sample, grade and save, show how far that is, and say what Ctrl-C has left."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
-    with Ticking(Status(sys.stderr), title) as tell:
-        env.progress = lambda words: tell(words or title)
-        result = evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
+    try:
+        with Ticking(Status(sys.stderr), title) as tell:
+            env.progress = lambda words: tell(words or title)
+            result = evaluation.run(lambda done, total: tell(f"{title}: {done:,} of {total:,} completions"))
+    except KeyboardInterrupt:
+        print("Stopped by Ctrl-C before there were results: nothing is saved.", file=sys.stderr)
+        raise
+    evaluation.save(result, sys.argv)
+    if result.stopped:
+        total = len(result.samples) + len(result.failed)
+        where = f"saved in {evaluation.folder}" if evaluation.folder else "not saved"
+        left = "; no profile is written" if config.profile else ""
+        print(f"Stopped by Ctrl-C: {len(result.samples)} of {total} completions are {where}{left}.", file=sys.stderr)
     if evaluation.special_texts:
         print(f"warning: {evaluation.special_texts}", file=sys.stderr)
     return result

@@ -51,6 +51,7 @@ class Evaluation:
         self.config, self._exact_keys = _with_model(config)
         self.folder = results_folder(self.config) if config.save else None
         self._lock: Lock | None = None
+        self._made: list[Path] = []
         self.env = env or configured(config.env, config.env_args, config.template, "template")
         self.special_texts = SpecialTexts()
         self.env.check_rollouts()
@@ -62,7 +63,7 @@ class Evaluation:
                 raise UserError(f"--profile {config.profile} is there already: name another file, or move it away")
 
     def run(self, progress: Progress = lambda done, total: None) -> EvalResult:
-        """Sample and grade."""
+        """Sample and grade. Ctrl-C leaves a result of what has ended; it raises if nothing has."""
         config = self.config
         counts: dict[str, Any] = {
             "num_examples": config.num_examples,
@@ -75,6 +76,11 @@ class Evaluation:
         try:
             return self._here(counts) if config.base_url is None else self._there(counts)
         except BaseException:
+            with suppress(OSError):  # another evaluation may have put its folder beside this one
+                for path in self._made:
+                    if path == self.folder:
+                        (path / LOCK).unlink()
+                    path.rmdir()
             self._release()
             raise
         finally:
@@ -88,7 +94,7 @@ class Evaluation:
                 save_results(self.folder, self.config, result, list(command), sources)
             finally:
                 self._release()
-        if self.config.profile is not None:
+        if self.config.profile is not None and not result.stopped:
             write_profile(self.config.profile, result)
 
     def _here(self, counts: dict[str, Any]) -> EvalResult:
@@ -98,8 +104,8 @@ class Evaluation:
         self.special_texts = policy.renderer.special_texts
         self.config = changed(config, {"kv_gib": policy.engine.kv_bytes / GIB})
         self._claim()
-        limits = {"max_tokens": sampling.max_tokens, "seed": sampling.seed}
-        return evaluate_weights(policy, self.env, sampling, **limits, **counts)
+        counts |= {"max_tokens": sampling.max_tokens, "seed": sampling.seed, "seq_len": config.seq_len}
+        return evaluate_weights(policy, self.env, sampling, keeps_ended=True, **counts)
 
     def _there(self, counts: dict[str, Any]) -> EvalResult:
         from hone.evaluation.remote import check_body, evaluate_url
@@ -110,27 +116,17 @@ class Evaluation:
         check_body(body)
         settings = {"body": body, "seed": seed, "exact_keys": self._exact_keys}
         endpoint = _endpoint(config)
-        made = self._claim()
-        try:
-            return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
-        except (UserError, KeyboardInterrupt):
-            with suppress(OSError):  # another evaluation may have put its folder beside this one
-                if made and self.folder is not None:
-                    (self.folder / LOCK).unlink()
-                for path in made:
-                    path.rmdir()
-            raise
+        self._claim()
+        return evaluate_url(endpoint, config.model, self.env, **settings, **counts)
 
-    def _claim(self) -> list[Path]:
-        """Make the folder of results and lock it until they are saved; return the folders that were made.
+    def _claim(self) -> None:
+        """Make the folder of results and lock it until they are saved.
 
         Raises UserError if another process is writing there.
         """
-        if self.folder is None:
-            return []
-        made = make_folder(self.folder)
-        self._lock = Lock(self.folder)
-        return made
+        if self.folder is not None:
+            made = make_folder(self.folder)
+            self._lock, self._made = Lock(self.folder), made
 
     def _release(self) -> None:
         if self._lock is not None:
@@ -215,17 +211,20 @@ def evaluate_weights(
     *,
     num_examples: int,
     split_name: str = "eval",
+    seq_len: int | None = None,
     **more: Any,
 ) -> EvalResult:
-    """Call `evaluate` with the model's whole context and `more` of its arguments.
+    """Call `evaluate` with the model's whole context, or `seq_len` of it, and `more` of its arguments.
 
     UserError, before sampling, for a row without room in the context.
     """
     context = policy.engine.model.config.max_position_embeddings
+    limit, remedy = f"the model's context of {context} tokens", "shorten the row, or evaluate a model of longer context"
+    if seq_len is not None and seq_len < context:
+        context, limit, remedy = seq_len, f"seq_len = {seq_len}", "shorten the row, or give a larger -t"
     split = env.split(split_name)
     env.check_template(policy.renderer, split[0])
-    remedy = "shorten the row, or evaluate a model of longer context"
-    used, limit = range(min(num_examples, len(split))), f"the model's context of {context} tokens"
+    used = range(min(num_examples, len(split)))
     check_prompts(split, used, policy.renderer, context, limit, remedy, tools=env.tool_schemas)
     more |= {"num_examples": num_examples, "seq_len": context, "renderer": policy.renderer, "split_name": split_name}
     return evaluate(policy, env, sampling=sampling, **more)

@@ -266,13 +266,19 @@ class RL(Training):
         return first_examples(self.config, self.env, next(iter(self.curricula.values())))
 
     def _open(self, stack: ExitStack) -> None:
-        self._check()
         teacher = None
         if (settings := self.config.teacher) is not None:
             from hone.orchestrator.teacher import Teacher
 
             teacher = Teacher.reach(settings, self.renderer, self.decoder.vocab_size, self.config.seq_len)
-        run = self._open_run(stack, **self.processes.connect(self))
+        kept = (self.given.files if self.given else {}) | self.own.files
+        reads = parts.local_sources(parts.model_files(self.config))
+        for one in (*self.config.tasks().values(), *self.config.eval_tasks().values()):
+            task = one.orchestrator.env
+            reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
+        reads = [path for path in reads if path not in [self.config.output_dir / name for name in kept]]
+        self._check(reads, kept)
+        run = self._open_run(stack, reads, keep=kept, **self.processes.connect(self))
         if run.nothing_left:
             return
         config = self.config
@@ -295,22 +301,16 @@ class RL(Training):
             curriculum.restarted = partial(self._report_restart, curriculum.size)
         trainer.start(self.saver)
 
-    def _open_run(self, stack: ExitStack, digests: dict[str, str], **more: Any) -> Any:
+    def _open_run(self, stack: ExitStack, reads: list[Path], digests: dict[str, str], **more: Any) -> Any:
         """Open the run directory and, if anything is left to do, start what grades."""
         config, given = self.config, self.given
-        kept = (given.files if given else {}) | self.own.files
         digests = (
             digests
             | parts.task_digests(config, self.envs, self.eval_envs)
             | (given.digests if given else {})
             | self.own.digests
         )
-        reads = parts.local_sources(parts.model_files(config))
-        for one in (*config.tasks().values(), *config.eval_tasks().values()):
-            task = one.orchestrator.env
-            reads += parts.local_sources([], task.args) + ([task.profile] if task.profile else [])
-        reads = [path for path in reads if path not in [config.output_dir / name for name in kept]]
-        run = self._start(stack, reads, digests, keep=kept, **more)
+        run = self._start(stack, reads, digests, **more)
         if run.nothing_left:
             return run
         judgements.record_in(config.output_dir)

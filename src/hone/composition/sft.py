@@ -204,14 +204,13 @@ class SFT(Training):
         self.configure()
         self.renderer = load_renderer(self.source, config.model.chat_template, config.model.special_tokens)
         self.data = load_data(config, self.renderer, self.model, self.rows)
-        self._check()
-        digests = parts.model_digests(self.model, self.renderer) if self.source == config.model.name else {}
-        digests |= self.data.digests
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
-        digests |= {name: text_sha256(text) for name, text in kept.items()}
         names = [*parts.model_files(config), config.data.path, config.data.run]
         reads = parts.local_sources(names, config.data.env.args if config.data.env else {})
         reads = [path for path in reads if path != config.output_dir / DATA or not kept]
+        self._check(reads, kept)
+        digests = parts.model_digests(self.model, self.renderer) if self.source == config.model.name else {}
+        digests |= self.data.digests | {name: text_sha256(text) for name, text in kept.items()}
         run = self._start(
             stack, reads, digests, parameters=self.model.trained, with_tensors=world == 1, ranks=world, keep=kept
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -17,6 +17,8 @@ from hone.config.shared import CkptConfig
 from hone.errors import AlarmStop, Halt, UserError, called_from
 from hone.runs import predictions
 from hone.runs.observer import Observer
+from hone.runs.opening import Opening
+from hone.runs.outputs import writable
 from hone.runs.provenance import resume_command
 from hone.runs.saving import Ending, Saver, Snapshot
 from hone.runs.signals import StepAbandoned, StopRequest
@@ -216,8 +218,10 @@ class Training(ABC):
             self._stack = None
         return True
 
-    def _check(self) -> None:
-        """Let the observers look at the run before anything is written."""
+    def _check(self, reads: list[Path], keep: Iterable[str]) -> None:
+        """Refuse a directory that the run can't have, then let observers look, which may take long; write nothing."""
+        with writable(self.config.output_dir):
+            Opening(self.config, self.kind, [], print).check(reads, keep)
         for observer in self.observers:
             observer.check(self)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -29,8 +30,9 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the task of a run that trains, set up as it is there."""
-        return task_of_run(kind, table, "env_args", "template")
+        """Return the task of a run that trains, set up as it is there, and how evaluations of RL sample there."""
+        sampling = sampling_of_run(table) if kind == "rl" else {}
+        return task_of_run(kind, table, "env_args", "template") | sampling
 
     env: str = "reverse-text"
     """Environment id; also the first word of the command line."""
@@ -57,7 +59,8 @@ class EvalConfig(BaseConfig):
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Nucleus sampling."""
     sampling_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("sampling_args", "S"))
-    """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one."""
+    """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one. A
+    model here takes `seq_len`, the most tokens of prompt and completion, unless `max_tokens` is more."""
     profile: Path | None = None
     """Measure training examples in place of held-out ones, and write each one's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
@@ -103,6 +106,8 @@ class EvalConfig(BaseConfig):
             raise UserError(f"{flag((name,))} is for a model in this process: the server behind -b decides that")
         for name in meant & SAMPLING & self.sampling_args.keys():
             raise UserError(f"{name} is given twice, by a flag and in -S: leave one out")
+        if not isinstance(self.sampling_args.get("seq_len", 1), int):
+            raise UserError("seq_len (-S) should be a whole number")
         return self
 
     @property
@@ -116,4 +121,22 @@ class EvalConfig(BaseConfig):
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         if "max_completion_tokens" in self.sampling_args and self.max_tokens is None:
             del flags["max_tokens"]  # the two are names of one thing, and servers refuse both
-        return flags | self.sampling_args
+        return flags | {name: value for name, value in self.sampling_args.items() if name != "seq_len"}
+
+    @property
+    def seq_len(self) -> int | None:
+        """Most tokens of prompt and completion of a model in this process; None: its context."""
+        limit = self.sampling_args.get("seq_len")
+        return None if limit is None or (self.max_tokens or MAX_TOKENS) > limit else limit
+
+
+def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
+    """Return how a run of RL samples in its evaluations, by its config.toml: the limits are training's unless set."""
+    orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
+    training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
+    limits = {name: own.get(name) or training.get(name) for name in ("max_tokens", "stop")}
+    args = {name: own.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
+    found = {"max_tokens": limits["max_tokens"] or seq_len, "seed": table.get("seed")}
+    found |= {name: own.get(name) for name in ("temperature", "top_p")}
+    found |= {"sampling_args": {name: value for name, value in args.items() if value}}
+    return {name: value for name, value in found.items() if value is not None}

@@ -114,7 +114,7 @@ class Driver:
     """Runs a batch of rollouts of `env`.
 
     `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). `alone`:
-    each rollout goes on by itself, and samples elsewhere. At most `concurrency` rollouts, or the environment's, have
+    each rollout goes on by itself, and samples elsewhere. At most `concurrency` rollouts, and the environment's, have
     begun and not ended. With `env.patience` those that wait are answered after so many seconds without news, though
     others go on.
     """
@@ -128,7 +128,7 @@ class Driver:
     ) -> None:
         self.env, self._sample = env, sample
         self._patience = 0.0 if alone else env.patience
-        self._concurrency = env.concurrency or concurrency
+        self._concurrency = min(filter(None, (env.concurrency, concurrency)), default=None)
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._asked: list[Waiting] = []
         self._called: list[Waiting] = []

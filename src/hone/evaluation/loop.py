@@ -10,17 +10,21 @@ compared in pairs. Completions whose grading failed leave the averages and are c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from hone.environments import Environment
-from hone.evaluation.result import EvalResult, EvalSample
+from hone.evaluation.result import STOPPED, EvalResult, EvalSample, FailedRollout, Place
 from hone.inference.types import SamplingParams
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.types import Policy
+from hone.types import Example, Rollout
 
 BATCH = 256
 """Completions per call of the policy. Fixed: the rounding of a batched product may depend on the batch."""
+
+STOPPING = "Ctrl-C: grading what has ended; press it again to stop at once"
 
 
 def evaluate(
@@ -36,37 +40,59 @@ def evaluate(
     renderer: ChatRenderer,
     split_name: str = "eval",
     progress: Callable[[int, int], None] = lambda done, total: None,
+    keeps_ended: bool = False,
 ) -> EvalResult:
     """Evaluate on the first `num_examples` of the eval split, or of another one (all of it, if it has fewer).
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens; its randomness is keyed by
-    (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. Raises
-    UserError if the environment has no such split, or a prompt leaves no room.
+    (seed, "eval", policy version, example, rollout). `progress(done, total)` counts examples, after each batch. With
+    `keeps_ended` Ctrl-C leaves a result of what has ended, if anything has. Raises UserError if the environment has no
+    such split, or a prompt leaves no room.
     """
     split = env.split(split_name)
-    count = min(num_examples, len(split))
-    maker = RequestMaker(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
+    count, stopped = min(num_examples, len(split)), False
+    settings = RolloutSettings(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
     per_batch = max(1, BATCH // rollouts_per_example)
     samples: list[EvalSample] = []
     seconds = {"sample": 0.0, "grade": 0.0}
     version = policy.version
     for start in range(0, count, per_batch):
         indices = range(start, min(start + per_batch, count))
-        examples = [split[i] for i in indices]
-        began = time.perf_counter()
-        rollouts = roll_out(env, policy, maker, examples, indices, version, sampling)
-        sampled = time.perf_counter()
-        places = [divmod(position, rollouts_per_example) for position in range(len(rollouts))]
-        pairs = [(examples[member], rollout) for (member, _), rollout in zip(places, rollouts, strict=True)]
-        scores = env.grade_many(pairs, seed, [member for member, _ in places])
-        for (member, number), rollout, score in zip(places, rollouts, scores, strict=True):
-            samples.append(EvalSample(indices[member], number, examples[member], rollout, score))
+        examples = {i: split[i] for i in indices}
+        places = [(i, r) for i in indices for r in range(rollouts_per_example)]
+        ended: dict[int, Rollout] = {}
+        began, sampled = time.perf_counter(), 0.0
+        try:
+            early = ended.__setitem__ if keeps_ended else None
+            made = roll_out(env, policy, settings, [*examples.values()], indices, version, sampling, early)
+            ended, sampled = dict(enumerate(made)), time.perf_counter()
+            samples += graded(env, examples, places, ended, seed)
+        except KeyboardInterrupt:
+            if not keeps_ended or not (samples or ended):
+                raise
+            stopped, sampled = True, sampled or time.perf_counter()
+            env.progress(STOPPING)
+            samples += graded(env, examples, places, ended, seed)
         seconds["sample"] += sampled - began
         seconds["grade"] += time.perf_counter() - sampled
+        if stopped:
+            break
         progress(indices.stop, count)
-    return EvalResult(
-        env.id, version, rollouts_per_example, samples, seconds, ranges=env.rubric.ranges, label=env.label
-    )
+    done = {(sample.index, sample.rollout) for sample in samples}
+    left = [(i, r) for i in range(count) for r in range(rollouts_per_example) if (i, r) not in done]
+    failed = [FailedRollout(*place, split[place[0]], STOPPED) for place in left]
+    ranges, label = env.rubric.ranges, env.label
+    return EvalResult(env.id, version, rollouts_per_example, samples, seconds, failed, None, ranges, label, stopped)
+
+
+def graded(
+    env: Environment, examples: Mapping[int, Example], places: Sequence[Place], ended: Mapping[int, Any], seed: int
+) -> list[EvalSample]:
+    """Grade the rollouts among those that have ended, by their numbers in `places`; return them in order."""
+    done = {places[n]: one for n, one in sorted(ended.items()) if isinstance(one, Rollout)}
+    pairs = [(examples[index], one) for (index, _), one in done.items()]
+    scores = env.grade_many(pairs, seed, [index for index, _ in done])
+    return [EvalSample(*place, *pair, score) for place, pair, score in zip(done, pairs, scores, strict=True)]
 
 
 def shortage(env: Environment, split_name: str, asked: int) -> str:

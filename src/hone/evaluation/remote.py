@@ -18,8 +18,9 @@ from hone.environments.driver import Driver
 from hone.environments.environment import NEEDS_IDS
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
-from hone.evaluation.result import EvalResult, EvalSample, FailedRollout, RequestStats
-from hone.evaluation.text import Place, TextModel, TextServer, attempt
+from hone.evaluation.loop import STOPPING, graded
+from hone.evaluation.result import STOPPED, EvalResult, FailedRollout, Place, RequestStats
+from hone.evaluation.text import TextModel, TextServer, attempt
 from hone.types import Rollout
 
 RESERVED = {
@@ -52,7 +53,7 @@ def evaluate_url(
     None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits as `key` in place of a seed:
     hone's server makes the very completions of it that `evaluate` makes of the same weights. `progress(done, total)`
     counts rollouts. Raises UserError if the environment has no such split, or no request can succeed; a rollout that
-    fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone.
+    fails alone is in `EvalResult.failed`, and so is what Ctrl-C leaves undone, if anything has ended by then.
     """
     check_body(body)
     if (name := env.rubric.needs_ids) is not None:
@@ -60,44 +61,37 @@ def evaluate_url(
     split = env.split(split_name)
     places = [(i, r) for i in range(min(num_examples, len(split))) for r in range(rollouts_per_example)]
     examples = {index: split[index] for index, _ in places}
-    answers: dict[Place, Rollout | Failure] = {}
+    answers: dict[int, Rollout | Failure] = {}
 
     def body_of(place: Place, number: int) -> dict[str, Any]:
         return request_body(body, seed, *place, exact_keys, number)
 
     def finished(number: int, answer: Rollout | Failure) -> None:
-        answers[places[number]] = answer
+        answers[number] = answer
         progress(len(answers), len(places))
 
-    began = time.perf_counter()
+    stopped, began, sampled = False, time.perf_counter(), 0.0
     client = ChatClient(endpoint)
     driver, server = Driver(env, alone=True, concurrency=endpoint.concurrency), TextServer(client, model, seed, body_of)
     driver.stack.push_async_exit(client)
     models = [TextModel(driver, i, examples[place[0]], place, server) for i, place in enumerate(places)]
     try:
         driver.run(models, finished, partial(attempt, env))
+        sampled = time.perf_counter()
+        samples = graded(env, examples, places, answers, seed)
     except KeyboardInterrupt:
-        if not client.succeeded:
+        stopped, sampled = True, sampled or time.perf_counter()
+        env.progress(STOPPING)
+        if not (samples := graded(env, examples, places, answers, seed)):
             raise
-    sampled = time.perf_counter()
-    failed: list[FailedRollout] = []
-    delivered: list[tuple[int, int, Rollout]] = []
-    for index, rollout in places:
-        answer = answers.get((index, rollout), Failure("stopped by Ctrl-C before an answer came"))
-        if isinstance(answer, Failure):
-            failed.append(FailedRollout(index, rollout, examples[index], answer.reason))
-        else:
-            delivered.append((index, rollout, answer))
-    pairs = [(examples[index], reply) for index, _, reply in delivered]
-    scores = env.grade_many(pairs, seed, [index for index, *_ in delivered])
-    samples = [
-        EvalSample(i, r, examples[i], reply, score) for (i, r, reply), score in zip(delivered, scores, strict=True)
-    ]
+    lost = {n: answers.get(n) for n in range(len(places)) if not isinstance(answers.get(n), Rollout)}
+    why = {n: answer.reason if isinstance(answer, Failure) else STOPPED for n, answer in lost.items()}
+    failed = [FailedRollout(*places[n], examples[places[n][0]], reason) for n, reason in why.items()]
     seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
-    requests = RequestStats(
-        [reply.usage.seconds for *_, reply in delivered if reply.usage], client.retries, endpoint.concurrency
-    )
-    return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, env.rubric.ranges, env.label)
+    taken = [sample.trajectory.usage.seconds for sample in samples if sample.trajectory.usage]
+    requests = RequestStats(taken, client.retries, endpoint.concurrency)
+    ranges, label = env.rubric.ranges, env.label
+    return EvalResult(env.id, 0, rollouts_per_example, samples, seconds, failed, requests, ranges, label, stopped)
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:

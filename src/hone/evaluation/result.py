@@ -14,6 +14,10 @@ from hone.evaluation.intervals import Interval, bounded_interval, pass_at_ks, sh
 from hone.runs.metrics import component_means, outcome_shares
 from hone.types import Example, Message, Outcome, Rollout, Score
 
+Place = tuple[int, int]
+"""Which example, and which of its rollouts."""
+STOPPED = "stopped by Ctrl-C before it ended"
+
 
 @dataclass(frozen=True)
 class EvalSample:
@@ -60,7 +64,7 @@ class EvalSample:
 
 @dataclass(frozen=True)
 class FailedRollout:
-    """A rollout that a server did not deliver: `rollout` of example `index`, and why."""
+    """A rollout that was not delivered: `rollout` of example `index`, and why."""
 
     index: int
     rollout: int
@@ -112,7 +116,8 @@ class RequestStats:
 class EvalResult:
     """The samples of one evaluation, example by example, and what they amount to. `seconds` by phase: sample, grade.
 
-    Of a server's: `failed` holds the rollouts that it did not deliver, which are in no average; `requests` how it did.
+    `failed` holds the rollouts that a server did not deliver, or Ctrl-C has `stopped`, which are in no average;
+    `requests` how a server did.
     """
 
     env_id: str
@@ -126,6 +131,7 @@ class EvalResult:
     """The values that a component of the reward may take, as the rubric declares them."""
     label: str = ""
     """Name of the task in messages; "" for its id."""
+    stopped: bool = False
 
     def __repr__(self) -> str:
         """Return the figures, not the samples: a notebook shows this."""

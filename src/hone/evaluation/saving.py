@@ -89,7 +89,7 @@ def save_results(
         "format": view.FORMAT,
         "id": provenance.new_id(),
         "kind": "eval",
-        "status": "done",
+        "status": "stopped" if result.stopped else "done",
         "numerics": provenance.NUMERICS,
         "seed": config.seed,
         "command": command,

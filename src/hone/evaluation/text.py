@@ -17,13 +17,11 @@ from hone import rng
 from hone.environments import Environment
 from hone.environments.driver import Driver, Model, NoRoom, Tools, Turn, rolled_out
 from hone.evaluation.client import ChatClient, Failure
+from hone.evaluation.result import Place
 from hone.model.texts import same_messages
 from hone.model.tool_calls import FORMATS, HERMES, tool_calls
 from hone.orchestrator.conversations import behind_prompt
 from hone.types import Example, Message, Rollout, Usage
-
-Place = tuple[int, int]
-"""Which example, and which of its rollouts."""
 
 
 @dataclass

@@ -93,24 +93,24 @@ class ProgramCalls(ModelCalls):
     def __init__(self, model: IdsModel, limits: AgentLimits) -> None:
         super().__init__(model, limits)
         self.model: IdsModel = model
-        self.longest_prompt = LONGEST_TOKEN * model.maker.seq_len
+        self.longest_prompt = LONGEST_TOKEN * model.settings.seq_len
         self.largest_body = min(MAX_BODY, 12 * self.longest_prompt + 2**20)  # JSON may take 12 bytes for a character
 
     def too_large(self) -> ApiError:
         words = f"the conversation has more than {self.longest_prompt:,} characters, seq_len is"
-        return self._limit_reached(f"{words} {self.model.maker.seq_len} tokens")
+        return self._limit_reached(f"{words} {self.model.settings.seq_len} tokens")
 
     async def begin(self, body: ChatRequest, session: str, again: bool) -> Coroutine[Any, Any, Reply]:
         if again and (known := self._repeated(body)):
             return _answered(known)
         self.check_open()
-        model, maker = self.model, self.model.maker
+        model, settings = self.model, self.model.settings
         refuse_other_sampling(body, {name: getattr(model.sampling, name) for name in SAMPLING_FIELDS})
         messages = [message.for_template() for message in body.messages]
         tools = (body.tools or None) if body.tool_choice != "none" else None
         if (size := len(json.dumps([messages, tools], ensure_ascii=False))) > self.longest_prompt:
             raise self.too_large()
-        maker.renderer.note(f"a call of rollout {model.sample_id}", messages, tools)
+        settings.renderer.note(f"a call of rollout {model.sample_id}", messages, tools)
         parent = model.parent_of(messages, tools, session)
         ids, parent = await apart(None, size, lambda: self._prompt(messages, tools, parent))
         self.check_open()  # the program may have ended meanwhile
@@ -143,7 +143,7 @@ class ProgramCalls(ModelCalls):
             raise ApiError(410, ROLLOUT_ENDED)
         self.sampled += turn.num_sampled - call.request.max_tokens
         call.turn, call.full = turn, self.model.message(call, turn)
-        renderer, text = self.model.maker.renderer, call.full["content"]
+        renderer, text = self.model.settings.renderer, call.full["content"]
         calls = call.full.get("tool_calls", []) if call.tools and not turn.truncated else []
         if not all(one["function"]["name"] for one in calls):
             calls = []

@@ -1,6 +1,6 @@
 """Rollouts with a policy that samples token ids: the engine, or a server.
 
-    rollouts = roll_out(env, policy, maker, examples, draws, step, sampling)
+    rollouts = roll_out(env, policy, settings, examples, draws, step, sampling)
 
 The tokens of a turn are kept as sampled. A call whose messages begin with those of an earlier one and its reply goes on
 with the ids of that one: only what was added is rendered, and nothing is tokenised twice. Any other call begins a new
@@ -30,8 +30,8 @@ from hone.types import Columns, Example, Message, Rollout, Segment, joined, wher
 
 
 @dataclass(frozen=True)
-class RequestMaker:
-    """Turns conversations into sampling requests, `rollouts` per example.
+class RolloutSettings:
+    """How rollouts are sampled, and how many of each example.
 
     A completion gets min(`max_tokens`, what its prompt leaves of `seq_len`) tokens. Its randomness is keyed by
     (seed, purpose, step, draw, sample), so an example that is drawn again samples differently; the number of a later
@@ -74,18 +74,18 @@ class RequestMaker:
 def roll_out(
     env: Environment,
     policy: Sampler,
-    maker: RequestMaker,
+    settings: RolloutSettings,
     examples: Sequence[Example],
     draws: Sequence[int],
     step: int,
     sampling: SamplingParams,
     finished: Callable[[int, Rollout], None] | None = None,
 ) -> list[Rollout]:
-    """Sample `maker.rollouts` rollouts of each example, group by group. Raises UserError if one has no room.
+    """Sample `settings.rollouts` rollouts of each example, group by group. Raises UserError if one has no room.
 
     `finished` gets each rollout as soon as it has ended.
     """
-    prompts = maker.prompts(examples)
+    prompts = settings.prompts(examples)
 
     def sample(calls: list[Call], give: Callable[[int, Segment], None]) -> list[Segment]:
         turns: list[Segment] = []
@@ -104,9 +104,9 @@ def roll_out(
 
     driver = Driver(env, sample)
     models = [
-        IdsModel(driver, n * maker.rollouts + i, examples[n], (step, draw, i), maker, sampling, prompts[n])
+        IdsModel(driver, n * settings.rollouts + i, examples[n], (step, draw, i), settings, sampling, prompts[n])
         for n, draw in enumerate(draws)
-        for i in range(maker.rollouts)
+        for i in range(settings.rollouts)
     ]
     return driver.run(models, finished)
 
@@ -167,20 +167,20 @@ class IdsModel(Model):
         index: int,
         example: Example,
         place: tuple[int, int, int],
-        maker: RequestMaker,
+        settings: RolloutSettings,
         sampling: SamplingParams,
         prompt_ids: tuple[int, ...],
     ) -> None:
         super().__init__(driver, index, example, "{}-{}-{}".format(*place))
-        self.maker, self.sampling = maker, sampling
+        self.settings, self.sampling = settings, sampling
         self.calls: list[Call] = []
         self._prompt_ids, self._place = prompt_ids, place
 
     def key(self, *purpose: str | int) -> int:
-        return rng.key(self.maker.seed, self.maker.purpose, *self._place, *purpose)
+        return rng.key(self.settings.seed, self.settings.purpose, *self._place, *purpose)
 
     async def sample(self, messages: list[Message], tools: Tools = None) -> Turn:
-        offered, note = tools or None, self.maker.renderer.note
+        offered, note = tools or None, self.settings.renderer.note
         parent = self.parent_of(messages, offered)
         if parent is not None:
             note(f"what the task answers in rollout {self.sample_id}", parent.added(messages))
@@ -208,11 +208,11 @@ class IdsModel(Model):
         if parent is not None and parent.turn is not None:
             ids, earlier = parent.turn.token_ids.tolist(), [*parent.request.messages, parent.full]
             # with nothing between them, two turns would be one
-            if between := self.maker.bridge_ids(ids, earlier, parent.added(messages), tools):
+            if between := self.settings.bridge_ids(ids, earlier, parent.added(messages), tools):
                 return ids + between, parent
-        if tools == (self.maker.tools or None) and messages == self.example.prompt:
+        if tools == (self.settings.tools or None) and messages == self.example.prompt:
             return self._prompt_ids, None
-        return self.maker.renderer.prompt_ids(messages, tools), None
+        return self.settings.renderer.prompt_ids(messages, tools), None
 
     def begin(
         self,
@@ -224,8 +224,8 @@ class IdsModel(Model):
         **more: Any,
     ) -> Call:
         """Have a call sampled, whose randomness its number in the rollout decides. Raises NoRoom."""
-        if (limit := self.maker.limit(len(ids))) < 1:
-            raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.maker.seq_len}")
+        if (limit := self.settings.limit(len(ids))) < 1:
+            raise NoRoom(f"the conversation has {len(ids)} tokens, seq_len is {self.settings.seq_len}")
         number, self.asked = self.asked, self.asked + 1
         key, limit = self.key(*([number] if number else [])), limit if most is None else min(limit, most)
         request = Request(tuple(ids), messages, key, self.sample_id, limit, number)
@@ -237,7 +237,7 @@ class IdsModel(Model):
 
     def message(self, call: Call, turn: Segment) -> Message:
         """Return the message of a call's turn, with the calls of tools in it, without the stop string that ended it."""
-        renderer, stops = self.maker.renderer, with_stops(self.sampling, call.stops).stop_strings
+        renderer, stops = self.settings.renderer, with_stops(self.sampling, call.stops).stop_strings
         message = renderer.message(turn.token_ids[turn.sampled_mask].tolist(), call.tools)
         sampled = message["content"].removeprefix(renderer.opened_by_template)
         return message | {"content": renderer.opened_by_template + before_stop(sampled, stops)}

@@ -31,7 +31,7 @@ from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.inference.types import sampling_params
 from hone.model.chat import ChatRenderer
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.curriculum import Curriculum
 from hone.orchestrator.ledger import Entry, State
 from hone.orchestrator.types import Policy
@@ -69,7 +69,7 @@ class GroupSampler:
         self.rows = env.split("train")
         self.sampling = sampling_params(orch.sampling, return_kept_ids=True)
         limits = orch.rollouts_per_example, config.seq_len, orch.sampling.max_tokens
-        self.maker = RequestMaker(renderer, *limits, config.seed, "rollout", env.tool_schemas)
+        self.settings = RolloutSettings(renderer, *limits, config.seed, "rollout", env.tool_schemas)
 
     def groups(
         self, step: int, count: int, first_draw: int, phase: Callable[[str], AbstractContextManager[None]]
@@ -81,7 +81,7 @@ class GroupSampler:
         config, refill, missing, groups = self.config, self.refill, count, list[Group]()
         for _ in range(refill.max_rounds if refill else 1):
             draws, examples = self.draw(first_draw, len(groups), refill.drawn(missing) if refill else missing)
-            with self.env.early_grading(config.seed, self.maker.rollouts) as early:
+            with self.env.early_grading(config.seed, self.settings.rollouts) as early:
                 with phase("sample"):
                     rollouts = self.sample(examples, draws, step, early)
                 with phase("grade"):
@@ -107,9 +107,9 @@ class GroupSampler:
     ) -> list[Rollout]:
         """Sample a group of rollouts for each example, group by group; `early` gets each when it has ended."""
         finished: Callable[[int, Rollout], None] | None = early and (
-            lambda i, rollout: early.add(i, examples[i // self.maker.rollouts], rollout)
+            lambda i, rollout: early.add(i, examples[i // self.settings.rollouts], rollout)
         )
-        return roll_out(self.env, self.policy, self.maker, examples, draws, step, self.sampling, finished)
+        return roll_out(self.env, self.policy, self.settings, examples, draws, step, self.sampling, finished)
 
 
 def grade_groups(

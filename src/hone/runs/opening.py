@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from hone.runs import predictions, provenance, settings, view
 from hone.runs.budget import Budget, Spent, process_seconds, spent
 from hone.runs.checkpoint import Checkpoints, Tensors, misfit, shapes
 from hone.runs.files import RESTORE, verify, whole_lines, write_json
-from hone.runs.outputs import check_output, clear
+from hone.runs.outputs import Lock, check_kept, check_output, clear
 from hone.runs.provenance import larger_budget, most_ranks, resume_command
 from hone.runs.settings import Change
 
@@ -75,16 +75,23 @@ class Opening:
                 "leave out --resume.dir to go on in place"
             )
 
-    def check(self, protect: Sequence[Path]) -> bool:
+    def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
         """Return True if the config asks to go on with a run. UserError, with nothing touched, if the run can't be put
-        into its directory: what would be moved is foreign, or one of `protect` (paths that the run reads).
+        into its directory: another process writes there, what would be moved is foreign, or one of `protect` (paths
+        that the run reads), or a file that it is to `keep` there is the user's.
         """
+        check_kept(self.folder, keep)
+        if (self.folder / view.LOCK).exists():
+            Lock(self.folder).release()
         if self.config.resume is not None and not self.branches:
             if view.existing_run(self.folder, "fix it, or choose another --output-dir") is not None:
+                self._resumable_info()
                 return True
             if self.resume.step:
                 raise UserError(f"--resume.step {self.resume.step}: there is no run in {self.folder} to resume")
         check_output(self.folder, [*protect, *([self.source] if self.branches else [])])
+        if self.branches:
+            self._resumable_info()
         return self.branches
 
     def open(self) -> None:
@@ -164,8 +171,6 @@ class Opening:
         from hone.runs.rollback import copy_history, interrupted
 
         folder, source = self.folder, self.source
-        if view.run_info(source) is None:
-            raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
         info, own = self._resumable_info(), view.run_info(folder) or {}
         parent = own.get("parent", {})
         if parent.get("id") == info["id"] and own["status"] != _COPYING and self.resume.step in (None, parent["step"]):
@@ -193,7 +198,8 @@ class Opening:
     def _resumable_info(self) -> dict[str, Any]:
         """Return the run.json of a run. Raises UserError if this command can't go on with it, or read its logs."""
         source, info = self.source, view.run_info(self.source)
-        assert info is not None, "it was checked"
+        if info is None:
+            raise UserError(f"--resume.dir {source} is not a run of hone: it has no run.json; name a run's directory")
         if info["kind"] != self.kind:
             raise UserError(
                 f"{source} holds a run of `hone {info['kind']}`, which `hone {self.kind}` can't resume: use another "

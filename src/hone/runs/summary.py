@@ -216,8 +216,8 @@ def typed(command: list[str], ranks: int = 1) -> str:
 
 
 def evaluating(run: Summary, weights: Path) -> str:
-    """Return the command that evaluates weights on the task of a run, set up as it is there; after SFT on what another
-    run sampled, on that one's task.
+    """Return the command that evaluates weights as a run does, on its task; after SFT on what another run sampled, as
+    that one does.
     """
     of = run
     if run.kind == "sft" and (sampled := run.config.get("data", {}).get("run")):
@@ -227,6 +227,12 @@ def evaluating(run: Summary, weights: Path) -> str:
     task = [of.env.get("id", "ENV")]
     several = len(of.config.get("orchestrator", {}).get("envs", [])) > 1
     in_place = os.path.normpath(of.config.get("output_dir", "")) == str(of.path)
+    if of.kind == "rl":
+        from hone.config.eval import EvalConfig, sampling_of_run
+
+        names = {"max_tokens": "-t", "temperature": "-T", "top_p": "--top-p", "seed": "--seed", "sampling_args": "-S"}
+        found, defaults = sampling_of_run(of.config), EvalConfig.model_fields
+        given += [(names[key], value) for key, value in found.items() if value != defaults[key].default]
     if given and of.kind != "eval" and in_place and not several:
         task, given = ["@", str(of.path / CONFIG)], []
     command = ["hone", "eval", *task, "-m", str(weights), "-n", "100", "-r", "4"]

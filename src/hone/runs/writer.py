@@ -35,7 +35,7 @@ from hone.runs.files import JsonlLog, new_dir, remove_dir, write_file, write_jso
 from hone.runs.metrics import best_step
 from hone.runs.observer import Observer
 from hone.runs.opening import Opening
-from hone.runs.outputs import Lock, check_kept, writable
+from hone.runs.outputs import Lock, writable
 from hone.runs.progress import Progress
 from hone.runs.provenance import resume_command
 from hone.runs.rollouts import write_evaluation, write_rollouts, write_tokens
@@ -108,12 +108,11 @@ class RunWriter:
             for observer in observers:  # a missing package is named before anything is moved
                 observer.check(None)
         folder = config.output_dir
-        check_kept(folder, keep)
         with writable(folder), ExitStack() as undo:
             display = find_display(observers)
             observers = [display, *(one for one in observers if one is not display)]
             opening = Opening(config, kind, command, display.message, **brought)
-            resuming = opening.check(protect)
+            resuming = opening.check(protect, keep)
             folder.mkdir(parents=True, exist_ok=True)
             lock = Lock(folder)
             undo.callback(lock.release)

@@ -13,7 +13,7 @@ from hone.environments.adapters.verifiers import Episodes
 from hone.inference.types import Completion, SamplingParams
 from hone.model.chat import load_renderer
 from hone.orchestrator.colocated import segment_of
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.types import Request
 from hone.types import Rollout, Segment
 
@@ -37,8 +37,8 @@ class Scripted:
 
 
 def played(env: Episodes, says: Says, rollouts: int = 1) -> list[Rollout]:
-    maker = RequestMaker(RENDERER, rollouts, 2048, 200, 0, "rollout")
-    return roll_out(env, Scripted(says), maker, [env.example(index=0)], [0], 0, SamplingParams())  # type: ignore[arg-type]
+    settings = RolloutSettings(RENDERER, rollouts, 2048, 200, 0, "rollout")
+    return roll_out(env, Scripted(says), settings, [env.example(index=0)], [0], 0, SamplingParams())  # type: ignore[arg-type]
 
 
 class Judge(BaseHTTPRequestHandler):
