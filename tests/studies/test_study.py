@@ -308,7 +308,8 @@ def test_results_of_three_seeds_are_compared_and_shown(tmp_path: Path) -> None:
     assert [one.sft_alone for one in found.equal if one.cell == "_late"] == [None] * 3
     assert [(fit.others, fit.curve) for fit in found.fits] == [("rl.max_steps 0", None), ("rl.max_steps 50", None)]
     (tmp_path / "study").mkdir()
-    page, text, table = write_report(found)
+    write_report(found)
+    page, text, table = (tmp_path / "study" / name for name in ("study.html", "study.md", "results.csv"))
     rows = {row["cell"]: row for row in csv.DictReader(table.read_text().splitlines())}
     assert rows[NAMES[2]]["reward"] == f"{0.5 + 0.02 + 0.002:.6f}" and rows["_late"]["seed"] == "7"
     lines = text.read_text().splitlines()

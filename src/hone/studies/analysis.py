@@ -54,17 +54,23 @@ class Effect:
 def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
     """Compare (baseline, cell) pairs, [seeds, examples] of the same seeds and examples; p is corrected over all."""
     differences = [other_SE - baseline_SE for baseline_SE, other_SE in pairs]
-    tested = [p_value(d_SE) for d_SE in differences]
+    scatters = [Scatter.of(d_SE) for d_SE in differences]
+    tested = [
+        None if one is None else one.p(float(d_SE.mean())) for one, d_SE in zip(scatters, differences, strict=True)
+    ]
     corrected = iter(holm([p for p in tested if p is not None]))
     found = []
-    for d_SE, p in zip(differences, tested, strict=True):
+    for d_SE, scatter, p in zip(differences, scatters, tested, strict=True):
         (seeds, examples), mean = d_SE.shape, float(d_SE.mean())
-        p_corrected = None if p is None else next(corrected)
-        verdict: Verdict = "one seed: no test" if seeds < 2 else "one example: no test"
-        if p_corrected is not None:
-            verdict = "no difference seen" if p_corrected >= ALPHA else "helps" if mean > 0 else "hurts"
-        least = detectable(d_SE, len(differences))
-        found.append(Effect(mean, seeds, examples, interval_of(d_SE), p, p_corrected, least, verdict))
+        if scatter is None:
+            untested: Verdict = "one seed: no test" if seeds < 2 else "one example: no test"
+            found.append(Effect(mean, seeds, examples, None, None, None, None, untested))
+            continue
+        p_corrected, half = next(corrected), float(scatter.reach(ALPHA))
+        verdict: Verdict = "no difference seen" if p_corrected >= ALPHA else "helps" if mean > 0 else "hurts"
+        least = scatter.found_with(POWER, ALPHA / len(differences))  # Bonferroni
+        interval = Interval(mean - half, mean + half)
+        found.append(Effect(mean, seeds, examples, interval, p, p_corrected, least, verdict))
     return found
 
 
@@ -138,27 +144,6 @@ class Scatter:
         of_examples = self.of_examples * stream.chisquare(self.examples - 1, DRAWS) / (self.examples - 1)
         drawn = Scatter(self.seeds, self.examples, of_seeds, of_examples, self.noise)
         return float(np.quantile(drawn.reach(alpha) - error, power))
-
-
-def p_value(d_SE: np.ndarray) -> float | None:
-    """Return p of the mean difference, two-sided, seeds and examples random; None for one seed or one example."""
-    scatter = Scatter.of(d_SE)
-    return None if scatter is None else scatter.p(float(d_SE.mean()))
-
-
-def interval_of(d_SE: np.ndarray) -> Interval | None:
-    """Return the 95 % interval of the mean difference: it leaves out 0 exactly if `p_value` is below 0.05."""
-    scatter, mean = Scatter.of(d_SE), float(d_SE.mean())
-    if scatter is None:
-        return None
-    half = float(scatter.reach(ALPHA))
-    return Interval(mean - half, mean + half)
-
-
-def detectable(d_SE: np.ndarray, comparisons: int = 1) -> float | None:
-    """Return the effect that such a study finds with `POWER`, at `ALPHA` / `comparisons` (Bonferroni)."""
-    scatter = Scatter.of(d_SE)
-    return None if scatter is None else scatter.found_with(POWER, ALPHA / comparisons)
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -38,8 +38,8 @@ class Table:
     rows: list[list[str]]
 
 
-def write_report(results: Results) -> list[Path]:
-    """Write the report's files into the study's folder; return the paths of page, text and table."""
+def write_report(results: Results) -> None:
+    """Write the report's files into the study's folder."""
     folder = results.study.output_dir
     title = one_line(folder.name)
     tables, drawn = list(tables_of(results)), figures(results)
@@ -51,7 +51,6 @@ def write_report(results: Results) -> list[Path]:
     files[PAGE] = _TEMPLATES.get_template("study.html").render(figures=images, **values).encode()
     for name, content in files.items():
         write_file(folder / name, content)
-    return [folder / name for name in (PAGE, TEXT, TABLE)]
 
 
 def sentences(results: Results) -> list[str]:
