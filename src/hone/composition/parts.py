@@ -30,7 +30,6 @@ from hone.environments.rubric import component_name
 from hone.environments.task_files import find_function
 from hone.errors import UserError
 from hone.evaluation.loop import evaluate
-from hone.evaluation.profile import train_within
 from hone.evaluation.result import EvalResult
 from hone.inference.types import sampling_params
 from hone.model.card import model_card
@@ -225,7 +224,10 @@ def task_of(config: RLConfig, given: Given | None = None) -> Environment:
         env = given.load()
         if task.template is not None:
             env.use_template(task.template, "orchestrator.env.template")
-    train_within(env, task)
+    if task.profile is not None:
+        from hone.evaluation.profile import train_within
+
+        train_within(env, task)
     env.use_workers(config.orchestrator.grading, deterministic=bool(config.deterministic))
     return env
 
