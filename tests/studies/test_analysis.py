@@ -7,9 +7,8 @@ import pytest
 import study_errors
 from scipy import stats
 
-from hone.errors import UserError
 from hone.evaluation.intervals import Interval
-from hone.studies.analysis import Effect, at_equal_cost, effects, fit_curve, holm
+from hone.studies.analysis import Effect, at_equal_cost, effects, holm
 
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
 
@@ -97,21 +96,6 @@ def test_verdicts():
     (alone,) = effects([(base[:1], up[:1])])
     assert alone.verdict == "one seed: no test" and (alone.seeds, alone.examples) == (1, 40)
     assert effects([(base[:, :1], up[:, :1])])[0].verdict == "one example: no test"
-
-
-def test_a_curve_is_found_again_and_not_read_too_far():
-    x = np.array([50, 100, 200, 400, 800, 1600])
-    y = 0.9 - 3.0 * x**-0.5
-    curve = fit_curve(x, y)
-    assert curve is not None
-    assert (curve.limit, curve.drop, curve.rate) == pytest.approx((0.9, 3.0, 0.5), rel=1e-4)
-    assert curve.error < 1e-6 and curve.unseen < 1e-4
-    assert curve.at(3200) == pytest.approx(0.9 - 3.0 * 3200**-0.5, abs=1e-5)
-    for beyond in (49, 3201):
-        with pytest.raises(UserError, match="is too far from what was measured, 50 to 1600"):
-            curve.at(beyond)
-    assert fit_curve(x[:3], y[:3]) is None and fit_curve([0, *x[:3]], [0, *y[:3]]) is None
-    assert fit_curve(x, np.log(x)) is None, "it does not level off"
 
 
 def test_equal_cost_is_read_between_points_only():

@@ -74,8 +74,6 @@ def cells_of(study: StudyConfig) -> list[Cell]:
     made = [_cell(study, cell) for cell in cells]
     if study.baseline is not None and study.baseline not in [cell.name for cell in made]:
         raise UserError(f"baseline = {study.baseline!r} is no cell: there are {', '.join(repr(c.name) for c in made)}")
-    if study.x is not None and any(not isinstance(cell.settings.get(study.x), (int, float)) for cell in made):
-        raise UserError(f"x = {study.x!r} must be a number that each cell sets: give it in the grid, or in each cell")
     return made
 
 
