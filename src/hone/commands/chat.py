@@ -23,7 +23,7 @@ from hone.inference.text import Detokenizer
 from hone.inference.types import Completion, Failure, Job, SamplingParams, Token
 from hone.model.fetch import is_fetched
 from hone.orchestrator.colocated import EnginePolicy, segment_of
-from hone.orchestrator.conversations import RequestMaker, roll_out
+from hone.orchestrator.conversations import RolloutSettings, roll_out
 from hone.orchestrator.types import Request
 from hone.runs import Run
 from hone.runs.listing import find_run
@@ -45,7 +45,7 @@ class Chat(Environment):
 
     async def rollout(self, model: Any, example: Example) -> Rollout:
         """Answer each question; the conversation begins anew if less than a quarter of the context is left for that."""
-        name, context, renderer = self.models[model.index][0], model.maker.seq_len, model.maker.renderer
+        name, context, renderer = self.models[model.index][0], model.settings.seq_len, model.settings.renderer
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
             if (tokens := len(renderer.prompt_ids(anew))) >= context:
@@ -114,11 +114,11 @@ def run(config: ChatConfig) -> int:
     chat, example = Chat(config), Example([{"role": "user", "content": ""}])
     policy = chat.models[-1][1]
     context, renderer = policy.engine.model.config.max_position_embeddings, policy.renderer
-    maker = RequestMaker(renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
+    settings = RolloutSettings(renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
     sampling = SamplingParams(temperature=config.temperature, stop=renderer.stop_ids)
     while True:
         try:
-            for rollout in roll_out(chat, chat, maker, [example], [0], 0, sampling):
+            for rollout in roll_out(chat, chat, settings, [example], [0], 0, sampling):
                 assert rollout.failure is None, rollout.failure
             return 0
         except UserError as error:
