@@ -63,7 +63,7 @@ def test_gpus_that_a_run_leaves_idle_are_named_with_what_would_use_them(monkeypa
         ("--inference.tensor-parallel 2", "is for inference.backend = vllm"),
         ("--trainer.ranks 2 --trainer.optim.offload", "are for one rank"),
         ("--trainer.ranks 2 --trainer.optim.state 8bit", "are for one rank"),
-        ("--trainer.ranks 2 --trainer.optim.type muon", "is for one rank"),
+        ("--trainer.ranks 2 --trainer.optim.type muon", "needs whole matrices"),
         ("--trainer.optim.type muon --model.lora.rank 4", 'model.lora does not work with optim.type = "muon"'),
     ],
 )
