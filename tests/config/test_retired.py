@@ -37,6 +37,7 @@ HARMLESS = [
     (RegradeConfig, "regrade.every", "every = 1"),
     (ReplayConfig, "replay.to_step", 'to_step = "None"'),
     (StudyConfig, "study.first_seed", 'first_seed = 0\nrl.file = "a.toml"\n[[cells]]\nname = "a"'),
+    (StudyConfig, "study.x", 'x = "None"\nrl.file = "a.toml"\n[[cells]]\nname = "a"'),
 ]
 """(config, key of RETIRED, line of a file that is dropped)."""
 FILES = [
@@ -55,6 +56,7 @@ FILES = [
     (RegradeConfig, "regrade.every", "every = 2"),
     (ReplayConfig, "replay.to_step", "to_step = 40"),
     (StudyConfig, "study.first_seed", "first_seed = 3"),
+    (StudyConfig, "study.x", 'x = "rl.max_steps"'),
 ]
 """(config, key of RETIRED, line of a file that is refused)."""
 FLAGS = [
@@ -76,6 +78,7 @@ FLAGS = [
     (RegradeConfig, "regrade.every", "--every 2"),
     (ReplayConfig, "replay.to_step", "--to-step 40"),
     (StudyConfig, "study.first_seed", "--first-seed 3"),
+    (StudyConfig, "study.x", "--x rl.max_steps"),
 ]
 """(config, key of RETIRED, flags that are refused)."""
 

@@ -17,7 +17,6 @@ from hone.environments import (
     SingleTurnEnv,
     inline,
     read_number,
-    same_number,
 )
 from hone.environments.functions import given_task
 from hone.environments.parsers import visible_text
@@ -77,30 +76,6 @@ def test_a_task_without_a_reference_is_noted_and_exploits_are_tried_all_the_same
     env = SingleTurnEnv(rubric=Rubric([lambda completion: 1.0]), dataset=rows, id="silent")
     found = audited(env, 2)
     assert found["no-reference"].verdict is Verdict.WARN and found["always-right"].verdict is Verdict.FAIL
-
-
-class LastNumber(Parser):
-    def parse(self, text: str) -> str | None:
-        found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
-        return found[-1] if found else None
-
-
-def last_number(completion, answer, parser):
-    given = parser.parse_answer(completion)
-    return float(given is not None and same_number(given, answer))
-
-
-def test_a_parser_of_the_last_number_fails_by_growth_alone() -> None:
-    found = audited(sums(Rubric([last_number]), parser=LastNumber()))
-    assert {name: f.what for name, f in found.items() if f.verdict is Verdict.FAIL} == {
-        "growth": ("remark-with-numbers", "verbose-summary")
-    }
-    growth = found["growth"]
-    assert growth.title == (
-        "2 of 10 ways to write at greater length lose a right answer: remark-with-numbers, verbose-summary "
-        "(8 of 8 examples)"
-    )
-    assert "I checked this in 2 different ways" in growth.shown[0].text and growth.shown[0].expected == "correct"
 
 
 def strict(pattern: str):

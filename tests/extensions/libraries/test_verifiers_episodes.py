@@ -135,23 +135,23 @@ def test_an_episode_that_takes_too_long_is_a_timeout_and_its_process_is_used_aga
     env.check_rollouts()
     (late,) = played(env, slow)
     assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
-    pid = env._driver._process.pid  # type: ignore[union-attr]
+    pid = env._driver._process._process.pid  # type: ignore[union-attr]
     env.agent_limits = type(env.agent_limits)(timeout=600.0)
     (fine,) = played(env, slow)
-    assert fine.failure is None and env._driver._process.pid == pid  # type: ignore[union-attr]
+    assert fine.failure is None and env._driver._process._process.pid == pid  # type: ignore[union-attr]
 
 
 def test_a_process_that_a_reward_blocks_is_replaced(load, capsys):
     env = load("talk")
     assert not played(env, lambda _messages: "aye")[0].failure, "what is loaded at first takes no part of the limit"
     env.agent_limits = type(env.agent_limits)(timeout=25.0)
-    blocked = env._driver._process.pid  # type: ignore[union-attr]
+    blocked = env._driver._process._process.pid  # type: ignore[union-attr]
     (late,) = played(env, lambda _messages: "sleep")
     assert late.failure is not None and late.failure[0] is Outcome.GRADER_TIMEOUT
     env.agent_limits = type(env.agent_limits)(timeout=600.0)
     for one in played(env, lambda _messages: "aye", 2):
         assert score(env, one).components == {"vowels": 1.0}
-    assert env._driver._process.pid != blocked  # type: ignore[union-attr]
+    assert env._driver._process._process.pid != blocked  # type: ignore[union-attr]
     assert "is blocked and replaced: a reward, a tool or a hook that waits must `await`" in capsys.readouterr().err
     wait_until_gone({blocked})
 
@@ -161,7 +161,7 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
 
     def says(messages: list[dict[str, Any]]) -> str:
         if not killed:
-            killed.append(env._driver._process.pid)  # type: ignore[union-attr]
+            killed.append(env._driver._process._process.pid)  # type: ignore[union-attr]
             env._driver._process._process.kill()  # type: ignore[union-attr]
         return "a"
 
@@ -170,7 +170,7 @@ def test_a_process_that_is_killed_costs_its_samples_and_is_replaced(load):
     assert lost.failure is not None and "process has ended" in lost.failure[1]
     (fine,) = played(env, says)
     assert fine.failure is None
-    pid = env._driver._process.pid  # type: ignore[union-attr]
+    pid = env._driver._process._process.pid  # type: ignore[union-attr]
     env.close_workers()
     wait_until_gone({pid})
 

@@ -7,9 +7,8 @@ import pytest
 import study_errors
 from scipy import stats
 
-from hone.errors import UserError
 from hone.evaluation.intervals import Interval
-from hone.extensions.studies.analysis import at_equal_cost, detectable, effects, fit_curve, holm, interval_of, p_value
+from hone.extensions.studies.analysis import Effect, at_equal_cost, effects, holm
 
 SEEDS = np.array([0.03, 0.05, 0.01, 0.06])
 
@@ -21,15 +20,22 @@ def crossed(of_seeds: float, of_examples: float, noise: float, shape: tuple[int,
     return d_SE + noise * stream.standard_normal(shape)
 
 
+def effect(d_SE: np.ndarray, comparisons: int = 1) -> Effect:
+    """The effect of these differences, as one of several that are compared."""
+    return effects([(np.zeros_like(d_SE), d_SE)] * comparisons)[0]
+
+
 def test_where_only_seeds_or_only_examples_scatter_p_is_that_of_students_test():
     over_seeds = np.tile(SEEDS[:, None], (1, 50))
-    assert p_value(over_seeds) == pytest.approx(stats.ttest_1samp(SEEDS, 0)[1])
+    assert effect(over_seeds).p == pytest.approx(stats.ttest_1samp(SEEDS, 0)[1])
     over_examples = np.tile(np.linspace(-0.9, 1.1, 50), (4, 1))
-    assert p_value(over_examples) == pytest.approx(stats.ttest_1samp(over_examples[0], 0)[1])
+    assert effect(over_examples).p == pytest.approx(stats.ttest_1samp(over_examples[0], 0)[1])
     for d_SE in (over_seeds[:1], over_seeds[:, :1]):
-        assert p_value(d_SE) is detectable(d_SE) is interval_of(d_SE) is None
-    assert p_value(np.zeros((3, 5))) == 1.0 and p_value(np.full((3, 5), 0.1)) == 0.0
-    assert interval_of(np.zeros((3, 5))) == Interval(0.0, 0.0) and detectable(np.zeros((3, 5))) == 0.0
+        one = effect(d_SE)
+        assert one.p is one.p_corrected is one.detectable is one.interval is None
+    nothing = effect(np.zeros((3, 5)))
+    assert (nothing.p, nothing.interval, nothing.detectable) == (1.0, Interval(0.0, 0.0), 0.0)
+    assert effect(np.full((3, 5), 0.1)).p == 0.0
 
 
 def test_seeds_and_examples_add_up_and_noise_counts_once():
@@ -41,7 +47,7 @@ def test_seeds_and_examples_add_up_and_noise_counts_once():
     assert variance > max(of_seeds, of_examples)
     freedom = variance**2 / (of_seeds**2 / 2 + of_examples**2 / 3)
     half = max(stats.t.ppf(0.975, freedom) * variance**0.5, stats.t.ppf(0.975, 2) * of_seeds**0.5)
-    interval = interval_of(d_SE)
+    interval = effect(d_SE).interval
     assert interval and (interval.low, interval.high) == pytest.approx((d_SE.mean() - half, d_SE.mean() + half))
 
 
@@ -49,14 +55,14 @@ def test_seeds_that_agree_by_chance_are_no_surer_than_their_examples():
     d_SE = np.array([[0.0, 0.0, 1.0, 1.0], [1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
     assert d_SE.mean(axis=1).tolist() == [0.5, 0.5, 0.5]
     error = np.sqrt(d_SE.mean(axis=0).var(ddof=1) / 4)
-    assert p_value(d_SE) == pytest.approx(2 * stats.t.sf(0.5 / error, 3))
+    assert effect(d_SE).p == pytest.approx(2 * stats.t.sf(0.5 / error, 3))
 
 
 def test_a_result_is_significant_exactly_where_its_interval_leaves_out_0():
     significant = 0
     for seed in range(300):
-        d_SE = crossed(0.03, 0.3, 0.2, (3, 40), seed) + 0.1
-        interval, p = interval_of(d_SE), p_value(d_SE)
+        one = effect(crossed(0.03, 0.3, 0.2, (3, 40), seed) + 0.1)
+        interval, p = one.interval, one.p
         assert interval is not None and p is not None
         assert (p < 0.05) == (not interval.low <= 0 <= interval.high), seed
         significant += p < 0.05
@@ -71,7 +77,7 @@ def test_no_effect_is_called_one_in_5_of_100_studies_and_the_detectable_one_foun
 
 def test_more_comparisons_make_the_detectable_effect_larger():
     d_SE = crossed(0.02, 0.1, 0.1, (5, 50))
-    assert (detectable(d_SE, comparisons=5) or 0) > 1.2 * (detectable(d_SE) or 0) > 0
+    assert (effect(d_SE, comparisons=5).detectable or 0) > 1.2 * (effect(d_SE).detectable or 0) > 0
 
 
 def test_holm_is_that_of_the_book():
@@ -90,22 +96,6 @@ def test_verdicts():
     (alone,) = effects([(base[:1], up[:1])])
     assert alone.verdict == "one seed: no test" and (alone.seeds, alone.examples) == (1, 40)
     assert effects([(base[:, :1], up[:, :1])])[0].verdict == "one example: no test"
-    assert alone.p is alone.p_corrected is alone.detectable is alone.interval is None
-
-
-def test_a_curve_is_found_again_and_not_read_too_far():
-    x = np.array([50, 100, 200, 400, 800, 1600])
-    y = 0.9 - 3.0 * x**-0.5
-    curve = fit_curve(x, y)
-    assert curve is not None
-    assert (curve.limit, curve.drop, curve.rate) == pytest.approx((0.9, 3.0, 0.5), rel=1e-4)
-    assert curve.error < 1e-6 and curve.unseen < 1e-4
-    assert curve.at(3200) == pytest.approx(0.9 - 3.0 * 3200**-0.5, abs=1e-5)
-    for beyond in (49, 3201):
-        with pytest.raises(UserError, match="is too far from what was measured, 50 to 1600"):
-            curve.at(beyond)
-    assert fit_curve(x[:3], y[:3]) is None and fit_curve([0, *x[:3]], [0, *y[:3]]) is None
-    assert fit_curve(x, np.log(x)) is None, "it does not level off"
 
 
 def test_equal_cost_is_read_between_points_only():

@@ -152,7 +152,7 @@ def _report(
     causes = (report.names() | report.names(Verdict.WARN)) & _EXPLAINS.keys()
     explained = set().union(*(_EXPLAINS[name] for name in causes))
     report = _with(report, lambda found: found if found.name not in explained else None)
-    if unused := {_dashed(name) for name in allows} - known:
+    if unused := {name.replace("_", "-") for name in allows} - known:
         title = f"allowed, but not found: {', '.join(sorted(unused))}"
         remedy = "compare with the names of the findings, or leave it out"
         check = Check("allowed", title, (Finding("unused-allow", Verdict.NOTE, title, remedy),))
@@ -166,14 +166,9 @@ def _with(report: Report, change: Callable[[Finding], Finding | None]) -> Report
     return replace(report, checks=tuple(replace(check, findings=tuple(findings)) for check, findings in changed))
 
 
-def _dashed(name: str) -> str:
-    """Return a name with dashes, which the command line turns into underscores."""
-    return name.replace("_", "-")
-
-
 def _keys(finding: Finding) -> list[str]:
     """Return what each text of a finding is allowed by."""
-    return [_dashed(f"{finding.name}:{what}") for what in finding.what]
+    return [f"{finding.name}:{what}".replace("_", "-") for what in finding.what]
 
 
 def allowing(report: Report, allows: Mapping[str, str]) -> Report:
@@ -181,7 +176,8 @@ def allowing(report: Report, allows: Mapping[str, str]) -> Report:
 
     Of a finding some of whose texts are allowed, the others are left.
     """
-    allowed = {_dashed(name): reason for name, reason in allows.items()}
+    # The command line turns dashes into underscores.
+    allowed = {name.replace("_", "-"): reason for name, reason in allows.items()}
 
     def allow(finding: Finding) -> Finding:
         pairs = zip(finding.what, _keys(finding), strict=True)

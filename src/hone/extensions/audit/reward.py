@@ -45,11 +45,8 @@ def check_reference(prober: Prober) -> Check:
         verdict = Verdict.WARN if prober.form else Verdict.FAIL  # a derived reference may itself be at fault
         findings.append(Finding("reference", verdict, title, remedy, ("reference",), shown))
     again = [] if findings and not wrong else prober.grade(texts[:GRADED_AGAIN])
-    changed = []
-    for first, second in zip(probes, again, strict=False):
-        if (first.score.outcome, first.score.reward) != (second.score.outcome, second.score.reward):
-            changed.append(first)
-    if changed:
+    pairs = [[(p.score.outcome, p.score.reward) for p in pair] for pair in zip(probes, again, strict=False)]
+    if changed := [probe for probe, (first, second) in zip(probes, pairs, strict=False) if first != second]:
         title = "the same text was graded in two ways, so nothing is known about what is paid for what"
         remedy = "let the reward depend on the completion and the example alone: no clock, no draws, no memory"
         shown = examples_of(changed, "the same reward each time")

@@ -8,26 +8,19 @@ leaves out 0 exactly where its p is below 0.05. benchmarks/study_errors.py measu
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from hone import rng
-from hone.errors import UserError
 from hone.evaluation.intervals import Interval
 
 ALPHA, POWER = 0.05, 0.8
 """Chance of a false verdict in the whole study, and of seeing an effect that is there."""
 DRAWS = 4000
 """Simulated studies by which the power is computed."""
-FARTHEST = 2.0
-"""A fitted curve is not read beyond so many times its largest x."""
-RATES = 0.02, 4.0
-"""Rates of a curve that levels off within what was measured: slower is a line, faster a step."""
 
 Verdict = Literal["helps", "hurts", "no difference seen", "one seed: no test", "one example: no test"]
 
@@ -54,17 +47,23 @@ class Effect:
 def effects(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> list[Effect]:
     """Compare (baseline, cell) pairs, [seeds, examples] of the same seeds and examples; p is corrected over all."""
     differences = [other_SE - baseline_SE for baseline_SE, other_SE in pairs]
-    tested = [p_value(d_SE) for d_SE in differences]
+    scatters = [Scatter.of(d_SE) for d_SE in differences]
+    tested = [
+        None if one is None else one.p(float(d_SE.mean())) for one, d_SE in zip(scatters, differences, strict=True)
+    ]
     corrected = iter(holm([p for p in tested if p is not None]))
     found = []
-    for d_SE, p in zip(differences, tested, strict=True):
+    for d_SE, scatter, p in zip(differences, scatters, tested, strict=True):
         (seeds, examples), mean = d_SE.shape, float(d_SE.mean())
-        p_corrected = None if p is None else next(corrected)
-        verdict: Verdict = "one seed: no test" if seeds < 2 else "one example: no test"
-        if p_corrected is not None:
-            verdict = "no difference seen" if p_corrected >= ALPHA else "helps" if mean > 0 else "hurts"
-        least = detectable(d_SE, len(differences))
-        found.append(Effect(mean, seeds, examples, interval_of(d_SE), p, p_corrected, least, verdict))
+        if scatter is None:
+            untested: Verdict = "one seed: no test" if seeds < 2 else "one example: no test"
+            found.append(Effect(mean, seeds, examples, None, None, None, None, untested))
+            continue
+        p_corrected, half = next(corrected), float(scatter.reach(ALPHA))
+        verdict: Verdict = "no difference seen" if p_corrected >= ALPHA else "helps" if mean > 0 else "hurts"
+        least = scatter.found_with(POWER, ALPHA / len(differences))  # Bonferroni
+        interval = Interval(mean - half, mean + half)
+        found.append(Effect(mean, seeds, examples, interval, p, p_corrected, least, verdict))
     return found
 
 
@@ -140,27 +139,6 @@ class Scatter:
         return float(np.quantile(drawn.reach(alpha) - error, power))
 
 
-def p_value(d_SE: np.ndarray) -> float | None:
-    """Return p of the mean difference, two-sided, seeds and examples random; None for one seed or one example."""
-    scatter = Scatter.of(d_SE)
-    return None if scatter is None else scatter.p(float(d_SE.mean()))
-
-
-def interval_of(d_SE: np.ndarray) -> Interval | None:
-    """Return the 95 % interval of the mean difference: it leaves out 0 exactly if `p_value` is below 0.05."""
-    scatter, mean = Scatter.of(d_SE), float(d_SE.mean())
-    if scatter is None:
-        return None
-    half = float(scatter.reach(ALPHA))
-    return Interval(mean - half, mean + half)
-
-
-def detectable(d_SE: np.ndarray, comparisons: int = 1) -> float | None:
-    """Return the effect that such a study finds with `POWER`, at `ALPHA` / `comparisons` (Bonferroni)."""
-    scatter = Scatter.of(d_SE)
-    return None if scatter is None else scatter.found_with(POWER, ALPHA / comparisons)
-
-
 def holm(p: Sequence[float]) -> list[float]:
     """Correct p values for their number (Holm, 1979): the chance of any false verdict stays below the limit."""
     order, worst = np.argsort(p), 0.0
@@ -169,65 +147,6 @@ def holm(p: Sequence[float]) -> list[float]:
         worst = max(worst, min(1.0, (len(p) - rank) * p[index]))
         corrected[index] = worst
     return corrected
-
-
-@dataclass(frozen=True)
-class Curve:
-    """y = limit - drop · x^-rate, a saturating power law, fitted to points.
-
-    `error` is the root mean square error of the points, `unseen` that of points which were left out of the fit, each
-    in turn.
-    """
-
-    limit: float
-    drop: float
-    rate: float
-    error: float
-    unseen: float
-    lowest: float
-    highest: float
-
-    def at(self, x: float) -> float:
-        """Return y. Raises UserError below the lowest x that was measured, or above `FARTHEST` times the highest."""
-        if not self.lowest <= x <= FARTHEST * self.highest:
-            raise UserError(
-                f"x = {x:g} is too far from what was measured, {self.lowest:g} to {self.highest:g}: the curve is read "
-                f"from {self.lowest:g} to {FARTHEST * self.highest:g}"
-            )
-        return self.limit - self.drop * x**-self.rate
-
-
-def fit_curve(x: ArrayLike, y: ArrayLike) -> Curve | None:
-    """Fit the curve to points; None for fewer than four different x > 0, or if they do not level off as it does."""
-    points = np.stack([np.asarray(x, np.float64), np.asarray(y, np.float64)], axis=1)
-    points = points[points[:, 0] > 0]
-    if len(np.unique(points[:, 0])) < 4 or (whole := _fitted(points)) is None:
-        return None
-    parts = [_fitted(np.delete(points, i, axis=0)) for i in range(len(points))]
-    left_out = [p[1] - _law(p[0], *part) for p, part in zip(points, parts, strict=True) if part is not None]
-    error = math.sqrt(float(np.mean((points[:, 1] - _law(points[:, 0], *whole)) ** 2)))
-    unseen = math.sqrt(float(np.mean(np.square(left_out)))) if len(left_out) == len(points) else math.inf
-    limit, drop, rate = map(float, whole)
-    return Curve(limit, drop, rate, error, unseen, float(points[:, 0].min()), float(points[:, 0].max()))
-
-
-def _law(x: np.ndarray, limit: float, drop: float, rate: float) -> np.ndarray:
-    return limit - drop * x**-rate
-
-
-def _fitted(points: np.ndarray) -> np.ndarray | None:
-    """Return (limit, drop, rate); None if there is no such curve."""
-    from scipy.optimize import curve_fit
-
-    x, y = points.T
-    begin = (float(y.max()), float(y.max() - y.min()) * float(x.min()) ** 0.5, 0.5)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the covariance can't be estimated of three points, and is not used
-            found = curve_fit(_law, x, y, p0=begin, bounds=((-np.inf, -np.inf, 0.01), (np.inf, np.inf, 5.0)))[0]
-    except RuntimeError:  # it did not converge
-        return None
-    return found if RATES[0] <= found[2] <= RATES[1] else None
 
 
 def at_equal_cost(costs: Sequence[float], values: Sequence[float], cost: float) -> float | None:

@@ -74,8 +74,6 @@ def cells_of(study: StudyConfig) -> list[Cell]:
     made = [_cell(study, cell) for cell in cells]
     if study.baseline is not None and study.baseline not in [cell.name for cell in made]:
         raise UserError(f"baseline = {study.baseline!r} is no cell: there are {', '.join(repr(c.name) for c in made)}")
-    if study.x is not None and any(not isinstance(cell.settings.get(study.x), (int, float)) for cell in made):
-        raise UserError(f"x = {study.x!r} must be a number that each cell sets: give it in the grid, or in each cell")
     return made
 
 
@@ -108,18 +106,12 @@ def _config(study: StudyConfig, cell: CellConfig, kind: str) -> SFTConfig | RLCo
     for key in settings:
         if key.split(".")[0] in OWN:
             raise UserError(f"cell {cell.name!r}: {kind}.{key} is the study's to decide: leave it out")
-    if kind == "rl" and settings.keys() & MODEL and study.sft is not None and _steps(study, cell, "sft") != 0:
+    if kind == "rl" and settings.keys() & MODEL and study.sft is not None and _config(study, cell, "sft") is not None:
         raise UserError(f"cell {cell.name!r}: RL begins with what SFT made, so leave out rl.model.name")
     try:
         return from_settings(CONFIGS[kind], stage.file, settings)
     except UserError as error:
         raise UserError(f"cell {cell.name!r}, {kind}: {error}") from None
-
-
-def _steps(study: StudyConfig, cell: CellConfig, kind: str) -> int | None:
-    """Return `max_steps` of a stage, as the study or the cell sets it; None if neither does."""
-    settings = dict(leaves(getattr(study, kind).settings)) | dict(leaves(getattr(cell, kind)))
-    return settings.get("max_steps")
 
 
 def one_line(text: str) -> str:

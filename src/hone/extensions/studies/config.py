@@ -106,8 +106,6 @@ class StudyConfig(BaseConfig):
     """Name of the cell that the others are compared with; by default the first."""
     seeds: Annotated[int, Meta("study")] = Field(default=3, ge=1)
     """How many seeds, from 0 on: each cell is trained once with each."""
-    x: str | None = None
-    """Setting over which a curve is fitted, such as `sft.max_steps`: one for each choice of the other settings."""
     eval: StudyEvalConfig = StudyEvalConfig()
     """How all cells are evaluated."""
     jobs: Annotated[int | None, Meta("machine")] = Field(default=None, ge=1)

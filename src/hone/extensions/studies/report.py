@@ -17,7 +17,7 @@ from markupsafe import Markup
 from hone import __version__
 from hone.errors import UserError
 from hone.evaluation.intervals import Interval
-from hone.extensions.studies.analysis import FARTHEST, POWER
+from hone.extensions.studies.analysis import POWER
 from hone.extensions.studies.cells import one_line
 from hone.extensions.studies.results import COSTS, NOT_RUN, Results, Row, SeedResult, to_csv
 from hone.pages import environment
@@ -38,8 +38,8 @@ class Table:
     rows: list[list[str]]
 
 
-def write_report(results: Results) -> list[Path]:
-    """Write the report's files into the study's folder; return the paths of page, text and table."""
+def write_report(results: Results) -> None:
+    """Write the report's files into the study's folder."""
     folder = results.study.output_dir
     title = one_line(folder.name)
     tables, drawn = list(tables_of(results)), figures(results)
@@ -51,11 +51,10 @@ def write_report(results: Results) -> list[Path]:
     files[PAGE] = _TEMPLATES.get_template("study.html").render(figures=images, **values).encode()
     for name, content in files.items():
         write_file(folder / name, content)
-    return [folder / name for name in (PAGE, TEXT, TABLE)]
 
 
 def sentences(results: Results) -> list[str]:
-    """Return what was found, in words: of each cell but the baseline, of the curves, and what is missing."""
+    """Return what was found, in words: of each cell but the baseline, and what is missing."""
     metric, found = results.study.eval.metric, []
     for row in results.rows:
         if (effect := row.effect) is None:
@@ -70,15 +69,6 @@ def sentences(results: Results) -> list[str]:
         if effect.verdict == "no difference seen" and effect.detectable:
             text += f" Such a study finds an effect of {effect.detectable:.3f} with {100 * POWER:.0f} % power."
         found.append(text)
-    for fit in results.fits:
-        where = f" with {fit.others}" if fit.others else ""
-        if (curve := fit.curve) is None:
-            found.append(f"No curve over {results.study.x}{where}: it takes four values, of a curve that levels off.")
-            continue
-        law = f"{metric} = {curve.limit:.3f} - {curve.drop:.3g} · x^-{curve.rate:.3f}"
-        errors = f"root mean square error {curve.error:.3f}, on points left out of the fit {curve.unseen:.3f}"
-        reach = f"to be read up to x = {FARTHEST * curve.highest:g}"
-        found.append(f"Fitted over x = {results.study.x}{where}: {law}; {errors}; {reach}.")
     if results.missing:
         failed = [f"{title} ({why})" for title, why in results.missing.items() if why != NOT_RUN]
         left = len(results.missing) - len(failed)
@@ -197,7 +187,7 @@ def needs_matplotlib() -> None:
 
 
 def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
-    """Draw (SVG, PNG) by name: effects with their intervals, training curves with the span of the seeds, the fits."""
+    """Draw (SVG, PNG) by name: effects with their intervals, training curves with the span of the seeds."""
     if not any(row.seeds for row in results.rows):
         return {}
     import matplotlib
@@ -211,9 +201,6 @@ def figures(results: Results) -> dict[str, tuple[bytes, bytes]]:
             _draw_effects(found["effects"].subplots(), rows, results)
         found["curves"] = Figure(figsize=(7, 4), layout="constrained")
         _draw_curves(found["curves"], results)
-        if any(fit.curve for fit in results.fits):
-            found["fit"] = Figure(figsize=(7, 4), layout="constrained")
-            _draw_fits(found["fit"].subplots(), results)
         return {name: (_saved(one, "svg"), _saved(one, "png")) for name, one in found.items()}
 
 
@@ -261,24 +248,6 @@ def _smooth(curve: list[float], width: int = 10) -> np.ndarray:
     sums = np.cumsum([0.0, *curve])
     begins = np.maximum(np.arange(1, len(sums)) - width, 0)
     return (sums[1:] - sums[begins]) / (np.arange(1, len(sums)) - begins)
-
-
-def _draw_fits(axes: Any, results: Results) -> None:
-    key = results.study.x
-    assert key is not None
-    lines, names = [], []
-    for fit in results.fits:
-        points = [(row.cell.settings[key], one.mean) for row in fit.rows for one in row.seeds]
-        if fit.curve is None or not points:
-            continue
-        (dots,) = axes.plot(*zip(*points, strict=True), "o", markersize=4)
-        x = np.geomspace(fit.curve.lowest, fit.curve.highest, 100).clip(fit.curve.lowest, fit.curve.highest)
-        lines += axes.plot(x, [fit.curve.at(value) for value in x], color=dots.get_color())
-        names.append(one_line(fit.others) or "all cells")
-    axes.set_xscale("log")
-    axes.set_xlabel(key)
-    axes.set_ylabel(f"held-out {results.study.eval.metric}")
-    axes.legend(lines, names, fontsize="x-small")
 
 
 def _span(interval: Interval, form: str = ".3f") -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hone.config.shared import GradingConfig
 from hone.errors import UserError
-from hone.extensions.studies.analysis import Curve, Effect, at_equal_cost, effects, fit_curve
+from hone.extensions.studies.analysis import Effect, at_equal_cost, effects
 from hone.extensions.studies.cells import Cell, Stage, runs_of
 from hone.extensions.studies.config import StudyConfig
 from hone.extensions.studies.running import SECONDS, Tasks, values_of
@@ -72,15 +72,6 @@ class EqualCost:
 
 
 @dataclass(frozen=True)
-class Fit:
-    """A curve over `study.x` through the cells that have these other settings; None if there is none."""
-
-    others: str
-    rows: list[Row]
-    curve: Curve | None
-
-
-@dataclass(frozen=True)
 class Results:
     """What is done of a study, compared. `baseline` is the name of the cell that others are compared with; `missing`
     says of each run that is not done why.
@@ -89,7 +80,6 @@ class Results:
     study: StudyConfig
     rows: list[Row]
     baseline: str
-    fits: list[Fit]
     equal: list[EqualCost]
     missing: Mapping[str, str]
 
@@ -122,7 +112,7 @@ def compared(
         seeds = measured[cell.name]
         average = mean(one.mean for one in seeds) if seeds else None
         rows.append(Row(cell, seeds, average, found.get(cell.name)))
-    return Results(study, rows, baseline, _fits(study, rows), _equal(rows), missing)
+    return Results(study, rows, baseline, _equal(rows), missing)
 
 
 def _seed_result(
@@ -196,22 +186,6 @@ def _paired(one: list[SeedResult], other: list[SeedResult]) -> tuple[np.ndarray,
     values = [[side[seed][example] for example in examples] for side in (mine, theirs) for seed in seeds]
     both_2SE = np.array(values, dtype=np.float64).reshape(2, len(seeds), len(examples))
     return both_2SE[0], both_2SE[1]
-
-
-def _fits(study: StudyConfig, rows: list[Row]) -> list[Fit]:
-    """Fit a curve over `study.x` for each choice of the other settings."""
-    if study.x is None:
-        return []
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        others = {key: value for key, value in row.cell.settings.items() if key != study.x}
-        groups.setdefault(", ".join(f"{key} {value}" for key, value in others.items()), []).append(row)
-    fits = []
-    for others, group in groups.items():
-        points = [(row.cell.settings[study.x], row.mean) for row in group if row.mean is not None]
-        curve = fit_curve(*zip(*points, strict=True)) if points else None
-        fits.append(Fit(others, group, curve))
-    return fits
 
 
 def _equal(rows: list[Row]) -> list[EqualCost]:
