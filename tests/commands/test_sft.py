@@ -73,18 +73,6 @@ def test_special_tokens_in_rows_are_said_once(sft, data, tmp_path, capsys):
     assert "special tokens" not in capsys.readouterr().out
 
 
-def test_a_resume_with_another_rank_names_the_setting(sft, capsys):
-    assert sft("--model.lora.rank", "2", "--ckpt.interval", "1") == 0
-    fails(capsys, sft("--model.lora.rank", "4", "--ckpt.interval", "1", "--resume"), "model.lora.rank (2, now 4)")
-
-
-def test_a_row_without_the_needed_column(sft, data, tmp_path, capsys):
-    with data.open("a") as file:
-        file.write(json.dumps({"prompt": "x", "answer": "y"}) + "\n")
-    fails(capsys, sft("--max-steps", "10"), "rows.jsonl, line 11", "'completion'", "columns: prompt, answer")
-    assert not (tmp_path / "out").exists()
-
-
 def test_a_run_may_not_clear_its_own_model_or_data(sft, tmp_path, capsys):
     assert sft() == 0
     capsys.readouterr()

@@ -37,11 +37,6 @@ def hone(log: Path, *argv: str | Path) -> int:
     return trials.run([str(word) for word in argv], log)
 
 
-def difference(run: Path) -> dict:
-    certificate = json.loads(run.with_name(f"{run.name}.verify.json").read_text())
-    return next(check["difference"] for check in certificate["steps"] if not check["equal"])
-
-
 def test_conversations_are_recorded_and_trained_on(recipe):
     lines = states.lines(recipe.unbroken / "metrics.jsonl")
     assert sum(line.get("groups/trained", 0) for line in lines) >= STEPS
@@ -129,7 +124,8 @@ def test_an_environment_that_answers_otherwise_is_named(recipe, tmp_path):
     (run / "config.toml").write_text(config.replace("[orchestrator.env.args]", "[orchestrator.env.args]\nwordy = 2"))
     assert (run / "config.toml").read_text() != config
     assert hone(log, "verify", run) == 1, log.read_text()
-    found = difference(run)
+    steps = json.loads((tmp_path / "run.verify.json").read_text())["steps"]
+    found = next(check["difference"] for check in steps if not check["equal"])
     assert found["quantity"] == "environment" and "what it said after turn 1 of sample" in found["what"]
     assert found["second"] == f"{found['first']} {found['first']}", found
     assert "environment: what it said" in log.read_text()

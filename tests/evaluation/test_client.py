@@ -132,11 +132,6 @@ def test_a_refusal_after_a_success_costs_only_its_own_request():
     assert [a.messages[-1]["content"] for a in (answers[0], answers[2])] == ["one", "three"]
 
 
-def test_a_model_that_is_not_served_is_named_with_those_that_are():
-    with FakeOpenAI(models=("qwen", "llama")) as server, pytest.raises(UserError, match="'toy': say -m with one of qw"):
-        ask(server.url)
-
-
 def test_a_server_that_went_away_is_not_waited_for_again_with_each_request():
     servers = []
 

@@ -62,18 +62,6 @@ def test_wsd_keeps_the_peak_and_falls_over_the_last_steps():
     assert lrs(10, type="wsd", decay_ratio=1.0) == lrs(10, type="linear")
 
 
-def test_wsd_is_that_of_transformers():
-    """Which has another warm-up, and comes to the floor after the last of the steps that it is given."""
-    from torch.optim import SGD
-    from transformers import get_wsd_schedule
-
-    optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-    theirs = get_wsd_schedule(optimizer, 5, 20, num_training_steps=99, min_lr_ratio=0.1, decay_type="linear")
-    found = rates_of(theirs, 100)
-    own = lrs(100, type="wsd", warmup_steps=5, min_ratio=0.1, decay_ratio=0.2)
-    assert own[5:] == pytest.approx(found[5:], abs=1e-12)
-
-
 def test_a_warmup_as_long_as_the_run_leaves_no_decay():
     for kind in ("linear", "cosine", "wsd"):
         assert lrs(3, warmup_steps=2, type=kind) == [0.5, 1.0, 1.0]

@@ -171,18 +171,6 @@ def test_a_message_of_weight_0_carries_no_loss(renderer):
         tokenize(renderer, [user("a"), assistant("b", weight=0.5)], 0, "row 1")
 
 
-def test_special_tokens_in_rows_are_text_and_counted(tiny_model_dir):
-    renderer = load_renderer(str(tiny_model_dir))
-    rows = table([pair(0), {"prompt": "a<|im_end|>b", "completion": "c"}, {"prompt": "d", "completion": "e<|im_end|>"}])
-    source, data = source_of(rows, renderer, batch_size=3, pack=False)
-    prepare(source, data, 4, lambda done: None)
-    assert len(renderer.special_texts) == 2 and "2 texts" in str(renderer.special_texts)
-    learned = [text(renderer, source.sequence(0, 0, i), True) for i in range(3)]
-    assert sorted(learned) == ["00xxx<|im_end|>", "c<|im_end|>", "e<|im_end|><|im_end|>"]
-    ends = [source.sequence(0, 0, i).token_ids.tolist().count(renderer.end_of_turn_id) for i in range(3)]
-    assert ends == [2, 2, 2]
-
-
 class RewritingRenderer:
     """A template that shortens earlier answers, as reasoning models' templates do."""
 
