@@ -1,6 +1,6 @@
 """What each algorithm learns of reverse-text with the tiny preset, over seeds, recorded as JSON and as a table.
 
-    .venv/bin/python benchmarks/algorithms.py --jobs 2 --docs docs/algorithms.md
+    .venv/bin/python benchmarks/algorithms.py --jobs 2
 
 For each seed one SFT run (examples/reverse_text/tiny_sft.toml), and from its model one RL run of each algorithm
 (examples/algorithms/tiny.toml). All models answer the same held-out examples, sampled at T=1. What is done is kept in
@@ -33,7 +33,6 @@ from recording import cpu_model, keep, show
 
 ROOT = Path(__file__).resolve().parents[1]
 SFT, RL = ROOT / "examples/reverse_text/tiny_sft.toml", ROOT / "examples/algorithms/tiny.toml"
-BEGIN, END = "<!-- made by benchmarks/algorithms.py -->\n", "<!-- end -->\n"
 BASELINE, DEFAULTS = "after SFT", "defaults"
 LEARNING_RATES: dict[str, float] = {}
 """Of algorithms that learn more with another one than the recipe's."""
@@ -56,7 +55,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--fresh", action="store_true", help="do again what is done")
     parser.add_argument("--work", type=Path, default=Path("outputs/algorithms"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/algorithms.json"))
-    parser.add_argument("--docs", type=Path, help="page to write the table into")
     args = parser.parse_args(argv)
     if args.fresh:
         shutil.rmtree(args.work, ignore_errors=True)
@@ -76,8 +74,6 @@ def main(argv: list[str] | None = None) -> None:
         "machine": {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")},
     }
     keep(result, args.out)
-    if args.docs:
-        args.docs.write_text(with_table(args.docs.read_text(), result))
     show(result)
     print(table(result))
 
@@ -196,12 +192,6 @@ def table(result: dict[str, Any]) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-def with_table(page: str, result: dict[str, Any]) -> str:
-    """The page with the table in place of what is between its marks."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table(result) + END + rest.split(END)[1]
 
 
 if __name__ == "__main__":

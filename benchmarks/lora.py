@@ -1,6 +1,6 @@
 """What LoRA learns of reverse-text with the tiny preset beside training all weights, over seeds, recorded as JSON.
 
-    .venv/bin/python benchmarks/lora.py --jobs 2 --docs docs/training.md
+    .venv/bin/python benchmarks/lora.py --jobs 2
 
 For each seed one SFT run of all weights (examples/reverse_text/tiny_sft.toml), and from its model an RL run of each way
 (examples/algorithms/tiny.toml). All models answer the same held-out examples, sampled at T=1. Seconds a step are the
@@ -19,10 +19,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from algorithms import BASELINE, END, RL, cell, course, held_out, summary, train
+from algorithms import BASELINE, RL, cell, course, held_out, summary, train
 from recording import cpu_model, keep, show
 
-BEGIN = "<!-- made by benchmarks/lora.py -->\n"
 WAYS: dict[str, list[str]] = {
     "all weights": [],
     "rank 8": ["--model.lora.rank", "8", "--trainer.optim.lr", "3e-3"],
@@ -42,7 +41,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs side by side, of one thread each")
     parser.add_argument("--work", type=Path, default=Path("outputs/lora"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/lora.json"))
-    parser.add_argument("--docs", type=Path, help="page to write the table into")
     args = parser.parse_args(argv)
     common = args.work, args.sft_steps, args.steps, args.examples
     with ProcessPoolExecutor(args.jobs, multiprocessing.get_context("spawn")) as pool:
@@ -57,9 +55,6 @@ def main(argv: list[str] | None = None) -> None:
         "machine": {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")},
     }
     keep(result, args.out)
-    if args.docs:
-        before, rest = args.docs.read_text().split(BEGIN)
-        args.docs.write_text(before + BEGIN + table(result) + END + rest.split(END, 1)[1])
     show(result)
 
 
@@ -83,22 +78,6 @@ def bytes_of(way: str) -> int:
     config = parse(RLConfig, ["@", str(RL), *WAYS[way]], "rl")
     parts = training_bytes(config, tiny_config(config.model.init), "cpu", 24, 19)
     return sum(parts[name] for name in ("weights", "gradients", "optimiser"))
-
-
-def table(result: dict[str, Any]) -> str:
-    """Markdown: a row for each way."""
-    heads = ("trained", "reward, 95 % interval", "by seed", "s a step", "weights, gradients, state")
-    lines = [f"| {' | '.join(heads)} |", "|---|---|---|---|---|"]
-    for way, of in result["ways"].items():
-        cells = [
-            way if way == "all weights" else f"LoRA, {way}",
-            f"{of['reward']:.3f} ({of['ci95/low']:.3f} to {of['ci95/high']:.3f})",
-            ", ".join(f"{value:.3f}" for value in of["reward_by_seed"]),
-            f"{of['seconds_per_step']:.2f}",
-            f"{of['bytes'] / 1e6:.1f} MB",
-        ]
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":

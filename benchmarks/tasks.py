@@ -1,10 +1,9 @@
 """What the tiny preset learns of char-count, countdown, scramble and calculator, over seeds, recorded as JSON.
 
-    .venv/bin/python benchmarks/tasks.py --out benchmarks/results/tasks.json --docs docs/tasks.md
+    .venv/bin/python benchmarks/tasks.py --out benchmarks/results/tasks.json
 
 Each run is `examples/TASK/tiny_sft.toml` and then `examples/TASK/tiny.toml` with another seed; both models answer the
-same held-out examples, sampled at T=1. `--docs` writes the table into a page, between the lines that mark it. Runs of
-tasks that are not asked for stay in the record.
+same held-out examples, sampled at T=1. Runs of tasks that are not asked for stay in the record.
 """
 
 from __future__ import annotations
@@ -19,14 +18,12 @@ import time
 import tomllib
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from recording import cpu_model, keep, show
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ("char_count", "countdown", "scramble", "calculator")
-BEGIN, END = "<!-- made by benchmarks/tasks.py -->\n", "<!-- end -->\n"
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -37,7 +34,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--max-steps", type=int, help="fewer steps, to try the script")
     parser.add_argument("--work", type=Path, default=Path("outputs/tasks"))
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tasks.json"))
-    parser.add_argument("--docs", type=Path, help="page to write the table into")
     args = parser.parse_args(argv)
     machine = {"cpu": cpu_model(), "threads": 1, "python": platform.python_version(), "torch": version("torch")}
     kept = json.loads(args.out.read_text())["runs"] if args.out.exists() else []
@@ -47,8 +43,6 @@ def main(argv: list[str] | None = None) -> None:
         for task in args.tasks:
             result["runs"].append(run(task, seed, args.work / f"{task}-{seed}", args.examples, args.max_steps))
             keep(result, args.out)
-    if args.docs:
-        args.docs.write_text(with_table(args.docs.read_text(), result))
     show(result)
 
 
@@ -97,32 +91,6 @@ def accuracy(orchestrator: dict[str, Any], weights: Path, examples: int) -> dict
         seed=0,
     ).metrics()
     return {name: found[f"eval/{env.id}/{name}"] for name in ("correct", "reward/mean", "ci95/low", "ci95/high")}
-
-
-def table(result: dict[str, Any]) -> str:
-    """Markdown: for each task the accuracy after SFT and after RL, median and range over seeds, and seconds of both.
-
-    These are the processor's where they are known: what one quiet core takes.
-    """
-    lines = ["| task, tiny preset | after SFT | after RL | seconds, SFT + RL |", "|---|---|---|---|"]
-    for task in dict.fromkeys(run["task"] for run in result["runs"]):
-        runs = [run for run in result["runs"] if run["task"] == task]
-        seconds = median(
-            sum(run[kind].get("cpu_seconds", run[kind]["seconds"]) for kind in ("sft", "rl")) for run in runs
-        )
-        cells = [_spread([run[kind]["correct"] for run in runs]) for kind in ("sft", "rl")]
-        lines.append(f"| `{task.replace('_', '-')}` | {cells[0]} | {cells[1]} | {seconds:.0f} |")
-    return "\n".join(lines) + "\n"
-
-
-def with_table(page: str, result: dict[str, Any]) -> str:
-    """The page with the table in place of what is between its marks."""
-    before, rest = page.split(BEGIN)
-    return before + BEGIN + table(result) + END + rest.split(END)[1]
-
-
-def _spread(values: list[float]) -> str:
-    return f"{100 * median(values):.1f} % ({100 * min(values):.1f} to {100 * max(values):.1f})"
 
 
 if __name__ == "__main__":

@@ -2,8 +2,7 @@
 
     python scripts/gpu_table.py
 
-It is a table of benchmarks/results/gpu/*.json, which benchmarks/gpu/run.py writes, with a column for each; without any,
-a list of the aims.
+It is a table of benchmarks/results/gpu/*.json, which benchmarks/gpu/run.py writes, with a column for each.
 """
 
 from __future__ import annotations
@@ -131,10 +130,9 @@ def cell(of: Callable[[Record], str], record: Record) -> str:
 
 
 def rows(records: list[Record]) -> list[str]:
-    """Return the lines of the table, with a column for each record; the aims if there is none."""
+    """Return the lines of the table, with a column for each record."""
     if not records:
-        aims = [f"- {name}: {aim}; {NOT_MEASURED}" for name, aim, _ in ROWS if aim]
-        return ["No GPU has been measured yet. hone's aims for one H200:", "", *aims]
+        return ["No GPU has been measured yet."]
     names = [str(record["gpu"]) for record in records]
     lines = [f"| | aim, one H200 | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     for name, aim, of in ROWS:

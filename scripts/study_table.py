@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "what_matters.md"
 MARKS = re.compile(r"(<!-- made of studies/(\w+)/study.md -->\n).*?(<!-- end -->)", re.DOTALL)
 FORMAT = re.compile(r"(<!-- format share -->\n).*?(<!-- end -->)", re.DOTALL)
+SHOWN = ("reward", "correct", "difference", "95 % interval", "verdict")
 FORMAT_ROWS = {
     "135M, sums": ("format_share", "SFT", "SFT, then RL"),
     "0.4M, reverse-text": (
@@ -27,10 +28,10 @@ FORMAT_ROWS = {
 
 
 def table(study: Path) -> str:
-    """Return the table of cells in study.md, without p before its correction and `detectable`."""
+    """Return the table of cells in study.md: names, means, differences with their intervals, verdicts."""
     lines = study.read_text().partition("## Cells\n")[2].partition("\n## ")[0].splitlines()
     rows = [re.split(r" ?(?<!\\)\| ?", line)[1:-1] for line in lines if line.startswith("|")]
-    shown = [i for i, name in enumerate(rows[0]) if name not in ("detectable", "p" * ("corrected p" in rows[0]))]
+    shown = [i for i, name in enumerate(rows[0]) if i == 0 or name in SHOWN]
     return "".join(f"| {' | '.join(row[i] for i in shown)} |\n" for row in rows).replace("| --- ", "|---")
 
 

@@ -20,7 +20,6 @@ import parser_drift
 import pytest
 import sampling
 import serving
-import tasks
 import torch
 import train_step
 import viewer
@@ -217,20 +216,6 @@ def test_limits(precision: str, seconds: float, weight_bytes: int, kv_bytes: int
     assert sampling_limits(untied, precision, 3, 2, 8, rates, 0.5) == found, "embeddings are looked up"
 
 
-def test_the_table_of_tasks() -> None:
-    """Medians and ranges over seeds, written between the marks of a page, and again."""
-    figures = [(0.5, 0.9, 30.0), (0.6, 0.95, 40.0), (0.1, 0.8, 35.0)]
-    runs = [
-        {"task": "char_count", "sft": {"correct": sft, "seconds": seconds}, "rl": {"correct": rl, "seconds": 1.0}}
-        for sft, rl, seconds in figures
-    ]
-    row = "| `char-count` | 50.0 % (10.0 to 60.0) | 90.0 % (80.0 to 95.0) | 36 |\n"
-    assert tasks.table({"runs": runs}).splitlines(keepends=True)[2:] == [row]
-    page = tasks.with_table(f"before\n{tasks.BEGIN}old\n{tasks.END}after\n", {"runs": runs})
-    assert page == f"before\n{tasks.BEGIN}{tasks.table({'runs': runs})}{tasks.END}after\n"
-    assert tasks.with_table(page, {"runs": runs}) == page
-
-
 def test_train_step(run) -> None:
     """hone's gradient is transformers', packed or padded; a speedup is against the faster way of the same precision."""
     result = run(train_step.main, "--quick", "--cases", "tiny", "varied")
@@ -288,16 +273,13 @@ def test_algorithms(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_lora(tmp_path: Path) -> None:
     flags = ["--seeds", "1", "--sft-steps", "2", "--steps", "2", "--examples", "4", "--work", str(tmp_path / "work")]
-    page = tmp_path / "page.md"
-    page.write_text(f"a\n{lora.BEGIN}old\n{lora.END}b\n{lora.END}")
-    lora.main([*flags, "--out", str(tmp_path / "out.json"), "--docs", str(page)])
+    lora.main([*flags, "--out", str(tmp_path / "out.json")])
     found = json.loads((tmp_path / "out.json").read_text())
     assert list(found["ways"]) == list(lora.WAYS) and all(len(of["curves"][0]) == 2 for of in found["ways"].values())
     trained = Run(tmp_path / "work/rank-8,-base-in-4-bits-0").config["model"]["lora"]
     assert (trained["rank"], trained["base"]) == (8, "4bit")
     of_bytes = [of["bytes"] for of in found["ways"].values()]
     assert of_bytes == sorted(of_bytes, reverse=True)
-    assert page.read_text() == f"a\n{lora.BEGIN}{lora.table(found)}{lora.END}b\n{lora.END}"
 
 
 @pytest.mark.long

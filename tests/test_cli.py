@@ -123,12 +123,6 @@ def test_a_word_that_the_locale_cannot_read_is_refused_before_anything_runs(rl_c
     assert rl_command.configs == []
 
 
-@pytest.mark.parametrize("name", list(cli.commands()))
-def test_every_command_has_its_config_and_its_function(name: str) -> None:
-    command = cli.commands()[name]
-    assert callable(command.load(f"commands.{command.function}")) and command.config().__doc__
-
-
 def test_every_installed_script_is_a_function_of_the_command_line() -> None:
     scripts = [script for script in entry_points(group="console_scripts") if script.value.startswith("hone.cli:")]
     assert {script.name for script in scripts} > {"hone", "sft", "rl", "inference", "vf-eval"}
@@ -147,11 +141,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
     done = subprocess.run(["bash", "-c", script], capture_output=True, text=True)
     assert done.stderr == "" and done.returncode in (0, 141)
     assert done.stdout.startswith("usage: ")
-
-
-def test_the_task_is_importable_by_its_id() -> None:
-    done = run(sys.executable, "-c", "import reverse_text; print(callable(reverse_text.load_environment))")
-    assert done.stdout == "True\n", done.stderr
 
 
 def test_a_lost_rank_gives_one_line_that_says_how_to_go_on(capsys):

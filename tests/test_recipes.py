@@ -53,12 +53,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
     "countdown/rl_1.5b.toml": COUNTDOWN | {"model.name": "Qwen/Qwen2.5-1.5B-Instruct"},
     "gsm8k/v1_sparse.toml": GSM8K | {"orchestrator.env.args": {"mode": "sparse", "dataset": "openai/gsm8k"}},
     "gsm8k/v2_two_part.toml": GSM8K | {"orchestrator.env.args": {"mode": "two_part", "dataset": "openai/gsm8k"}},
-    "math_python/rl.toml": {
-        "seq_len": 4096,
-        "orchestrator.batch_size": 256,
-        "orchestrator.rollouts_per_example": 16,
-        "orchestrator.sampling.max_tokens": 1024,
-    },
+    "math_python/rl.toml": {},
     "one_shot/rl.toml": {
         "model.name": "Qwen/Qwen2.5-Math-1.5B",
         "max_steps": 500,
@@ -72,11 +67,7 @@ NUMBERS: dict[str, dict[str, Any]] = {
         "orchestrator.sampling.temperature": 0.6,
         "orchestrator.advantage.scale": "group_std",
     },
-    "scramble/rl.toml": {
-        "model.name": "Qwen/Qwen2.5-1.5B-Instruct",
-        "orchestrator.rollouts_per_example": 16,
-        "orchestrator.sampling.max_tokens": 1024,
-    },
+    "scramble/rl.toml": {},
 }
 
 

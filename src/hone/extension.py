@@ -21,6 +21,7 @@ from hone.errors import UserError
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager, ExitStack
 
+    from hone.config.eval import EvalConfig
     from hone.config.rl import RLConfig
     from hone.config.shared import GradingConfig
     from hone.environments import Environment
@@ -169,7 +170,7 @@ class MakePolicy(Protocol):
 
 
 class Machines(Protocol):
-    """Other machines than this one, which a config of `hone rl` names.
+    """Other machines than this one, which a config of `hone rl` or `hone eval` names.
 
     `place` and `process_place` say in words where its processes are and where one is, `cores` how many each has;
     `graders` is the number of grading processes there.
@@ -182,6 +183,10 @@ class Machines(Protocol):
 
     def use_graders(self, env: Environment, grading: GradingConfig) -> GradingConfig:
         """Have a task's functions run there, if it has graders; return the config of its workers."""
+        ...
+
+    def serve(self, config: EvalConfig) -> AbstractContextManager[EvalConfig]:
+        """Serve the model of an evaluation; entering gives the config of the evaluation by URL."""
         ...
 
     def nodes(self, config: RLConfig, say: Callable[[str], None]) -> AbstractContextManager[Any]:

@@ -92,7 +92,6 @@ BATCH = ["--orchestrator.advantage.baseline", "batch"]
         ([*KL_IN_REWARD, "--orchestrator.advantage.scale", "group_mean"], "divides by the mean reward of a group"),
         (["--algorithm", "maxrl", "--orchestrator.truncated", "penalize"], "makes rewards negative"),
         (ONE, "1 rollout is its own group mean"),
-        ([*ONE, "--algorithm", "rloo", "--trainer.loss.kl-coef", "0.1"], "1 rollout is its own group mean"),
         ([*ONE, *BATCH, "--orchestrator.advantage.components", "normalize"], "1 rollout is its own group mean"),
         (["--orchestrator.advantage.scale", "token_std", "--orchestrator.refill.max-rounds", "2"], "something too"),
         (["--trainer.correction.type", "band", "--trainer.correction.low", "9"], "low = 9 must be less than"),

@@ -55,7 +55,6 @@ def test_defaults_are_written_and_nulls_are_left_out() -> None:
             "--alarms.truncation.action stop --alarms.truncation.threshold 0.4",
             {"alarms.truncation.action": "stop"},
         ),
-        (RLConfig, "--orchestrator.eval.interval 7", {"orchestrator.eval.interval": 7}),
         (SFTConfig, "--data.env.id reverse-text", {"data.env": "on"}),
     ],
 )

@@ -21,84 +21,50 @@ from hone.extensions.studies.config import StudyConfig
 from hone.extensions.viewer.config import ViewConfig
 from hone.runs.settings import changes, flat, read_toml, run_toml
 
-HARMLESS = [
-    (RLConfig, "push_to_hub", 'push_to_hub = "None"'),
-    (SFTConfig, "push_to_hub", 'push_to_hub = "None"\ndata.name = "x"'),
-    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.0"),
-    (RLConfig, "orchestrator.grading.overlap", "orchestrator.grading.overlap = false"),
-    (PlanConfig, "plan.gbit", "gbit = 10.0"),
-    (ViewConfig, "view.chat", "chat = []"),
-    (ViewConfig, "view.api_key_var", 'api_key_var = "None"'),
-    (RLConfig, "trainer.loss.tau_positive", "trainer.loss.tau_positive = 1.0"),
-    (RLConfig, "trainer.loss.tau_negative", "trainer.loss.tau_negative = 1.05"),
-    (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 2048"),
-    (ServeConfig, "serve.prefix_gib", "prefix_gib = 0.5"),
-    (RegradeConfig, "regrade.check", "check = 256"),
-    (RegradeConfig, "regrade.every", "every = 1"),
-    (ReplayConfig, "replay.to_step", 'to_step = "None"'),
-    (StudyConfig, "study.first_seed", 'first_seed = 0\nrl.file = "a.toml"\n[[cells]]\nname = "a"'),
-    (StudyConfig, "study.x", 'x = "None"\nrl.file = "a.toml"\n[[cells]]\nname = "a"'),
+OVERLAP = "orchestrator.grading.overlap"
+KEYS = [
+    (RLConfig, "push_to_hub", 'push_to_hub = "None"', 'push_to_hub = "me/model"'),
+    (SFTConfig, "push_to_hub", 'push_to_hub = "None"\ndata.name = "x"', '[push_to_hub]\nrepo = "me/model"'),
+    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.0", "orchestrator.refill.cut = 0.25"),
+    (RLConfig, OVERLAP, f"{OVERLAP} = false", f'{OVERLAP} = "late"'),
+    (PlanConfig, "plan.gbit", "gbit = 10.0", "gbit = 100"),
+    (ViewConfig, "view.chat", "chat = []", 'chat = ["http://localhost:8000/v1"]'),
+    (ViewConfig, "view.api_key_var", 'api_key_var = "None"', 'api_key_var = "KEY"'),
+    (RLConfig, "trainer.loss.tau_positive", "trainer.loss.tau_positive = 1.0", "trainer.loss.tau_positive = 2.0"),
+    (RLConfig, "trainer.loss.tau_negative", "trainer.loss.tau_negative = 1.05", "trainer.loss.tau_negative = 3"),
+    (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 2048", "prefill_tokens = 512"),
+    (ServeConfig, "serve.prefix_gib", "prefix_gib = 0.5", "prefix_gib = 0"),
+    (RegradeConfig, "regrade.check", "check = 256", "check = 0"),
+    (RegradeConfig, "regrade.every", "every = 1", "every = 2"),
+    (ReplayConfig, "replay.to_step", 'to_step = "None"', "to_step = 40"),
+    (StudyConfig, "study.first_seed", 'first_seed = 0\nrl.file = "a.toml"\n[[cells]]\nname = "a"', "first_seed = 3"),
+    (StudyConfig, "study.x", 'x = "None"\nrl.file = "a.toml"\n[[cells]]\nname = "a"', 'x = "rl.max_steps"'),
 ]
-"""(config, key of RETIRED, line of a file that is dropped)."""
-FILES = [
-    (RLConfig, "push_to_hub", 'push_to_hub = "me/model"'),
-    (SFTConfig, "push_to_hub", '[push_to_hub]\nrepo = "me/model"'),
-    (RLConfig, "orchestrator.refill.cut", "orchestrator.refill.cut = 0.25"),
-    (RLConfig, "orchestrator.grading.overlap", 'orchestrator.grading.overlap = "late"'),
-    (PlanConfig, "plan.gbit", "gbit = 100"),
-    (ViewConfig, "view.chat", 'chat = ["http://localhost:8000/v1"]'),
-    (ViewConfig, "view.api_key_var", 'api_key_var = "KEY"'),
-    (RLConfig, "trainer.loss.tau_positive", "trainer.loss.tau_positive = 2.0"),
-    (RLConfig, "trainer.loss.tau_negative", "trainer.loss.tau_negative = 3"),
-    (ServeConfig, "serve.prefill_tokens", "prefill_tokens = 512"),
-    (ServeConfig, "serve.prefix_gib", "prefix_gib = 0"),
-    (RegradeConfig, "regrade.check", "check = 0"),
-    (RegradeConfig, "regrade.every", "every = 2"),
-    (ReplayConfig, "replay.to_step", "to_step = 40"),
-    (StudyConfig, "study.first_seed", "first_seed = 3"),
-    (StudyConfig, "study.x", 'x = "rl.max_steps"'),
-]
-"""(config, key of RETIRED, line of a file that is refused)."""
+"""(config, key of RETIRED, lines of a file that are dropped, lines that are refused)."""
 FLAGS = [
-    (RLConfig, "push_to_hub", "--push-to-hub me/model"),
     (RLConfig, "push_to_hub", "--no-push-to-hub"),
     (SFTConfig, "push_to_hub", "--push-to-hub.strategy every_save"),
     (SFTConfig, "push_to_hub", "--push-to-hub.no-private"),
-    (RLConfig, "orchestrator.refill.cut", "--orchestrator.refill.cut 0.0"),
-    (RLConfig, "orchestrator.grading.overlap", "--no-orchestrator.grading.overlap"),
+    (RLConfig, OVERLAP, "--no-orchestrator.grading.overlap"),
     (PlanConfig, "push_to_hub", "--push-to-hub me/model"),
-    (PlanConfig, "plan.gbit", "--gbit 100"),
-    (ViewConfig, "view.chat", "--chat http://localhost:8000/v1"),
-    (ViewConfig, "view.api_key_var", "--api-key-var KEY"),
-    (RLConfig, "trainer.loss.tau_positive", "--trainer.loss.tau-positive 1"),
-    (RLConfig, "trainer.loss.tau_negative", "--trainer.loss.tau-negative 1.05"),
-    (ServeConfig, "serve.prefill_tokens", "--prefill-tokens 2048"),
-    (ServeConfig, "serve.prefix_gib", "--prefix-gib 1"),
-    (RegradeConfig, "regrade.check", "--check 20"),
-    (RegradeConfig, "regrade.every", "--every 2"),
-    (ReplayConfig, "replay.to_step", "--to-step 40"),
-    (StudyConfig, "study.first_seed", "--first-seed 3"),
-    (StudyConfig, "study.x", "--x rl.max_steps"),
 ]
+FLAGS += [(cls, name, f"--{dropped.split(' = ')[0].replace('_', '-')} 1") for cls, name, dropped, _ in KEYS]
 """(config, key of RETIRED, flags that are refused)."""
 
 
 def test_each_retired_key_is_tried() -> None:
-    for table in (HARMLESS, FILES, FLAGS):
-        assert {name for _, name, _ in table} == RETIRED.keys()
+    assert {name for _, name, *_ in KEYS} == RETIRED.keys()
 
 
-@pytest.mark.parametrize(("cls", "name", "line"), HARMLESS)
-def test_a_value_that_changed_nothing_is_dropped(cls: type[BaseConfig], name: str, line: str, tmp_path: Path) -> None:
-    (tmp_path / "old.toml").write_text(f"{line}\n")
-    tree = parse(cls, ["@", str(tmp_path / "old.toml")], "hone").model_dump(exclude_unset=True)
-    assert name.rpartition(".")[2] not in tree
-
-
-@pytest.mark.parametrize(("cls", "name", "line"), FILES)
-def test_another_value_is_refused(cls: type[BaseConfig], name: str, line: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("cls", "name", "dropped", "refused"), KEYS)
+def test_a_value_that_changed_nothing_is_dropped_and_another_refused(
+    cls: type[BaseConfig], name: str, dropped: str, refused: str, tmp_path: Path
+) -> None:
     file = tmp_path / "old.toml"
-    file.write_text(f"{line}\n")
+    file.write_text(f"{dropped}\n")
+    tree = parse(cls, ["@", str(file)], "hone").model_dump(exclude_unset=True)
+    assert name.rpartition(".")[2] not in tree
+    file.write_text(f"{refused}\n")
     with pytest.raises(UserError) as caught:
         parse(cls, ["@", str(file)], "hone")
     assert f" in {file}: {RETIRED[name].instead}" in str(caught.value)

@@ -27,8 +27,6 @@ def test_each_key_of_the_table_is_there(name: str) -> None:
         ("per_device_train_batch_size", "orchestrator.batch_size? (counts the completions of a step, on all devices)"),
         ("processing_class", "did you mean model.name?"),
         ("max_prompt_length", "did you mean seq_len?"),
-        ("num_generations", "did you mean orchestrator.rollouts_per_example?"),
-        ("beta", "did you mean trainer.loss.kl_coef?"),
         ("train_dataset", "did you mean dataset?"),
         ("args", "give the settings themselves"),
     ],
@@ -46,7 +44,6 @@ def test_an_argument_of_trl_has_a_hint(name: str, hint: str) -> None:
         (RLConfig, "--train-dataset", "--data"),
         (SFTConfig, "--per-device-train-batch-size", "--data.batch-size"),
         (SFTConfig, "--learning-rate", "--optim.lr"),
-        (SFTConfig, "--lr-scheduler-type", "--scheduler.type"),
         (RLConfig, "--optim.lr", "--trainer.optim.lr"),
     ],
 )

@@ -46,6 +46,14 @@ class Recipe:
         # In the foreground, so that checkpoint 6 is there whichever thread is ahead.
         assert trials.run(self.argv(out, "--no-ckpt.background"), log, late) == trials.KILLED, log.read_text()
 
+    def stopped_late_and_resumed(self, folder: Path) -> Path:
+        """Run into `folder`/run and `stop_late`; resume, and end like the unbroken run. Returns that run."""
+        out, log = folder / "run", folder / "log"
+        self.stop_late(out, log)
+        assert trials.run(self.argv(out, "--resume"), log) == 0, log.read_text()
+        states.assert_ended_like(out, self.unbroken)
+        return out
+
     def rebuilt(self, folder: Path, *more: list[str]) -> str:
         """Verify and replay a copy of the unbroken run, `folder`/copied, into `folder`/replayed; then run `more`, each
         a command and its flags. The copy stays as it is. Returns what was printed.

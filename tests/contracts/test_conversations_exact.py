@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -31,15 +30,6 @@ KILLS = {
 @pytest.fixture(scope="module")
 def recipe(cook) -> Recipe:
     return cook("talk", "fp32")
-
-
-def hone(log: Path, *argv: str | Path) -> int:
-    return trials.run([str(word) for word in argv], log)
-
-
-def difference(run: Path) -> dict:
-    certificate = json.loads(run.with_name(f"{run.name}.verify.json").read_text())
-    return next(check["difference"] for check in certificate["steps"] if not check["equal"])
 
 
 def test_conversations_are_recorded_and_trained_on(recipe):
@@ -128,8 +118,9 @@ def test_an_environment_that_answers_otherwise_is_named(recipe, tmp_path):
     config = (run / "config.toml").read_text()
     (run / "config.toml").write_text(config.replace("[orchestrator.env.args]", "[orchestrator.env.args]\nwordy = 2"))
     assert (run / "config.toml").read_text() != config
-    assert hone(log, "verify", run) == 1, log.read_text()
-    found = difference(run)
+    assert trials.run(["verify", str(run)], log) == 1, log.read_text()
+    steps = json.loads((tmp_path / "run.verify.json").read_text())["steps"]
+    found = next(check["difference"] for check in steps if not check["equal"])
     assert found["quantity"] == "environment" and "what it said after turn 1 of sample" in found["what"]
     assert found["second"] == f"{found['first']} {found['first']}", found
     assert "environment: what it said" in log.read_text()
@@ -146,6 +137,6 @@ def test_a_changed_turn_is_found_where_it_is(recipe, tmp_path):
 
     run, log = shutil.copytree(recipe.unbroken, tmp_path / "run"), tmp_path / "log"
     tampering.edit_rollouts(run, 3, edit, fit_hashes=True)
-    assert hone(log, "diff", recipe.unbroken, run) == 1, log.read_text()
+    assert trials.run(["diff", str(recipe.unbroken), str(run)], log) == 1, log.read_text()
     assert "they part at step 3, environment: what it said after turn 1 of sample" in log.read_text()
     assert "hot, higher in B" in " ".join(log.read_text().split())

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 import states
 import torch
-import trials
 from recipes import STEPS, Recipe
 from transformers import LogitsProcessorList, MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
@@ -66,10 +65,7 @@ def test_sampler_and_trainer_agree_and_the_run_trains(recipe):
 
 
 def test_killed_and_resumed_equals_never_killed(recipe, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    recipe.stop_late(out, log)
-    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, recipe.unbroken)
+    recipe.stopped_late_and_resumed(tmp_path)
 
 
 def test_it_is_verified_and_replayed(recipe, tmp_path):

@@ -126,20 +126,15 @@ def resume(recipe: Recipe, out: Path, log: Path, stopped: bool = False) -> None:
     assert len(saved) == len(set(saved)), f"told twice: {saved}"
 
 
-@pytest.mark.parametrize("event", RL_EVENTS)
-def test_rl_killed_at_an_event(event, rl, tmp_path):
-    log = tmp_path / "log"
-    assert trials.run(rl.argv(tmp_path / "run"), log, Trap(RL_EVENTS[event])) == trials.KILLED, log.read_text()
-    states.intact_checkpoints(tmp_path / "run")
-    resume(rl, tmp_path / "run", log)
-
-
-@pytest.mark.parametrize("event", SFT_EVENTS)
-def test_sft_killed_at_an_event(event, sft, tmp_path):
-    log = tmp_path / "log"
-    assert trials.run(sft.argv(tmp_path / "run"), log, Trap(SFT_EVENTS[event])) == trials.KILLED, log.read_text()
-    states.intact_checkpoints(tmp_path / "run")
-    resume(sft, tmp_path / "run", log)
+@pytest.mark.parametrize(
+    ("kind", "event"), [*(("rl", event) for event in RL_EVENTS), *(("sft", event) for event in SFT_EVENTS)]
+)
+def test_killed_at_an_event(kind, event, request, tmp_path):
+    recipe, out, log = request.getfixturevalue(kind), tmp_path / "run", tmp_path / "log"
+    trap = Trap((RL_EVENTS if kind == "rl" else SFT_EVENTS)[event])
+    assert trials.run(recipe.argv(out), log, trap) == trials.KILLED, log.read_text()
+    states.intact_checkpoints(out)
+    resume(recipe, out, log)
 
 
 @pytest.mark.parametrize("event", RESUME_EVENTS)

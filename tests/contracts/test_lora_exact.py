@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 
 import pytest
@@ -59,31 +58,21 @@ def test_a_checkpoint_has_only_the_adapter_and_the_weights_are_merged(recipe, wa
 
 
 def test_killed_and_resumed_equals_never_killed(low, tmp_path):
-    out, log = tmp_path / "run", tmp_path / "log"
-    low.stop_late(out, log)
-    assert trials.run(low.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, low.unbroken)
+    low.stopped_late_and_resumed(tmp_path)
 
 
 def test_sft_too(tmp_path):
     recipe = Recipe.cook([*recipes.sft("bf16_linear"), "--model.lora.rank", "4"], tmp_path)
-    out, log = tmp_path / "run", tmp_path / "log.txt"
-    recipe.stop_late(out, log)
-    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    states.assert_ended_like(out, recipe.unbroken)
+    out, log = recipe.stopped_late_and_resumed(tmp_path), tmp_path / "log.txt"
     losses = [line["loss"] for line in states.lines(out / "metrics.jsonl")[:-1]]
     assert losses[-1] < losses[0]
     assert trials.run(["verify", str(out), "--steps", "2"], log) == 0, log.read_text()
 
 
 def test_it_is_verified_and_replayed(low, tmp_path):
-    run, log = shutil.copytree(low.unbroken, tmp_path / "copied"), tmp_path / "log"
-    assert trials.run(["verify", str(run), "--steps", str(STEPS)], log) == 0, log.read_text()
-    assert json.loads((tmp_path / "copied.verify.json").read_text())["verdict"] == "verified"
-    assert trials.run(["replay", str(run), "--output-dir", str(tmp_path / "again")], log) == 0, log.read_text()
-    last = f"step_{STEPS}"
-    for file in ("model.safetensors", "adapter/adapter_model.safetensors"):
-        assert (tmp_path / "again" / file).read_bytes() == (run / "weights" / last / file).read_bytes()
+    low.rebuilt(tmp_path)
+    run, log, last, file = tmp_path / "copied", tmp_path / "log", f"step_{STEPS}", "adapter/adapter_model.safetensors"
+    assert (tmp_path / "replayed" / file).read_bytes() == (run / "weights" / last / file).read_bytes()
     tampering.edit_tensor(run / "weights" / last / "model.safetensors", "model.layers.0.mlp.up_proj.weight", True)
     assert trials.run(["replay", str(run)], log) == 1
     assert f"layers.0.gate_up_proj.weight in weights/{last}/merged" in log.read_text()

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import recipes
 import states
-import trials
 from real_server import Served, serving
 from recipes import Recipe
 from traps import At, Call, Trap
@@ -48,10 +47,7 @@ def cook_terms(warm_model: Path, teacher: Served, tmp_path_factory: pytest.TempP
 @pytest.mark.parametrize("event", ["packing", pytest.param("metrics torn", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kind", ["teacher", "one rollout of a prompt", "leave one out", "refill", "several tasks"])
 def test_killed_and_resumed_equals_never_killed(kind, event, cook_terms, tmp_path):
-    recipe, out, log = cook_terms(kind), tmp_path / "run", tmp_path / "log"
+    recipe = cook_terms(kind)
     name = "teacher/kl" if kind == "teacher" else "kl"
     assert any(line.get(name) for line in states.lines(recipe.unbroken / "metrics.jsonl"))
-    assert trials.run(recipe.argv(out), log, Trap(KILLS[event])) == trials.KILLED, log.read_text()
-    assert trials.run(recipe.argv(out, "--resume"), log) == 0, log.read_text()
-    assert states.fingerprint(out) == states.fingerprint(recipe.unbroken)
-    assert states.is_done(out)
+    recipe.killed_and_resumed(Trap(KILLS[event]), tmp_path)

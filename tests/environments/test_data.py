@@ -42,20 +42,13 @@ def test_rows_are_what_was_written_and_know_their_place(tmp_path: Path, name: st
         rows[2]
 
 
-def test_parquet_rows(tmp_path: Path):
-    path = tmp_path / "d.parquet"
-    pq.write_table(pa.table({"question": ["a", "b"], "n": [1, 2]}), path)
-    rows = load_rows(path)
-    assert list(rows) == [{"question": "a", "n": 1}, {"question": "b", "n": 2}]
-    assert rows.where(1) == f"{path}, row 1"
-
-
 def test_a_missing_number_is_missing_in_every_format(tmp_path: Path):
     """Python's json writes NaN for a missing number of pandas; the answer was "nan", which no completion gives."""
     values = [1.0, float("nan")]
     (tmp_path / "d.jsonl").write_text("".join(json.dumps({"answer": v, "info": {"n": [v]}}) + "\n" for v in values))
     pq.write_table(pa.table({"answer": values, "info": [{"n": [v]} for v in values]}), tmp_path / "d.parquet")
     given = given_rows([{"answer": v, "info": {"n": [v]}} for v in values], "dataset")
+    assert load_rows(tmp_path / "d.parquet").where(1) == f"{tmp_path}/d.parquet, row 1"
     for rows in (load_rows(tmp_path / "d.jsonl"), load_rows(tmp_path / "d.parquet"), given):
         assert list(rows) == [{"answer": 1.0, "info": {"n": [1.0]}}, {"answer": None, "info": {"n": [None]}}]
     rows = [{"question": "a", "answer": float("nan")}]

@@ -257,18 +257,6 @@ def test_what_is_no_named_function_is_refused(func):
         task([func])
 
 
-def test_an_object_with_what_can_not_be_written_down_says_so():
-    class Reads:
-        def __init__(self):
-            self.stream = STREAM
-
-        def __call__(self, completion):
-            return 1.0
-
-    words = "which has no source: make it inside a function, or put the reward function into a module"
-    assert f"is a TextIOWrapper, {words}" in kept_source([Reads()])[1]
-
-
 def test_tables_and_numbers_of_numpy():
     def graded(completions, level):
         return np.array([float(level[0] == 5)])

@@ -26,7 +26,6 @@ ROW = {
     [
         ("{q}", "2 + 3?"),
         ("{gold}", 5),
-        ("{ok}", True),
         ("{none}", None),
         ("{meta}", {"level": 2, "tags": ["sum", "easy"]}),
         ("{meta.level}", 2),
@@ -36,7 +35,6 @@ ROW = {
         ("{q} Answer: {gold}", "2 + 3? Answer: 5"),
         ("{ok}, {meta.tags}", 'true, ["sum", "easy"]'),
         ("{{{gold}}} and {{x}}", "{5} and {x}"),
-        ("no placeholder", "no placeholder"),
         (7, 7),
         ({"level": "{meta.level}", "source": "mine"}, {"level": 2, "source": "mine"}),
         ([{"role": "user", "content": "{gold}"}], [{"role": "user", "content": "5"}]),

