@@ -33,7 +33,8 @@ SMALL = {"tiny": "hone/tiny", "smollm2": "HuggingFaceTB/SmolLM2-135M-Instruct"}
 
 def lines() -> list[str]:
     """What the examples are started with."""
-    files = sorted(path for path in ROOT.glob("examples/**/*.toml") if "rl" not in path.parts)
+    tomls = ROOT.glob("examples/**/*.toml")
+    files = sorted(path for path in tomls if "rl" not in path.parts and path.name != "pyproject.toml")
     of_roles = [
         " ".join(f"--{role} @ {folder}/{name}.toml" for role, name in [("trainer", "train"), ("orchestrator", "orch")])
         for folder in (SPLIT, f"{SPLIT}/tiny")

@@ -16,7 +16,7 @@ from hone.config.rl import RLConfig
 from hone.config.sft import SFTConfig
 from hone.extensions.planning.config import DoctorConfig
 
-ROOT = Path(__file__).resolve().parents[4]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def doctor(cwd: Path, *flags: str, **env: str) -> subprocess.CompletedProcess[str]:

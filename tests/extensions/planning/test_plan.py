@@ -16,7 +16,7 @@ from hone.extensions.planning.forecast import forecast
 from hone.model.chat import load_renderer
 from hone.model.presets import tiny_config
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture(autouse=True)
