@@ -429,7 +429,7 @@ class TransportConfig(BaseConfig):
     """A folder that orchestrator, trainer and server see: batches, weights and results pass through it."""
 
     class_name: ClassVar[str] = "hone.transport:FileTransport"
-    """One role's end of it."""
+    """Its class."""
     path: Annotated[Path | None, Meta("role")] = None
     """The folder; by default `.transport` in the output directory. May be on NFS."""
     max_tokens: int = Field(default=16_777_216, ge=1)
