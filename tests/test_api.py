@@ -287,6 +287,11 @@ def test_ctrl_c_saves_what_of_an_evaluation_has_ended_and_pressed_again_nothing(
     if times == 1:
         assert capsys.readouterr().err == "Stopped by Ctrl-C: 6 of 6 completions are saved in out/own.\n"
         assert Run("out/own").info["status"] == "stopped" and Path("out/own/rewards.py").exists()
+        hone.evaluate(dataset=ROWS, reward_funcs=[digits], output_dir="out/own", **counts)
+        pressed.clear()
+        with pytest.raises(KeyboardInterrupt):  # a part does not replace a whole one
+            hone.evaluate(dataset=ROWS, reward_funcs=[digits], output_dir="out/own", **counts)
+        assert Run("out/own").info["status"] == "done" and "are saved in /" in capsys.readouterr().err
     else:
         assert capsys.readouterr().err == "Stopped by Ctrl-C before there were results: nothing is saved.\n"
         assert not Path("out").exists()

@@ -311,7 +311,8 @@ def test_the_rollout_of_the_page_is_recorded_whole_and_verified(here: Path, tiny
         else:
             assert row["call_rewards"] == tries and row["reward"] == 0.9 * tries[-1] + 0.1 * (tries == [1])
     assert hints == {"Try again.", "Count again."} and lengths == {1, 2} and "failed" in {row["state"] for row in rows}
-    assert main(["verify", "two", "--trust-local-task"]) == main(["replay", "two"]) == 0
+    trusted = ["two", "--trust-local-task"]
+    assert main(["verify", *trusted]) == main(["replay", "two"]) == main(["regrade", *trusted]) == 0
     env = load_environment("uncaught")
     (scripted,) = play_many(env, [(env.split("train")[0], "a")])
     assert [message["content"] for message in scripted.messages] == ["ANSWER: 0+0?", "a"] and scripted.failure is None

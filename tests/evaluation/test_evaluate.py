@@ -290,3 +290,15 @@ def test_ctrl_c_keeps_what_has_ended_for_a_caller_that_wants_it(monkeypatch):
     assert result.stopped and rows[:4] == whole[:4] and rows[5] == whole[5] and result.seconds["sample"] > 0
     with pytest.raises(KeyboardInterrupt):
         run(None, policy=Interrupted(scripted))
+    env, pressed = make_env(), []
+    grade = env.grade_many
+
+    def again(pairs, *more):
+        pressed.append(len(pairs))
+        if len(pressed) > 1:  # in the second batch, and while that is graded after Ctrl-C
+            raise KeyboardInterrupt
+        return grade(pairs, *more)
+
+    env.grade_many = again
+    result, _ = run(scripted, env=env, keeps_ended=True)
+    assert pressed == [4, 4, 4] and result.stopped and result.rows()[:4] == whole[:4] and len(result.failed) == 4

@@ -66,7 +66,7 @@ def _exit_code(result: EvalResult, max_failed: float) -> int:
 
 
 def saved(evaluation: Evaluation) -> EvalResult:
-    """Sample, grade and save, show how far that is, and say what Ctrl-C has left."""
+    """Sample, grade and save; show progress, and what Ctrl-C left."""
     config, env = evaluation.config, evaluation.env
     title = f"evaluating {config.model}{f' at {config.base_url}' if config.base_url else ''} on {env.label}"
     try:

@@ -102,9 +102,10 @@ class EvalConfig(BaseConfig):
         for name in meant & NEEDS_PROCESS if self.base_url is not None else ():
             raise UserError(f"{flag((name,))} is for a model in this process: the server behind -b decides that")
         for name in meant & SAMPLING & self.sampling_args.keys():
-            raise UserError(f"{name} is given twice, by a flag and in -S: leave one out")
-        if not isinstance(self.sampling_args.get("seq_len", 1), int):
-            raise UserError("seq_len (-S) should be a whole number")
+            raise UserError(f"{name} is given twice, by a flag or a file and in -S: leave one out")
+        limit = self.sampling_args.get("seq_len")
+        if limit is not None and (type(limit) is not int or limit < 2):
+            raise UserError("seq_len (-S) should be a whole number of 2 or more")
         return self
 
     @property
@@ -116,8 +117,13 @@ class EvalConfig(BaseConfig):
         """Return all sampling arguments: those of the flags, overridden by `sampling_args`."""
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
-        if "max_completion_tokens" in self.sampling_args and self.max_tokens is None:
-            del flags["max_tokens"]  # the two are names of one thing, and servers refuse both
+        # Servers refuse two names of one limit, and know what `seq_len` leaves.
+        named, whole = (
+            "max_completion_tokens" in self.sampling_args,
+            self.max_tokens == self.sampling_args.get("seq_len"),
+        )
+        if self.max_tokens is None if named else self.base_url is not None and self.max_tokens is not None and whole:
+            del flags["max_tokens"]
         return flags | {name: value for name, value in self.sampling_args.items() if name != "seq_len"}
 
     @property
@@ -131,6 +137,8 @@ def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a run of RL samples in its evaluations, by its config.toml: the limits are training's unless set."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
+    if len(tasks := orch.get("envs", [])) == 1:
+        training = training | tasks[0].get("sampling", {})
     limits = {name: own.get(name) or training.get(name) for name in ("max_tokens", "stop")}
     args = {name: own.get(name) for name in ("top_k", "min_p")} | {"stop": limits["stop"], "seq_len": seq_len}
     found = {"max_tokens": limits["max_tokens"] or seq_len, "seed": table.get("seed")}

@@ -110,9 +110,8 @@ class Driver:
     """Runs a batch of rollouts of `env`.
 
     `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). `alone`:
-    each rollout goes on by itself, and samples elsewhere. At most `concurrency` rollouts, and the environment's, have
-    begun and not ended. With `env.patience` those that wait are answered after so many seconds without news, though
-    others go on.
+    each rollout goes on by itself, and samples elsewhere. At most min(`concurrency`, `env.concurrency`) rollouts run
+    at a time. With `env.patience` those that wait are answered after so many seconds without news.
     """
 
     def __init__(

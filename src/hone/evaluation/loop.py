@@ -54,30 +54,34 @@ def evaluate(
     settings = RolloutSettings(renderer, rollouts_per_example, seq_len, max_tokens, seed, "eval", env.tool_schemas)
     per_batch = max(1, BATCH // rollouts_per_example)
     samples: list[EvalSample] = []
+    ended: dict[int, Rollout] = {}
+    examples, places = dict[int, Example](), list[Place]()
     seconds = {"sample": 0.0, "grade": 0.0}
     version = policy.version
-    for start in range(0, count, per_batch):
-        indices = range(start, min(start + per_batch, count))
-        examples = {i: split[i] for i in indices}
-        places = [(i, r) for i in indices for r in range(rollouts_per_example)]
-        ended: dict[int, Rollout] = {}
-        began, sampled = time.perf_counter(), 0.0
-        try:
-            early = ended.__setitem__ if keeps_ended else None
+    try:
+        for start in range(0, count, per_batch):
+            indices = range(start, min(start + per_batch, count))
+            examples = {i: split[i] for i in indices}
+            places = [(i, r) for i in indices for r in range(rollouts_per_example)]
+            began, early = time.perf_counter(), ended.__setitem__ if keeps_ended else None
             made = roll_out(env, policy, settings, [*examples.values()], indices, version, sampling, early)
-            ended, sampled = dict(enumerate(made)), time.perf_counter()
+            ended |= enumerate(made)
+            sampled = time.perf_counter()
+            samples += graded(env, examples, places, ended, seed)
+            ended.clear()
+            seconds["sample"] += sampled - began
+            seconds["grade"] += time.perf_counter() - sampled
+            progress(indices.stop, count)
+    except KeyboardInterrupt:
+        if not keeps_ended or not (samples or ended):
+            raise
+        stopped = True
+        env.progress(STOPPING)
+        try:
             samples += graded(env, examples, places, ended, seed)
         except KeyboardInterrupt:
-            if not keeps_ended or not (samples or ended):
+            if not samples:
                 raise
-            stopped, sampled = True, sampled or time.perf_counter()
-            env.progress(STOPPING)
-            samples += graded(env, examples, places, ended, seed)
-        seconds["sample"] += sampled - began
-        seconds["grade"] += time.perf_counter() - sampled
-        if stopped:
-            break
-        progress(indices.stop, count)
     done = {(sample.index, sample.rollout) for sample in samples}
     left = [(i, r) for i in range(count) for r in range(rollouts_per_example) if (i, r) not in done]
     failed = [FailedRollout(*place, split[place[0]], STOPPED) for place in left]
@@ -88,7 +92,10 @@ def evaluate(
 def graded(
     env: Environment, examples: Mapping[int, Example], places: Sequence[Place], ended: Mapping[int, Any], seed: int
 ) -> list[EvalSample]:
-    """Grade the rollouts among those that have ended, by their numbers in `places`; return them in order."""
+    """Grade the rollouts that have ended; return their samples in the order of `places`.
+
+    `ended` is keyed by the position in `places`.
+    """
     done = {places[n]: one for n, one in sorted(ended.items()) if isinstance(one, Rollout)}
     pairs = [(examples[index], one) for (index, _), one in done.items()]
     scores = env.grade_many(pairs, seed, [index for index, _ in done])

@@ -45,13 +45,12 @@ def write_profile(path: Path, result: EvalResult) -> None:
 
 
 def train_within(env: Environment, task: TaskConfig) -> None:
-    """Let the training split of `env` have only the examples whose pass rate in `task.profile`, if there is one, is
-    within `task.pass_rate`; `env.left_out` says how many these are once the split was used.
+    """Keep the training examples of `env` whose pass rate in `task.profile` is within `task.pass_rate`.
 
-    UserError, then, if the profile can't be read, is of another environment, or leaves no example.
+    `env.left_out` counts the others, once the split was used. UserError, then, if the profile can't be read, is of
+    another task, or leaves no example.
     """
-    if task.profile is None or task.pass_rate is None:
-        return
+    assert task.profile and task.pass_rate
     path, (least, most) = task.profile.expanduser(), task.pass_rate
 
     def choose(split: Split) -> Sequence[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import fields
@@ -30,7 +31,7 @@ from hone.model.hf import load_model
 from hone.model.lora import start_adapter
 from hone.model.texts import SpecialTexts
 from hone.runs.outputs import Lock, check_target
-from hone.runs.view import LOCK
+from hone.runs.view import INFO, LOCK
 
 if TYPE_CHECKING:
     from hone.client import Endpoint
@@ -89,6 +90,9 @@ class Evaluation:
 
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
         """Write samples, figures and what made them into `folder`, if there is one, and the profile asked for."""
+        if result.stopped and self.folder is not None and (self.folder / INFO).exists():
+            self._release()  # its results stay
+            self.folder = Path(tempfile.mkdtemp(prefix="hone-results-"))
         if self.folder is not None:
             sources = self.env.digests([self.config.split_name])
             try:

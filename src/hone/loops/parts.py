@@ -206,7 +206,7 @@ def task_of(config: RLConfig, given: Given | None = None) -> Environment:
         env = given.load()
         if task.template is not None:
             env.use_template(task.template, "orchestrator.env.template")
-    if task.profile is not None:
+    if task.profile:
         from hone.evaluation.profile import train_within
 
         train_within(env, task)

@@ -222,7 +222,7 @@ class Training(ABC):
         return "".join(observer.report() for observer in self.observers)
 
     def _check(self, reads: list[Path], keep: Iterable[str]) -> None:
-        """Refuse a directory that the run can't have, then let observers look, which may take long; write nothing."""
+        """Refuse a directory that the run can't have; then let observers look. Nothing is written."""
         with writable(self.config.output_dir):
             Opening(self.config, self.kind, [], print).check(reads, keep)
         for observer in self.observers:

@@ -76,9 +76,9 @@ class Opening:
             )
 
     def check(self, protect: Sequence[Path], keep: Iterable[str]) -> bool:
-        """Return True if the config asks to go on with a run. UserError, with nothing touched, if the run can't be put
-        into its directory: another process writes there, what would be moved is foreign, or one of `protect` (paths
-        that the run reads), or a file that it is to `keep` there is the user's.
+        """Return True if the config asks to go on with a run. UserError, with nothing touched, if another process
+        writes to its directory, or that holds foreign files, one of `protect` (paths that the run reads), or the user's
+        file of a name in `keep`.
         """
         check_kept(self.folder, keep)
         if (self.folder / view.LOCK).exists():

@@ -26,6 +26,7 @@ from hone.model.lora import save_adapter, start_adapter
 from hone.runs.progress import thousands
 from hone.terminal import printable
 
+FAULTY = "{{ raise_exception('it is broken') if messages[-1]['content'] }}"
 FORGETTING = (  # no earlier answers
     "{{ messages | selectattr('role', 'eq', 'user') | map(attribute='content') | join(' and ') + '<|im_end|>' }}"
     "{{ messages[-1]['content'] + '<|im_end|>' if not add_generation_prompt }}"
@@ -168,3 +169,8 @@ def test_what_can_not_talk_is_refused(trained, tmp_path, monkeypatch, capsys):
     assert main(["eval", "reverse-text", "-n", "1", "-r", "1", "-t", "2", "--output-dir", "measured"]) == 0
     capsys.readouterr()
     fails(capsys, main(["chat", "measured"]), "is an evaluation and made no weights: hone chat hone/tiny")
+    (faulty := shutil.copytree(trained / "weights/step_3", tmp_path / "faulty")).joinpath(
+        "chat_template.jinja"
+    ).write_text(FAULTY)
+    monkeypatch.setattr("sys.stdin", Terminal("abc\n"))  # no question can be rendered
+    fails(capsys, main(["chat", str(faulty)]), "it is broken")

@@ -41,7 +41,7 @@ class Chat(Environment):
         self.config, self.asks, self.models = config, sys.stdin.isatty(), load_models(config)
         self.console = make_console(highlight=False, soft_wrap=True)
         self.system: list[Message] = [{"role": "system", "content": config.system}] if config.system else []
-        self.conversations, self.turns = [self.system for _ in self.models], dict[str, Segment]()
+        self.conversations, self.turns, self.asked = [self.system for _ in self.models], dict[str, Segment](), 0
 
     async def rollout(self, model: Any, example: Example) -> Rollout:
         """Answer each question; the conversation begins anew if less than a quarter of the context is left for that."""
@@ -68,6 +68,7 @@ class Chat(Environment):
             while not line.strip():
                 line = input("> " if self.asks else "").encode(errors="surrogateescape").decode(errors="replace")
             question.append({"role": "user", "content": line})
+            self.asked += 1
         return [(question, {})] * len(turns)
 
     def sample(self, requests: Sequence[Request], sampling: SamplingParams, finished: Any = None) -> list[Segment]:
@@ -94,7 +95,7 @@ class Chat(Environment):
         """Yield an answer piece by piece, each with a token more; then it is the model's turn."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
-        key = rng.key(self.config.seed, "chat", request.turn)
+        key = rng.key(self.config.seed, "chat", self.asked - 1)
         engine.add(Job(request.prompt_ids, key, request.max_tokens), sampling)
         yield policy.renderer.opened_by_template
         while engine.busy:
@@ -111,18 +112,20 @@ class Chat(Environment):
 
 def run(config: ChatConfig) -> int:
     """Answer each line of the standard input. On a terminal an error ends no more than a turn."""
-    chat, example = Chat(config), Example([{"role": "user", "content": ""}])
+    chat = Chat(config)
+    example = Example([*chat.system, {"role": "user", "content": "hello"}])
     policy = chat.models[-1][1]
     context, renderer = policy.engine.model.config.max_position_embeddings, policy.renderer
     settings = RolloutSettings(renderer, len(chat.models), context, config.max_tokens, config.seed, "chat")
     sampling = SamplingParams(temperature=config.temperature, stop=renderer.stop_ids)
     while True:
+        asked = chat.asked
         try:
             for rollout in roll_out(chat, chat, settings, [example], [0], 0, sampling):
                 assert rollout.failure is None, rollout.failure
             return 0
         except UserError as error:
-            if not chat.asks:
+            if not chat.asks or chat.asked == asked:
                 raise
             print(f"error: {error}", file=sys.stderr)
 

@@ -245,7 +245,7 @@ class FileTransport:
         if self._session is None:
             return
         if not self._replaced():
-            self._read(self.path / SESSION, Session, take=True)
+            remove(self.path / SESSION)
         for folder in (self._folder, *self._weight_folders):
             remove(folder)
         self._remove_empty()
@@ -319,7 +319,7 @@ class FileTransport:
         hello, self._hello = self._hello, None
         current = self._read(self.path / HELLO, Hello)
         if hello and current and current.id == hello.id:
-            self._read(self.path / HELLO, Hello, take=True)
+            remove(self.path / HELLO)
         self._remove_empty()
 
     # What both ends share
@@ -399,9 +399,9 @@ class FileTransport:
         if self._hello is None:
             return
         current = self._read(self.path / HELLO, Hello)
-        if current is None:
+        if HELLO not in names(self.path):
             self.say_hello(self._hello)
-        elif current.id != self._hello.id:
+        elif current is not None and current.id != self._hello.id:
             raise UserError(
                 f"another trainer (process {current.pid} on {current.host}) has begun to use {self.path}: a run has "
                 "one; for another run give --transport.path or --output-dir"
@@ -479,7 +479,7 @@ def encode(record: Session | Hello | Order | Result) -> bytes:
     return buffer.getvalue()
 
 
-def decode(kind: type[Record], path: Path | io.BytesIO) -> Record:
+def decode(kind: type[Record], path: Path) -> Record:
     """Read a record from a file. ValueError if it is damaged; fields that this version doesn't know are left out."""
     try:
         with np.load(path) as file:

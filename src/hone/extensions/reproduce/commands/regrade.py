@@ -17,7 +17,7 @@ from typing import Any
 from hone import trust
 from hone.commands.status import Status, command, print_json, print_labelled, print_table
 from hone.config.base import changed
-from hone.config.rl import PROGRAM_ROLLOUTS
+from hone.config.hoist import FUNCTIONS
 from hone.config.tasks import TaskConfig
 from hone.environments import services
 from hone.environments.environment import NOT_REGRADED
@@ -205,9 +205,9 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
             raise UserError(f"{run.path} has several tasks: say which one, by --env {' or --env '.join(several)}")
         name, asked = asked.id, changed(asked, {"id": None})
         recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
-    made = any(entry["cause"].startswith(PROGRAM_ROLLOUTS) for entry in run.info.get("inexact", []))
-    if made and asked.id is None and not several and not orch.get("eval", {}).get("envs"):
-        raise UserError(NOT_REGRADED)  # before its code may have to be trusted
+    by_program = recorded.get("id") == FUNCTIONS and {"agent", "agent_command"} & recorded.get("args", {}).keys()
+    if by_program and asked.id is None and not several and not orch.get("eval", {}).get("envs"):
+        raise UserError(NOT_REGRADED)  # before its code is trusted
     task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
     its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task, config.reward)
     try:
