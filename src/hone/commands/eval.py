@@ -26,6 +26,7 @@ from hone.model.files import TINY
 from hone.orchestrator.child import INFERENCE
 from hone.orchestrator.placement import server_roles
 from hone.orchestrator.shared_memory import scratch_folder
+from hone.runs.signals import StopRequest
 from hone.terminal import make_console
 
 
@@ -109,7 +110,8 @@ def saved(evaluation: Evaluation) -> EvalResult:
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before there were results: nothing is saved.", file=sys.stderr)
         raise
-    evaluation.save(result, sys.argv)
+    with StopRequest(lambda words: None):
+        evaluation.save(result, sys.argv)
     if result.stopped:
         total = len(result.samples) + len(result.failed)
         where = f"saved in {evaluation.folder}" if evaluation.folder else "not saved"
