@@ -19,6 +19,7 @@ import hone
 from hone.cli import commands, main
 from hone.environments import Environment
 from hone.errors import UserError
+from hone.loops import evaluating
 from hone.runs import Run
 
 SETTINGS = {
@@ -271,9 +272,11 @@ def test_an_audit_that_fails_only_warns_here(here, settings, capfd):
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_saves_what_of_an_evaluation_has_ended_and_pressed_again_nothing(
-    here, settings, interruptible, times, capsys
+    here, settings, interruptible, times, capsys, monkeypatch
 ):
-    pressed = []
+    pressed, save = [], evaluating.save_results
+    pressing = lambda *args: (signal.raise_signal(signal.SIGINT), save(*args))  # noqa: E731
+    monkeypatch.setattr(evaluating, "save_results", pressing)  # once more, while it is saved
 
     def digits(completion):
         if len(pressed) < times:

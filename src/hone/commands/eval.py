@@ -15,6 +15,7 @@ from hone.evaluation.result import EvalResult
 from hone.extension import machines_of
 from hone.loops.evaluating import Evaluation
 from hone.model.files import TINY
+from hone.runs.signals import StopRequest
 from hone.terminal import make_console
 
 
@@ -76,7 +77,8 @@ def saved(evaluation: Evaluation) -> EvalResult:
     except KeyboardInterrupt:
         print("Stopped by Ctrl-C before there were results: nothing is saved.", file=sys.stderr)
         raise
-    evaluation.save(result, sys.argv)
+    with StopRequest(lambda words: None):
+        evaluation.save(result, sys.argv)
     if result.stopped:
         total = len(result.samples) + len(result.failed)
         where = f"saved in {evaluation.folder}" if evaluation.folder else "not saved"

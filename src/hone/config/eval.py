@@ -118,11 +118,8 @@ class EvalConfig(BaseConfig):
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         # Servers refuse two names of one limit, and know what `seq_len` leaves.
-        named, whole = (
-            "max_completion_tokens" in self.sampling_args,
-            self.max_tokens == self.sampling_args.get("seq_len"),
-        )
-        if self.max_tokens is None if named else self.base_url is not None and self.max_tokens is not None and whole:
+        named, limit = "max_completion_tokens" in self.sampling_args, self.sampling_args.get("seq_len", 0)
+        if (named and self.max_tokens is None) or (self.base_url and self.max_tokens == limit):
             del flags["max_tokens"]
         return flags | {name: value for name, value in self.sampling_args.items() if name != "seq_len"}
 

@@ -91,7 +91,7 @@ class Evaluation:
     def save(self, result: EvalResult, command: Sequence[str]) -> None:
         """Write samples, figures and what made them into `folder`, if there is one, and the profile asked for."""
         if result.stopped and self.folder is not None and (self.folder / INFO).exists():
-            self._release()  # its results stay
+            self._release()
             self.folder = Path(tempfile.mkdtemp(prefix="hone-results-"))
         if self.folder is not None:
             sources = self.env.digests([self.config.split_name])
