@@ -302,3 +302,6 @@ def test_ctrl_c_keeps_what_has_ended_for_a_caller_that_wants_it(monkeypatch):
     env.grade_many = again
     result, _ = run(scripted, env=env, keeps_ended=True)
     assert pressed == [4, 4, 4] and result.stopped and result.rows()[:4] == whole[:4] and len(result.failed) == 4
+    first = Interrupted(scripted)
+    first.calls.append([])  # in the first batch: its time counts
+    assert run(None, policy=first, keeps_ended=True)[0].seconds["sample"] > 0

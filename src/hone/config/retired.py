@@ -45,7 +45,7 @@ RETIRED: dict[str, Retired] = {
     "replay.to_step": Retired(("None",), "a replay goes to the last step: leave it out"),
     "regrade.every": Retired((1,), "all steps of --steps are graded again: leave it out"),
     "study.first_seed": Retired((0,), "seeds count from 0: leave it out"),
-    "study.x": Retired(("None",), "a study fits no curve any more: leave it out, and fit one to results.csv"),
+    "study.x": Retired(("None",), "a study fits no curve any more: leave it out"),
     "regrade.check": Retired((256,), "the run's own task always grades a part again: leave it out"),
 }
 """By dotted key: of a run; of another command behind the command's name. A section stands for its keys too."""

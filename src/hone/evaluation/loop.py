@@ -10,7 +10,8 @@ compared in pairs. Completions whose grading failed leave the averages and are c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from hone.environments import Environment
@@ -63,14 +64,13 @@ def evaluate(
             indices = range(start, min(start + per_batch, count))
             examples = {i: split[i] for i in indices}
             places = [(i, r) for i in indices for r in range(rollouts_per_example)]
-            began, early = time.perf_counter(), ended.__setitem__ if keeps_ended else None
-            made = roll_out(env, policy, settings, [*examples.values()], indices, version, sampling, early)
+            early = ended.__setitem__ if keeps_ended else None
+            with timed(seconds, "sample"):
+                made = roll_out(env, policy, settings, [*examples.values()], indices, version, sampling, early)
             ended |= enumerate(made)
-            sampled = time.perf_counter()
-            samples += graded(env, examples, places, ended, seed)
+            with timed(seconds, "grade"):
+                samples += graded(env, examples, places, ended, seed)
             ended.clear()
-            seconds["sample"] += sampled - began
-            seconds["grade"] += time.perf_counter() - sampled
             progress(indices.stop, count)
     except KeyboardInterrupt:
         if not keeps_ended or not (samples or ended):
@@ -78,7 +78,8 @@ def evaluate(
         stopped = True
         env.progress(STOPPING)
         try:
-            samples += graded(env, examples, places, ended, seed)
+            with timed(seconds, "grade"):
+                samples += graded(env, examples, places, ended, seed)
         except KeyboardInterrupt:
             if not samples:
                 raise
@@ -87,6 +88,15 @@ def evaluate(
     failed = [FailedRollout(*place, split[place[0]], STOPPED) for place in left]
     ranges, label = env.rubric.ranges, env.label
     return EvalResult(env.id, version, rollouts_per_example, samples, seconds, failed, None, ranges, label, stopped)
+
+
+@contextmanager
+def timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    began = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[phase] += time.perf_counter() - began
 
 
 def graded(

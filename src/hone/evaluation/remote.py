@@ -6,7 +6,6 @@ result = evaluate_url(endpoint, "Qwen/Qwen3-0.6B", env, num_examples=100, rollou
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -18,7 +17,7 @@ from hone.environments.driver import Driver
 from hone.environments.environment import NEEDS_IDS
 from hone.errors import UserError
 from hone.evaluation.client import ChatClient, Failure
-from hone.evaluation.loop import STOPPING, graded
+from hone.evaluation.loop import STOPPING, graded, timed
 from hone.evaluation.result import STOPPED, EvalResult, FailedRollout, Place, RequestStats
 from hone.evaluation.text import TextModel, TextServer, attempt
 from hone.types import Rollout
@@ -70,24 +69,28 @@ def evaluate_url(
         answers[number] = answer
         progress(len(answers), len(places))
 
-    stopped, began, sampled = False, time.perf_counter(), 0.0
+    stopped, seconds = False, {"sample": 0.0, "grade": 0.0}
     client = ChatClient(endpoint)
     driver, server = Driver(env, alone=True, concurrency=endpoint.concurrency), TextServer(client, model, seed, body_of)
     driver.stack.push_async_exit(client)
     models = [TextModel(driver, i, examples[place[0]], place, server) for i, place in enumerate(places)]
     try:
-        driver.run(models, finished, partial(attempt, env))
-        sampled = time.perf_counter()
-        samples = graded(env, examples, places, answers, seed)
+        with timed(seconds, "sample"):
+            driver.run(models, finished, partial(attempt, env))
+        with timed(seconds, "grade"):
+            samples = graded(env, examples, places, answers, seed)
     except KeyboardInterrupt:
-        stopped, sampled = True, sampled or time.perf_counter()
+        stopped = True
         env.progress(STOPPING)
-        if not (samples := graded(env, examples, places, answers, seed)):
+        with timed(seconds, "grade"):
+            samples = graded(env, examples, places, answers, seed)
+        if not samples:
             raise
-    lost = {n: answers.get(n) for n in range(len(places)) if not isinstance(answers.get(n), Rollout)}
-    why = {n: answer.reason if isinstance(answer, Failure) else STOPPED for n, answer in lost.items()}
-    failed = [FailedRollout(*places[n], examples[places[n][0]], reason) for n, reason in why.items()]
-    seconds = {"sample": sampled - began, "grade": time.perf_counter() - sampled}
+    failed = [
+        FailedRollout(*place, examples[place[0]], answer.reason if isinstance(answer, Failure) else STOPPED)
+        for n, place in enumerate(places)
+        if not isinstance(answer := answers.get(n), Rollout)
+    ]
     taken = [sample.trajectory.usage.seconds for sample in samples if sample.trajectory.usage]
     requests = RequestStats(taken, client.retries, endpoint.concurrency)
     ranges, label = env.rubric.ranges, env.label

@@ -44,7 +44,7 @@ class Chat(Environment):
         self.conversations, self.turns, self.asked = [self.system for _ in self.models], dict[str, Segment](), 0
 
     async def rollout(self, model: Any, example: Example) -> Rollout:
-        """Answer each question; the conversation begins anew if less than a quarter of the context is left for that."""
+        """Answer each question; the conversation begins anew if less than a quarter of the context is left."""
         name, context, renderer = self.models[model.index][0], model.settings.seq_len, model.settings.renderer
         while question := (await model.respond([], {}))[0]:
             anew, messages = self.system + question, self.conversations[model.index] + question
@@ -92,7 +92,7 @@ class Chat(Environment):
         return [self.turns[name] for name in names]
 
     def answer(self, name: str, policy: EnginePolicy, request: Request, sampling: SamplingParams) -> Iterator[str]:
-        """Yield an answer piece by piece, each with a token more; then it is the model's turn."""
+        """Yield an answer piece by piece; then it is in `turns`."""
         engine, tokens, text = policy.engine, list[Token](), Detokenizer(policy.renderer.tokenizer)
         engine.clear()  # what was interrupted
         key = rng.key(self.config.seed, "chat", self.asked - 1)
@@ -111,7 +111,7 @@ class Chat(Environment):
 
 
 def run(config: ChatConfig) -> int:
-    """Answer each line of the standard input. On a terminal an error ends no more than a turn."""
+    """Answer each line of the standard input. On a terminal an error ends only that turn."""
     chat = Chat(config)
     example = Example([*chat.system, {"role": "user", "content": "hello"}])
     policy = chat.models[-1][1]

@@ -207,7 +207,7 @@ def load_graders(run: Run, config: RegradeConfig) -> Graders:
         recorded = {key: value for key, value in several[name].items() if key in TaskConfig.model_fields}
     by_program = recorded.get("id") == FUNCTIONS and {"agent", "agent_command"} & recorded.get("args", {}).keys()
     if by_program and asked.id is None and not several and not orch.get("eval", {}).get("envs"):
-        raise UserError(NOT_REGRADED)  # before its code is trusted
+        raise UserError(NOT_REGRADED)
     task, own, own_missing = TaskConfig.model_validate(recorded), None, ""
     its_code = partial(trust.opened_run, run.path, run.info, config.trust_local_task, config.reward)
     try:
