@@ -129,15 +129,10 @@ def test_no_core_file_names_an_extension() -> None:
         name = str(path.relative_to(SOURCE))
         if name.startswith("extensions/") or name in NAMING:
             continue
-        texts = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Constant)]
-        words = [text for text in texts if isinstance(text, str)]
-        modules = [
-            node.module or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)
-        ]
-        named = {
-            text for text in (*words, *modules) if re.search(rf"hone\.extensions\.({'|'.join(EXTENSIONS)})\b", text)
-        }
-        if named:
+        nodes = list(ast.walk(ast.parse(path.read_text())))
+        words = [str(node.value) for node in nodes if isinstance(node, ast.Constant)]
+        words += [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+        if named := {text for text in words if re.search(rf"hone\.extensions\.({'|'.join(EXTENSIONS)})\b", text)}:
             found[name] = sorted(named)
     assert found == {}
 

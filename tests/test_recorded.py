@@ -246,12 +246,9 @@ def test_a_large_run_is_shown_at_once():
 
 
 def test_a_weight_update_through_the_transport():
-    """Of 0.6B parameters, through memory. Aimed at: 3 x as fast as the folder that hone had before.
-
-    Held: what was measured on one machine, the old code minutes later. Writing alone is 3.4 x as fast. Writing and
-    loading, which leaves out the wait for a decode step, is 2.7 x as fast and misses the aim; with that wait an update
-    is 1.7 x (bf16) and 2.1 x (fp32) as fast. Against today's folder on the disk it is 1.7 x and 4.0 x as fast, without
-    the wait 2.0 x and 4.5 x. The engine stands still for the swap alone, a tenth of a decode step at most.
+    """Of 0.6B parameters, through memory. Aimed at: 3 x as fast as the folder that hone had before. Held: what was
+    measured on one machine, the old code minutes later: 2.7 x without the wait for a decode step, with it 1.7 x (bf16)
+    and 2.1 x (fp32). The engine stands still for the swap alone, a tenth of a decode step at most.
     """
     result = json.loads((RESULTS / "transport.json").read_text())
     assert result["workload"]["completions"] >= 4 and result["workload"]["rounds"] >= 3

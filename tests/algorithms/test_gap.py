@@ -35,6 +35,7 @@ def test_verdicts(gap, verdict):
     assert Band(mean=2e-3, max=5e-2, stop=2e-2).verdict(gap) == verdict
 
 
+@pytest.mark.needs("vllm")
 def test_every_backend_and_precision_has_a_band_and_those_of_hone_are_contract_3_at_four_layers():
     assert {(b, p) for b in ("hone", "vllm") for p in ("fp32", "bf16_linear", "bf16")} == set(gathered("BANDS", BANDS))
     for layers in (2, 4, 28, 36, 80):

@@ -86,7 +86,6 @@ class FakeOpenAI:
         self.stop()
 
     def stop(self) -> None:
-        """Go away: nothing listens at the port any more."""
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()

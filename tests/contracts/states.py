@@ -57,7 +57,6 @@ def is_done(run: Path) -> bool:
 
 
 def leftovers(run: Path) -> list[str]:
-    """Files with a temporary name."""
     return [str(path.relative_to(run)) for path in run.rglob(f"{TMP_PREFIX}*")]
 
 
@@ -134,7 +133,6 @@ def sha256(path: Path) -> str:
 
 
 def _step(path: Path) -> int:
-    """The step in the nearest name like step_12 of a path."""
     for name in (path.name, path.parent.name):
         if match := re.match(r"step_(\d+)", name):
             return int(match.group(1))

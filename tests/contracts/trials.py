@@ -68,12 +68,10 @@ def run_for(argv: list[str], log: Path, seconds: float, *signums: int) -> int:
 
 
 def operations(record: Path) -> list[Op]:
-    """What a recorded trial did to its output directory, in its order."""
     return traps.read_ops(record)
 
 
 def output_dir(argv: list[str]) -> Path:
-    """The run directory of a command line."""
     return Path(argv[argv.index("--output-dir") + 1])
 
 

@@ -1,8 +1,6 @@
 """Decoding in fixed slots, as it is recorded on a GPU: run here without recording, it samples as the usual engine does.
 
-So it does when a step begins before the host has read the tokens of the one before (`AHEAD`), as on a GPU.
-
-That a step can be recorded, and that its replay computes the same, is tested in tests/device.
+So it does when a step begins before the host has read the tokens of the one before (`AHEAD`). tests/device records.
 """
 
 from __future__ import annotations

@@ -34,8 +34,6 @@ ONE, ALL = (rows * 2048 * kv_bytes_per_token(MODEL, "bf16_linear", "cuda") for r
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Sets the GiB that are free."""
-
     def set_free(gib: float) -> None:
         monkeypatch.setattr(machine, "free_memory", lambda device: int(gib * GIB))
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from graders import gone, wait_for
+from present import NO_AUDIT
 
 from hone.cli import main
 from hone.errors import UserError
@@ -38,10 +39,9 @@ def settings(tiny_model_dir: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def by_command(settings: dict, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run of `hone rl` with these settings."""
     out = tmp_path_factory.mktemp("command") / "out"
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none", "--no-audit"]) == 0
+    assert main(["rl", *flags, "--output-dir", str(out), "--display", "none", *NO_AUDIT]) == 0
     return out
 
 

@@ -85,7 +85,6 @@ def subject(text: str, answer: str | None = None, gold: str = "", prompt: str = 
 
 
 def write_zoo_task(folder: Path, name: str) -> str:
-    """Write a task of the zoo into a folder, and return its id."""
     source = next(tasks[name] for tasks in ZOO.values() if name in tasks)["source"]
     parses = "PARSER" in source or "def correctness" not in source
     tail = TAIL if parses else TAIL.replace("parser=PARSER, ", "")

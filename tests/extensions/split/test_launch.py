@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from split_runs import alive, free_port, until
+from processes import until
+from split_runs import alive
 from stand_in import ROLES, noted
+
+from hone.processes import free_port
 
 pytestmark = pytest.mark.split
 
@@ -118,16 +121,6 @@ def test_servers_that_die_one_after_the_other_with_their_node_are_one_restart(la
     code, out, errors = run.ended()
     assert code == 0 and [len(run.starts(name)) for name in names] == [2, 2, 1, 1], errors
     assert out.count("restart 1 of 1") == 2
-
-
-def test_one_of_several_servers_that_a_user_has_to_mend_ends_the_run(launch):
-    names = ["inference-0", "inference-1", "trainer", "orchestrator"]
-    dies = {"starts": {"inference-0": 1, "inference-1": 1}, "after": 0.2, "end": 2}
-    ports = {"port inference-0": free_port(), "port inference-1": free_port()}
-    run = launch(roles=names, **{"inference-1": [dies]}, **ports)
-    code, _, err = run.ended()
-    assert code == 2 and "inference server 1" in err and "set --this to that" in err, "what a user has to mend ends it"
-    assert [len(run.starts(name)) for name in names] == [1, 1, 1, 1]
 
 
 def test_the_orchestrator_goes_on_from_the_last_checkpoint(launch):

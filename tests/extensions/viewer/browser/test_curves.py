@@ -21,7 +21,6 @@ def chart(name: str) -> str:
 
 
 def traces(page: Any, place: str) -> list[dict[str, Any]]:
-    """What Plotly has drawn there."""
     page.locator(place).scroll_into_view_if_needed()
     page.wait_for_selector(f"{place} .main-svg")
     return page.evaluate(
