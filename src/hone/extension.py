@@ -66,12 +66,13 @@ class Watch(NamedTuple):
     Observer or None.
 
     Observers are told of a run by `place`: the core's display has 0, the first lines 30, what is done last 70. At the
-    end they are told in reverse.
+    end they are told in reverse. `always`: it watches also a run whose program chose the observers itself, last.
     """
 
     place: int
     function: str
     module: str
+    always: bool = False
 
 
 class Key(NamedTuple):

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hone.errors import UserError
+from hone.extension import gathered, load
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
@@ -52,8 +53,10 @@ class Observer:
         return ""
 
 
-def checked_observers(observers: Sequence[Observer]) -> list[Observer]:
-    """Return the observers. Raises UserError if they are not a list of Observer."""
+def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
+    """Return the observers, with those that watch every run. Raises UserError if they are not a list of Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: make a class of it, with after_step")
-    return list(observers)
+    watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]
+    more = [load(one.module, one.function)(config, True) for one in watches]
+    return [*observers, *(one for one in more if one is not None and type(one) not in map(type, observers))]
