@@ -78,8 +78,9 @@ class Watch(NamedTuple):
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "list[str]", or the class of a section, in `config` beside the `module`. A section whose default
-    is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments of the field's `Meta`.
+    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`. A
+    section whose default is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments
+    of the field's `Meta`.
     """
 
     kind: str

@@ -11,13 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hone.errors import UserError
 from hone.extension import gathered, load
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
+
+Action = Literal["checkpoint", "pause", "stop"]
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,10 @@ class Observer:
     def before_start(self, run: RunWriter) -> None:
         """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""
 
-    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Called with the lines of metrics.jsonl and timings.jsonl, after they were written."""
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> Action | None:
+        """Called with the lines of metrics.jsonl and timings.jsonl, after they were written. May return an action:
+        "checkpoint" saves the version, "pause" saves it and pauses the run, "stop" ends the run.
+        """
 
     def at_end(self, status: str) -> None:
         """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
