@@ -24,7 +24,7 @@ OUTSIDE = re.compile(r"\[([^\]]+)\]\(\.\./([^)#]+)[^)]*\)")
 def page(name: str, command: Command) -> str:
     """Return the page of a command: its summary, its help, and all its keys where the help shows the common ones."""
     os.environ["COLUMNS"] = WIDTH
-    cls = command.load(f"config.{command.config_class}")
+    cls = command.config()
     lines = ["---\nhide: [toc]\n---", f"# hone {name}", f"{command.summary[0].upper()}{command.summary[1:]}."]
     lines.append(f"```text\n{render(cls, f'hone {name}')}\n```")
     if cls.headings:

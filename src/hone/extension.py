@@ -50,6 +50,10 @@ class Command(NamedTuple):
         """Import what the path, beside the module, names."""
         return load(self.module, path)
 
+    def config(self) -> type[Any]:
+        """Import the config's class."""
+        return self.load(f"config.{self.config_class}")
+
 
 class Function(NamedTuple):
     """A function beside the `module`, which is imported when it is called."""

@@ -51,7 +51,7 @@ def test_keys_that_roles_must_agree_on_are_keys_that_each_can_set() -> None:
 
 
 def test_every_kind_of_common_keys_has_a_heading_and_every_heading_has_keys() -> None:
-    classes = [command.load(f"config.{command.config_class}") for command in commands().values()]
+    classes = [command.config() for command in commands().values()]
     kinds = {kind for cls in classes for words in cls.kinds().values() for kind in words}
     assert kinds == {kind for cls in classes for key in walk(cls) for kind in (key.meta.common or "").split()}
 
