@@ -152,7 +152,7 @@ def test_demonstrations_of_the_calculator() -> None:
 @pytest.mark.parametrize("task", ["countdown", "calculator"])
 def test_tiny_recipes_run(task: str, tmp_path: Path) -> None:
     """A step of each: rewards are recorded, conversations begin with the model, weights carry a template with tools."""
-    short = ["--display", "none", "--max-steps", "1", "--no-report"]
+    short = ["--display", "none", "--max-steps", "1"]
     sft = ["sft", "@", f"examples/{task}/tiny_sft.toml", "--output-dir", str(tmp_path / "sft")]
     assert main([*sft, *short, "--data.batch-size", "2"]) == 0
     model = ["--model.name", str(tmp_path / "sft/weights/step_1"), "--output-dir", str(tmp_path / "rl")]

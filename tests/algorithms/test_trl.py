@@ -54,9 +54,7 @@ class Step:
 
     @classmethod
     def made(cls, spread: float = 0.3, equal_groups: int = 1) -> Step:
-        """Lengths from 1 to `LONGEST`; all rewards of the last `equal_groups` prompts are equal. The logs of the ratios
-        have the standard deviation `spread`; one in ten is 2 (a ratio of 7.4), where `spread` is wide.
-        """
+        """Lengths from 1 to `LONGEST`; rewards of the last prompts are equal; log ratios N(0, spread), one in ten 2."""
         generator = np.random.default_rng(3)
         lengths = [1, LONGEST, *generator.integers(2, LONGEST, PROMPTS * ROLLOUTS - 2).tolist()]
         components = generator.choice([0.0, 0.25, 1.0], (PROMPTS * ROLLOUTS, len(WEIGHTS))).astype(np.float32)

@@ -56,10 +56,7 @@ class _Server(ThreadingHTTPServer):
 
 
 class FakeOpenAI:
-    """`script(body)` decides each answer; `bodies` and `headers` hold what came in, `most_at_once` how many together.
-
-    `with FakeOpenAI(script) as server: … server.url`. With `key`, requests must carry it.
-    """
+    """`script(body)` decides each answer; `bodies` and `headers` hold what came in, `most_at_once` how many at once."""
 
     def __init__(
         self,

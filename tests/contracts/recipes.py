@@ -119,8 +119,7 @@ def refill(model: Path, precision: str) -> list[str]:
 
 
 def mix(model: Path, precision: str) -> list[str]:
-    """RL of three tasks, two of them one with other arguments, of unequal weights, each with its pool; evaluated on two
-    others."""
+    """RL of three tasks of unequal weights, two of them one with other arguments; evaluated on two others."""
     tasks = [
         {"id": "chances", "weight": 3, "sampling": {"max_tokens": 12, "top_k": 20}},
         {"id": "chances", "name": "parity", "args": {"parity": 0}, "sampling": {"stop": ["a"]}},
@@ -147,9 +146,7 @@ def talk(model: Path, precision: str) -> list[str]:
 
 
 def cut(model: Path, precision: str) -> list[str]:
-    """RL that samples from cut distributions and stops at a text, with several updates a step, and with the KL to a
-    reference that follows in the reward.
-    """
+    """RL that cuts distributions and stops at a text, with several updates a step and the KL in the reward."""
     return [
         *(*rl(model, precision), "--orchestrator.sampling.top-p", "0.9", "--orchestrator.sampling.top-k", "20"),
         *("--orchestrator.sampling.min-p", "0.05", "--orchestrator.sampling.stop", "a"),

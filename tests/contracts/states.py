@@ -19,9 +19,7 @@ _FREE = ("output_dir", "display")
 
 
 def fingerprint(run: Path) -> dict[str, str]:
-    """SHA-256 by file of what is the same in every exact run: metrics, hashes, rollouts, what of tokens was recorded,
-    evaluations, weights, checkpoints (with the ledger).
-    """
+    """SHA-256 by file of what is the same in every exact run."""
     files = [run / name for name in LOGS if (run / name).exists()]
     for pattern in ("rollouts/*", "tokens/*", "evals/*", "weights/**/*", "checkpoints/*/*"):
         files += sorted(file for file in run.glob(pattern) if file.is_file())

@@ -42,10 +42,7 @@ _LIMIT = 900
 
 
 def run(argv: list[str], log: Path, *traps: Trap, record: Path | None = None) -> int:
-    """Exit code of `hone ARGV` in a process of its own (-9: it was killed). What it prints is appended to `log`.
-
-    With `record`, the operations on the output directory are written there (`operations` reads them).
-    """
+    """Exit code of `hone ARGV` in a process of its own (-9: killed); it prints to `log`, its operations to `record`."""
     process = _start(argv, str(log), traps, record)
     return _exit_code(process, argv, log)
 

@@ -124,8 +124,7 @@ WAYS = [
 
 @AHEAD
 def test_rows_are_sampled_within_the_step_if_all_are_sampled_in_the_same_way(ahead):
-    """A way that asks for the likeliest tokens too, and several at once, are sampled behind it; the tokens are the
-    same."""
+    """A way that asks for the likeliest tokens, and several at once, are sampled behind it, with the same tokens."""
     model = peaked()
     engine = slots_engine(model, ahead)
     for params in WAYS:

@@ -70,6 +70,7 @@ def test_the_loop_in_ones_own_hands_has_the_bytes_of_the_command(settings, by_co
     assert rl.ending == "done" and Run(tmp_path / "out").info["status"] == "done"
 
 
+@pytest.mark.needs("alarms", "audit", "split", "viewer")
 def test_settings_that_decide_nothing_change_no_byte(settings, by_command, tmp_path):
     others = {"ckpt.interval": 3, "ckpt.background": False, "stop.metric": "reward/mean", "stop.above": 9.0}
     others |= {"budget.hours": 9, "grace_seconds": 9, "alarms.window": 3, "alarms.action": "off", "gap.action": "warn"}

@@ -155,10 +155,7 @@ class Collectives(TorchDispatchMode):
 
 
 def gathering(ranks: Ranks, folder: Path) -> None:
-    """Two steps of three micro-batches: in each way to gather and to reduce, the weights and what was sent.
-
-    Besides after a first step that was given up before its last micro-batch.
-    """
+    """Two steps of three micro-batches in each way to gather and to reduce; also after a step that was given up."""
     torch.use_deterministic_algorithms(True)
     half, most = parallel._GatherInBf16, parallel.WHOLE_GRADIENT_BYTES
 

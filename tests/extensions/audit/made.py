@@ -93,9 +93,7 @@ def write_zoo_task(folder: Path, name: str) -> str:
 
 
 def task_file(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> Environment:
-    """The environment of a task file with this source in `folder`, which worker processes load too. In the source stand
-    the names of HEAD, and `right`, by the text in answer tags.
-    """
+    """The environment of a task file with this source, which workers load too; HEAD's names and `right` are in it."""
     name = f"audited_{next(_numbers)}"
     rows = """
         PARSER = TAGS = TagParser("answer")

@@ -21,9 +21,7 @@ RAY = Path(sys.executable).with_name("ray")
 
 
 class Node:
-    """A node, with all that runs on it. `apart`: it has a /dev/shm of its own, and an empty folder over each of these
-    paths, as another machine has.
-    """
+    """A node, with all that runs on it. `apart`: with a /dev/shm of its own, and an empty folder over these paths."""
 
     def __init__(self, arguments: list[str], apart: list[Path] | None = None) -> None:
         self.mark = f"node-{time.monotonic_ns()}"

@@ -132,9 +132,7 @@ KL = {
 
 @pytest.mark.parametrize("where", KL)
 def test_a_kl_term_is_that_of_one_process(where: str, bench: Bench, capsys: pytest.CaptureFixture[str]) -> None:
-    """In the reward: the trainer gets the rewards with a batch, and with the session how advantages are made of them.
-    In the loss: groups of equal rewards are trained, and divide.
-    """
+    """In the reward the session says how advantages are made; in the loss groups of equal rewards are trained."""
     name = where.replace(" ", "-")
     run = begin(bench, name, *KL[where], "--trainer.loss.kl-coef", "0.5", "--trainer.optim.lr", "1e-2", steps=4)
     lines = records(run / "metrics.jsonl")[:4]
