@@ -187,7 +187,6 @@ def delay(attempt: int, asked: float | None, name: str) -> float:
 
 
 def one_line(text: str) -> str:
-    """Return a server's words, fit for a message: one line, without control characters and keys, not too long."""
     text = printable(" ".join(redact(text).split()))
     return text if len(text) <= _LONGEST_REASON else f"{text[:_LONGEST_REASON]} …"
 

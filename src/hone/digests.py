@@ -19,7 +19,6 @@ def of_source(path: Path) -> str:
 
 
 def text_sha256(text: str) -> str:
-    """Compute SHA-256 of a text, and so of the file that holds it."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -75,7 +75,6 @@ class AlarmStop(Halt):
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text that is not blank; its type's name if there is none."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 

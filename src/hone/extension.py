@@ -47,7 +47,6 @@ class Command(NamedTuple):
     bare: str = ""
 
     def load(self, path: str) -> Any:
-        """Import what the path, beside the module, names."""
         return load(self.module, path)
 
 
@@ -224,7 +223,6 @@ def extensions() -> Mapping[str, ModuleType]:
 
 
 def required(module: ModuleType) -> set[str]:
-    """Return the names of the extensions that one imports, as its `REQUIRES` says."""
     return set(getattr(module, "REQUIRES", ()))
 
 
@@ -267,25 +265,21 @@ def _broken(what: str, package: str, error: Exception) -> UserError:
 
 
 def exported(name: str) -> Any:
-    """Import what an extension adds to `EXPORTS` under this name; None if there is none."""
     home = gathered("EXPORTS", {}).get(name)
     return home and getattr(import_module(home), name.rpartition(".")[2])
 
 
 def token_columns(config: Any) -> dict[str, Column]:
-    """Return the columns of extensions that a config turns on, by name."""
     columns = gathered("COLUMNS", {}).items()
     return {name: column for name, column in columns if getattr(config, column.section, None) is not None}
 
 
 def sampler_name(backend: str) -> str:
-    """Return the name of a kind of server, in words."""
     found = gathered("SAMPLERS", {}).get(backend)
     return found.name if found else backend
 
 
 def machines_of(config: Any) -> Machines | None:
-    """Return the other machines that a config names, None if it names none."""
     return next(filter(None, (function(config) for function in gathered("MACHINES", {}).values())), None)
 
 

@@ -69,7 +69,6 @@ def memory_fields(path: Path) -> dict[str, int]:
 
 
 def resident_bytes() -> int:
-    """Return the bytes of memory that this process has; 0 where the system doesn't say."""
     try:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:

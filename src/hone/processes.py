@@ -83,30 +83,25 @@ class Process:
         return self.code
 
     def wait(self, seconds: float = math.inf) -> int | None:
-        """Wait until the process has ended, at most so long; return `code`."""
         wait_all([self], seconds)
         return self.code
 
     def send(self, signum: int) -> None:
-        """Send a signal to the process, if it has not ended."""
         if self.code is None:
             os.kill(self.pid, signum)  # not Popen's, which would wait for it
 
     def kill(self) -> None:
-        """Send SIGKILL to all of its group."""
         if self.code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):  # macOS, if only the dead process is in it
                 os.killpg(self.pid, signal.SIGKILL)
 
     def kill_marked(self) -> None:
-        """Send SIGKILL to all processes that have its mark, where the system tells."""
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
                 if self._mark.encode() in (folder / "environ").read_bytes().split(b"\0"):
                     os.kill(int(folder.name), signal.SIGKILL)
 
     def end(self, seconds: float) -> None:
-        """End the process: SIGTERM, and after this time SIGKILL for its group."""
         end_all([self], seconds)
 
 
@@ -139,7 +134,6 @@ def signal_name(signum: int) -> str:
 
 
 def _asks_kernel(death_signal: int, adopts_orphans: bool) -> Callable[[], None]:
-    """Return what a new process does before its command."""
     parent = os.getpid()
 
     def ask() -> None:
@@ -198,7 +192,6 @@ if __name__ == "__main__":
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """Return a port that nobody listens on at this moment."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]

@@ -24,7 +24,6 @@ from hone.errors import UserError
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket bound to the address. Raises UserError if that is taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off (TCP_NODELAY) only for sockets that name their protocol: without it every
     # request but the first of a connection waits 40 ms for the client's delayed acknowledgement.

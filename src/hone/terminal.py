@@ -76,13 +76,11 @@ def raw(stream: TextIO) -> TextIO:
 
 
 def safe(stream: TextIO) -> TextIO:
-    """Return the stream that text from anywhere is written to."""
     return stream if isinstance(stream, SafeStream) else SafeStream(stream)  # type: ignore[return-value]
 
 
 @contextmanager
 def safe_output() -> Iterator[None]:
-    """Escape, in this block, all text that is written to standard output and standard error."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (stream and safe(stream) for stream in before)  # None where there is none
     try:

@@ -83,7 +83,6 @@ class Ragged:
 
     @classmethod
     def of(cls, sets: Sequence[Sequence[int] | np.ndarray]) -> Ragged:
-        """Make the column of tokens of which each has one of these sets of int32 values."""
         arrays = [np.asarray(one, dtype=np.int32) for one in sets]
         return cls(np.concatenate(arrays), np.array([len(one) for one in arrays], dtype=np.int32))
 
@@ -105,21 +104,18 @@ Columns = Mapping[str, Column]
 
 
 def dense(columns: Columns, name: str) -> np.ndarray | None:
-    """Return a column of one value for each token; None if it is not there."""
     found = columns.get(name)
     assert found is None or isinstance(found, np.ndarray)
     return found
 
 
 def ragged(columns: Columns, name: str) -> Ragged | None:
-    """Return a column of several values for each token; None if it is not there."""
     found = columns.get(name)
     assert found is None or isinstance(found, Ragged)
     return found
 
 
 def where(columns: Columns, mask_T: np.ndarray) -> dict[str, Column]:
-    """Return the columns of some of the tokens."""
     return {
         name: Ragged(one.values[np.repeat(mask_T, one.counts)], one.counts[mask_T])
         if isinstance(one, Ragged)
@@ -212,12 +208,10 @@ class Segment:
 
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that was sampled."""
         return int(self.sampled_mask.argmax()) if self.num_sampled else len(self.token_ids)
 
     @property
     def num_environment(self) -> int:
-        """Tokens between the turns, which the environment wrote."""
         return len(self.token_ids) - self.prompt_length - self.num_sampled
 
 
@@ -266,12 +260,10 @@ class Rollout:
 
     @property
     def first(self) -> Segment:
-        """The sample's own segment: that of its first conversation."""
         return self.segments[0]
 
     @property
     def token_ids(self) -> np.ndarray:
-        """Those of the first segment, as `sampled_mask`, `logprobs` and `versions` are."""
         return self.first.token_ids
 
     @property
@@ -292,22 +284,18 @@ class Rollout:
 
     @property
     def turns(self) -> int:
-        """How often the policy had its turn, in the first segment."""
         return self.first.turns if self.segments else (self.usage or Usage()).turns
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Tokens before the first that was sampled; None if a server did not count them."""
         return self.first.prompt_length if self.segments else (self.usage or Usage()).prompt_tokens
 
     @property
     def completion_tokens(self) -> int | None:
-        """Tokens that were sampled, in the first segment; None if a server did not count them."""
         return self.first.num_sampled if self.segments else (self.usage or Usage()).completion_tokens
 
     @property
     def sampled_ids(self) -> list[int] | None:
-        """The ids that were sampled, in the first segment; None if only their text is known."""
         return self.first.token_ids[self.first.sampled_mask].tolist() if self.segments else self.completion_ids
 
     @property
@@ -380,7 +368,6 @@ class Group:
 
     @property
     def has_advantages(self) -> bool:
-        """True if a token of the group has an advantage other than 0."""
         if self.call_advantages is None:
             return bool(np.any(self.advantages))
         return any(np.any(turns) for sample in self.call_advantages for turns in sample)

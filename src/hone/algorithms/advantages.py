@@ -80,7 +80,6 @@ def advantages_to_go(
 
 
 def _moments(values_N: np.ndarray, std_ddof: int) -> tuple[float, float]:
-    """Return mean and std; (0, 0) if the values do not differ."""
     if len(values_N) <= std_ddof or not has_signal(values_N):
         return 0.0, 0.0
     return float(values_N.mean()), float(values_N.std(ddof=std_ddof))
@@ -89,7 +88,6 @@ def _moments(values_N: np.ndarray, std_ddof: int) -> tuple[float, float]:
 def _advantages(
     rewards_PG: np.ndarray, valid_PG: np.ndarray, baseline: str, scale: str, std_ddof: int, std_eps: float
 ) -> np.ndarray:
-    """Compute `advantages` in float64."""
     rewards_PG = np.where(valid_PG, np.asarray(rewards_PG, dtype=np.float64), np.nan)
     groups = [rewards_PG.reshape(-1)] if baseline == "batch" else list(rewards_PG)
     everything = rewards_PG[valid_PG]

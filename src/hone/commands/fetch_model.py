@@ -14,7 +14,6 @@ from hone.model.files import KNOWN
 
 
 def run(config: FetchModelConfig) -> int:
-    """Write the model; return the exit code. Raises UserError for an unknown name, or a folder that is there."""
     out = config.out
     assert out is not None
     if config.from_ is not None:

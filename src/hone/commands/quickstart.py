@@ -60,7 +60,6 @@ SUMMARY = "summary.json"
 
 
 def run(config: QuickstartConfig) -> int:
-    """Train, evaluate and print a table; return the exit code, that of the first command that failed."""
     recipe, pretrained = RECIPES[config.model], config.model in KNOWN
     files = Path("examples") / recipe.sft, Path("examples") / recipe.rl
     if not files[0].parent.exists():
@@ -168,7 +167,6 @@ class Measured:
         self.rows: list[dict[str, Any]] = []
 
     def add(self, name: str, weights: str, seconds: float) -> None:
-        """Evaluate weights and add their row. `seconds` is what training took in all."""
         from hone.config.eval import EvalConfig
         from hone.loops.evaluating import Evaluation
 
@@ -197,7 +195,6 @@ class Measured:
         self.rows.append(row)
 
     def print(self) -> None:
-        """Print the figures, then what each model wrote."""
         print(f"\n{self.env['id']}, {self.num_examples} held-out phrases, seed {self.seed}\n")
         print_table([_cells(row) for row in self.rows])
         for number, first in enumerate(self.rows[0]["samples"]):
@@ -221,7 +218,6 @@ def _cells(row: dict) -> dict[str, str]:
 
 
 def examples(config: ExamplesConfig) -> int:
-    """List or copy; return the exit code. Raises UserError rather than overwrite a file."""
     folders = sorted(path for path in find_examples().iterdir() if path.is_dir())
     if config.name is None:
         for folder in folders:
@@ -244,7 +240,6 @@ def find_examples() -> Path:
 
 
 def copy_examples(name: str) -> list[Path]:
-    """Copy the recipes of a task into `examples/NAME` of the current folder; return the copies."""
     target = Path("examples") / name
     try:
         shutil.copytree(find_examples() / name, target)

@@ -35,7 +35,6 @@ class Status:
             say(text, self._stream)
 
     def clear(self) -> None:
-        """Take the line off the terminal."""
         if self._terminal:
             say("\r\033[K", self._stream, end="")
 

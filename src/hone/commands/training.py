@@ -51,7 +51,6 @@ def sft(config: SFTConfig) -> int:
 
 
 def train_sft(config: SFTConfig, ranks: Ranks = ALONE, dataset: Any = None) -> SFT:
-    """Train to the end, watched as a command is; on `dataset`, if that is not the config's."""
     from hone.loops.sft import SFT
 
     return train(SFT(config, dataset=dataset, observers=attached(config, "sft"), ranks=ranks))
@@ -149,7 +148,6 @@ def introduction(training: Any) -> Iterator[str]:
 
 
 def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
-    """Return what is trained, where it begins, and how the rest is kept."""
     weights = f"{thousands(trained(shape, lora))} of {thousands(shape.parameters)} weights"
     base = f", base in {lora.base.removesuffix('bit')} bits" if lora.base else ""
     begin = f", from the adapter in {lora.path}" if lora.path else ""
@@ -157,13 +155,11 @@ def lora_in_words(lora: LoraConfig, shape: DecoderConfig) -> str:
 
 
 def headline(config: Any, parameters: int, device: str, threads: int, ranks: int = 1) -> str:
-    """Format the policy in one line: name, size, precision, device, threads, and how many ranks share it."""
     place = f"{device}, {threads} thread{'s' if threads > 1 else ''}" + (f" each, {ranks} ranks" if ranks > 1 else "")
     return f"{config.model.name} ({parameters / 1e6:.2f}M parameters, {config.precision}, {place})"
 
 
 def report(training: Any) -> str:
-    """Format the last lines: what happened, where it lies, what to do next."""
     config, run, version, sft = training.config, training.run, training.version, training.kind == "sft"
     text, figures = training.observed(), ""
     if sft:

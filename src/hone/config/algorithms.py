@@ -66,12 +66,10 @@ class LossConfig(BaseConfig):
 
     @property
     def kl_in_reward(self) -> bool:
-        """True if the KL is taken off the rewards."""
         return self.kl_coef > 0 and self.kl_in == "reward"
 
     @property
     def range(self) -> tuple[float, float]:
-        """eps_low and eps_high, by default those of the type."""
         low, high = CLIPS.get(self.type, (0.0, 0.0))
         return low if self.eps_low is None else self.eps_low, high if self.eps_high is None else self.eps_high
 
@@ -107,7 +105,6 @@ class CorrectionConfig(BaseConfig):
 
     @property
     def range(self) -> tuple[float, float]:
-        """low and high, by default those of the type."""
         low, high = {"band": (0.5, 5.0), "geometric": (0.99, 1.01)}.get(self.type, (0.0, 1.0))
         return low if self.low is None else self.low, high if self.high is None else self.high
 

@@ -106,7 +106,6 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
 
 
 def _with_choices(field: FieldInfo, values: Mapping[str, str]) -> tuple[Any, Any]:
-    """Return a field with more values, each with its words in the description."""
     core, optional = unwrap(field.annotation)
     kind: Any = Literal[*get_args(core), *values]
     words = " ".join([field.description or "", *(f"`{value}`: {text}" for value, text in values.items())])
@@ -144,7 +143,6 @@ class BaseConfig(pydantic_config.BaseConfig):
 
     @classmethod
     def kinds(cls) -> dict[str, set[str]]:
-        """Return the kinds of common keys under each heading."""
         split = (one.partition(":") for one in cls.headings.split(";") if one)
         return {heading.strip(): {*(kinds or heading).lower().split()} for heading, _, kinds in split}
 
@@ -216,7 +214,6 @@ class Settings(dict[Path, Setting]):
         return self
 
     def tree(self) -> dict[str, Any]:
-        """Return the settings as the nested dicts that pydantic reads."""
         result: dict[str, Any] = {}
         for path, setting in self.items():
             holder = result
@@ -244,7 +241,6 @@ class Key:
 
     @classmethod
     def of(cls, path: Path, field: FieldInfo, section: Meta) -> Key:
-        """Return the key of a field in a section that says `section`."""
         return cls(path, *unwrap(field.annotation), meta=meta_of(field).within(section))
 
     @property
@@ -253,7 +249,6 @@ class Key:
 
     @property
     def bare(self) -> str:
-        """The field that a bare value for this section sets, "" if there is none."""
         return getattr(self.section, "bare", "")
 
 
@@ -266,7 +261,6 @@ def flag(path: Path) -> str:
 
 
 def is_dict(annotation: Any) -> bool:
-    """Return True for `dict` and `dict[str, Any]`: keys without a schema."""
     return annotation is dict or get_origin(annotation) is dict
 
 
@@ -287,7 +281,6 @@ def names_of(name: str, field: FieldInfo) -> list[str]:
 
 
 def value_of(config: Any, name: str) -> Any:
-    """Return the value of a key by its dotted name."""
     return reduce(getattr, name.split("."), config)
 
 
@@ -300,7 +293,6 @@ def changed(config: Model, values: Mapping[str, Any]) -> Model:
 
 
 def meta_of(field: FieldInfo) -> Meta:
-    """Return what a field says of itself."""
     return next((one for one in field.metadata if isinstance(one, Meta)), PLAIN)
 
 

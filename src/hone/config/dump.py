@@ -22,7 +22,6 @@ def to_toml(config: BaseModel) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return `value` in the types that TOML knows."""
     if isinstance(value, BaseModel):
         fields = {name: (getattr(value, name), field.default) for name, field in type(value).model_fields.items()}
         if getattr(value, "partial", False):

@@ -110,7 +110,6 @@ class EvalConfig(BaseConfig):
 
     @property
     def split_name(self) -> Literal["train", "eval"]:
-        """The split that is evaluated."""
         return "train" if self.profile else "eval"
 
     def sampling(self) -> dict[str, Any]:

@@ -230,7 +230,6 @@ class _Reader:
         self.given[FLAG].put_tree(value, path, word, is_flag=True)
 
     def _following(self) -> str | None:
-        """Return the next word if it may be a value."""
         return self.tokens[0] if self.tokens and not self.tokens[0].startswith(("--", "@")) else None
 
     def _section(self, key: Key, word: str, text: str) -> dict[str, Any] | None:

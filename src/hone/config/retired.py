@@ -67,7 +67,6 @@ OF_EXTENSIONS: dict[str, Retired] = {
 
 
 def check_retired(command: str, path: tuple[str, ...], source: str) -> None:
-    """Raise UserError if a key of `command` that `source` sets is retired."""
     if (old := retired(command, path)) and not lacks(command, path):
         raise UserError(f"{source or '.'.join(path)}: {old.instead}")
 
@@ -81,7 +80,6 @@ def is_dropped(command: str, path: tuple[str, ...], value: Any, file: str) -> bo
 
 
 def digest(section: Any) -> str:
-    """Return the SHA-256 of a section as a file gives it."""
     return sha256(json.dumps(section, sort_keys=True, default=str).encode()).hexdigest()
 
 

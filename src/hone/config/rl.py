@@ -100,7 +100,6 @@ class RefillConfig(BaseConfig):
     """A round draws this many times the groups that are missing; those that find the batch full are `surplus`."""
 
     def drawn(self, missing: int) -> int:
-        """Return the groups that a round draws where so many are missing."""
         return math.ceil(round(missing * self.oversample, 6))
 
 
@@ -168,7 +167,6 @@ class OrchestratorConfig(BaseConfig):
 
     @property
     def most_groups(self) -> int:
-        """Groups that a step samples, at most."""
         prompts = self.batch_size // self.rollouts_per_example
         return self.refill.max_rounds * self.refill.drawn(prompts) if self.refill else prompts
 
@@ -240,7 +238,6 @@ class InferenceConfig(EngineConfig):
     is_role = True
 
     def check(self, urls: list[str]) -> None:
-        """Raise UserError if there can't be so many servers beside those that are up at `urls`."""
         if urls and self.replicas > 1:
             raise UserError(
                 f"inference.replicas = {self.replicas} starts servers, orchestrator.client.base_url names those that "
@@ -381,7 +378,6 @@ class RLConfig(RunConfig):
 
     @property
     def task_name(self) -> str:
-        """The task, in words."""
         orch = self.orchestrator
         return " + ".join(env.name for env in orch.envs) or hoist.task_label(orch.env.id, orch.env.args)
 
@@ -401,7 +397,6 @@ class RLConfig(RunConfig):
 
     @property
     def samples_here(self) -> bool:
-        """Return True if the trainer's process has the engine."""
         return self.mode != "split" and self.sampled_by is None
 
     @property

@@ -49,5 +49,4 @@ class ClientConfig(AskedConfig):
 
     @property
     def urls(self) -> list[str]:
-        """All of `base_url`."""
         return self.base_url or []

@@ -264,7 +264,6 @@ class StopConfig(BaseConfig):
         return f"<= {self.below:g}" if self.above is None else f">= {self.above:g}"
 
     def reached(self, value: float) -> bool:
-        """Return True if the metric's value is at the target."""
         return value >= self.above if self.above is not None else value <= (self.below or 0.0)
 
 

@@ -30,7 +30,6 @@ def save_weights(folder: Path, model: Decoder, parameters: Mapping[str, torch.Te
 
 
 def add_tokenizer(folder: Path, renderer: ChatRenderer, card: str) -> None:
-    """Write what belongs to weights in `folder`: the tokenizer with its chat template, and the model card."""
     renderer.save(folder)
     (folder / "README.md").write_text(card, encoding="utf-8")
 

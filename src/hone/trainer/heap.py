@@ -40,7 +40,6 @@ class Heap:
         self._usual: int | None = None
 
     def trim(self) -> None:
-        """Give freed memory back if the process is larger by GROWTH than at the first call after the last time."""
         if not hasattr(_LIBC, "malloc_trim"):
             return
         assert _LIBC is not None

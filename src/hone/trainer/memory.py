@@ -74,7 +74,6 @@ def takes_products_in_fp32(device: str) -> bool:
 
 
 def trainer_of(config: RLConfig | SFTConfig) -> TrainerConfig | SFTConfig:
-    """Return the section with a trainer's settings."""
     return config.trainer if isinstance(config, RLConfig) else config
 
 
@@ -148,7 +147,6 @@ def longest(config: RLConfig | SFTConfig, turns: int = 1) -> tuple[int, int]:
 
 
 def micro_batch_limit(config: RLConfig | SFTConfig, device: str) -> int:
-    """Return the tokens that a micro-batch has room for."""
     section = config.trainer if isinstance(config, RLConfig) else config.data
     return section.micro_batch_tokens or MICRO_BATCH_TOKENS[device]
 

@@ -97,7 +97,6 @@ class Optimizer:
         return nullcontext() if self.config.state == "fp32" or on_gpu else torch.compiler.set_stance("force_eager")
 
     def clear(self) -> None:
-        """Drop the gradients."""
         for _, _, part in self.matrices:
             part.grad = None
         for name, param in self.params.items():
@@ -193,7 +192,6 @@ def _pinned(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _master(param: Tensor, hosted: Tensor | None) -> Tensor:
-    """Return the fp32 weight that is updated: in `hosted`, if that is given, else the parameter itself if it is one."""
     if hosted is not None:
         return hosted.copy_(param.detach()).requires_grad_()
     return param if param.dtype == torch.float32 else param.detach().float().requires_grad_()
@@ -224,7 +222,6 @@ _SUM = "grad_fp32"
 
 @torch.no_grad()
 def _sum_in_fp32(param: Any) -> None:
-    """Add the gradient of one micro-batch to those before it, and drop it."""
     total = getattr(param, _SUM)
     setattr(param, _SUM, param.grad.float() if total is None else total.add_(param.grad))
     param.grad = None

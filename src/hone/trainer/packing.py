@@ -167,14 +167,12 @@ def pack(
 
 
 def _loss_columns(segment: _Segment) -> Columns:
-    """Return the columns of its loss tokens."""
     sequence = segment.sequence
     places = np.arange(len(sequence))
     return where(sequence.columns, sequence.loss_mask & (segment.start <= places) & (places < segment.stop))
 
 
 def _advantages(segment: _Segment) -> np.ndarray:
-    """Return those of the segment's tokens, float32; 0 for a prompt that several completions share."""
     own = np.asarray(0.0 if segment.shared else segment.sequence.advantage, dtype=np.float32)
     return np.broadcast_to(own, len(segment.sequence))[segment.start : segment.stop]
 
@@ -261,7 +259,6 @@ def cut_evenly(sequences: list[Sequence], max_tokens: int, share_prompts: bool, 
 
 
 def _cut_run(run: list[Sequence], max_tokens: int) -> list[list[Sequence]]:
-    """Return parts of a run, in order, each of at most `max_tokens` tokens or one sequence."""
     parts: list[list[Sequence]] = [[]]
     for sequence in run:
         if parts[-1] and run_tokens([*parts[-1], sequence]) > max_tokens:
@@ -293,5 +290,4 @@ class RowPacker:
         return False
 
     def sequences(self) -> list[Sequence]:
-        """Return what was added, row after row."""
         return [sequence for row in self.rows for sequence in row]

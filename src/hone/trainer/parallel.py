@@ -79,7 +79,6 @@ class Ranks:
         return values
 
     def barrier(self) -> None:
-        """Wait until all ranks have come here."""
         if not self.alone:
             torch.distributed.barrier(group=self.control)
 
@@ -124,7 +123,6 @@ ALONE = Ranks()
 
 
 def launched_ranks() -> int:
-    """Return how many processes torchrun started for this command (`WORLD_SIZE`); 1 without it."""
     return int(os.environ.get("WORLD_SIZE") or 1)
 
 
@@ -304,7 +302,6 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return the rows that this rank holds; the tensor itself if it is whole."""
     return tensor.to_local() if is_sharded(tensor) else tensor  # pyright: ignore[reportAttributeAccessIssue]
 
 

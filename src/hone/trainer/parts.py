@@ -51,7 +51,6 @@ def _parameter(key: str) -> str:
 
 
 def _own_rows(folder: Path, parameters: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Read this rank's rows of tensors in safetensors files, as tensors in shards like the parameters."""
     tensors: dict[str, dict[str, Tensor]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         named = tensors[file.stem] = {}

@@ -84,7 +84,6 @@ class RankedTrainer:
 
     @property
     def trainer(self) -> Trainer:
-        """This rank's."""
         assert self._trainer is not None, "`start` comes first"
         return self._trainer
 
@@ -100,17 +99,14 @@ class RankedTrainer:
 
     @on_all_ranks
     def step(self, batch: Batch) -> dict[str, float]:
-        """Take one update on the batch of a step; see `Trainer.step`."""
         return self.trainer.step(self._dealt(batch))
 
     @on_all_ranks
     def token_stats(self) -> TokenStats | None:
-        """Return what the last step computed of its tokens, on all ranks; None if the trainer does not record it."""
         return self.trainer.token_stats()
 
     @on_all_ranks
     def evaluate(self, sequences: list[Sequence]) -> float:
-        """Compute the mean objective per loss token, without an update."""
         return self.trainer.evaluate(self._dealt(Batch(sequences)))
 
     @on_all_ranks
@@ -119,17 +115,14 @@ class RankedTrainer:
 
     @on_all_ranks
     def score(self, token_ids: tuple[int, ...]) -> list[float]:
-        """Compute each token's log-probability but the first's, given those before, at the trainer's temperature."""
         return sequence_logprobs(self.trainer.model, token_ids, self.trainer.temperature)
 
     @on_all_ranks
     def save_policy(self, folder: Path, reserved: bool = False) -> None:
-        """Write the model in Hugging Face layout, see `export.save_policy`."""
         save_policy(self.trainer, folder, reserved=reserved)
 
     @on_all_ranks
     def save_part(self, folder: Path) -> None:
-        """Write model and optimiser into `folder`, see `parts.save_part`."""
         from hone.trainer.parts import save_part
 
         try:
@@ -141,7 +134,6 @@ class RankedTrainer:
 
     @on_all_ranks
     def load_part(self, folder: Path, version: int) -> None:
-        """Restore what `save_part` wrote, on however many ranks."""
         from hone.trainer.parts import load_part
 
         load_part(folder, self.trainer, version)
@@ -202,7 +194,6 @@ def is_lost(error: RuntimeError) -> bool:
 
 @contextmanager
 def _deaf() -> Iterator[None]:
-    """Ignore the signals that end a run."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:

@@ -189,7 +189,6 @@ def _first_best(records: Iterable[tuple[T, str, float | None]], min_reward: floa
 
 
 def _sampled_row(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record of `hone.runs.rollouts` with its messages as lists."""
     answer = [{"role": "assistant", "content": record["text"]}]
     several = record["completion"] and json.loads(record["completion"])
     return record | {"prompt": json.loads(record["prompt"]), "completion": several or answer}
@@ -303,7 +302,6 @@ class DemonstrationSource:
 def demonstration(
     env: Environment, split: str, index: int, rng: np.random.Generator, renderer: ChatRenderer, limit: Limit
 ) -> Sequence | None:
-    """Return an example with a demonstrated answer as tokens; None if it is dropped for its length."""
     example = env.split(split)[index]
     where = f"environment {env.id}, {split} example {index}"
     content = env.demonstrate(example, rng)
@@ -359,13 +357,11 @@ def hold_out_rows(rows: Rows, fraction: float, seed: int) -> tuple[Rows, Rows]:
 
 
 def validation_set(held_out: Rows, renderer: ChatRenderer, limit: Limit, max_examples: int) -> list[Sequence]:
-    """Return the first `max_examples` held-out rows as tokens."""
     count = min(max_examples, len(held_out))
     return _some([row_sequence(held_out, i, renderer, limit) for i in range(count)])
 
 
 def validation_demonstrations(source: DemonstrationSource, max_examples: int) -> list[Sequence]:
-    """Return the first `max_examples` examples of the environment's eval split, each with one fixed demonstration."""
     count = min(max_examples, len(source.env.split("eval")))
     rngs = [stream(source.seed, "sft-val-demo", i) for i in range(count)]
     return _some([demonstration(source.env, "eval", i, rngs[i], source.renderer, source.limit) for i in range(count)])

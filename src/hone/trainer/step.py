@@ -107,11 +107,9 @@ class Trainer:
 
     @property
     def lr(self) -> float:
-        """Learning rate of the next step."""
         return lr_at(self.version, self.optimizer.config.lr, self.scheduler, self.max_steps)
 
     def deal(self, batch: Batch, micro_batch_tokens: int | None, share_prompts: bool) -> list[PackedBatch]:
-        """Return this rank's micro-batches of a step's batch, which all ranks have; see `packing.deal`."""
         sequences = self.weigh(batch) if self.weigh is not None else batch.sequences
         device = self.model.device
         return deal(sequences, micro_batch_tokens, device, share_prompts, self.ranks, self.use.minibatches)
@@ -172,7 +170,6 @@ class Trainer:
         return parts, norm
 
     def _uninterrupted(self, micro_batches: Iterable[PackedBatch]) -> Iterable[PackedBatch]:
-        """Yield the micro-batches, until `interrupt` raises."""
         for batch in micro_batches:
             raised = None
             if self.ranks.first:
@@ -222,7 +219,6 @@ class Trainer:
 
     @torch.no_grad()
     def _follow(self) -> None:
-        """Set the reference to the current policy."""
         assert self.reference is not None
         for own, current in zip(self.reference.parameters(), self.model.parameters(), strict=True):
             own.copy_(current)
@@ -250,7 +246,6 @@ class Trainer:
         return sum(self.ranks.collect(_summed(_read(losses)).get("loss", 0.0)))
 
     def fingerprint(self) -> str:
-        """Return 16 hex digits that tell this version of the policy from any other."""
         return fingerprint(self.model.trained, self.ranks)
 
     def tensors(self) -> dict[str, dict[str, torch.Tensor]]:

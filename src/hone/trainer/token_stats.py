@@ -32,7 +32,6 @@ class TokenStats:
 
     @classmethod
     def of_batch(cls, batch: PackedBatch, entropies_M: torch.Tensor, logprobs_M: torch.Tensor) -> TokenStats:
-        """Make those of a micro-batch."""
         columns = zip(batch.groups, batch.samples, batch.loss_lengths, strict=True)
         draws, samples, lengths = np.array([column for column in columns if column[2]], dtype=np.int64).T
         return cls(
@@ -41,7 +40,6 @@ class TokenStats:
 
     @classmethod
     def joined(cls, parts: Sequence[TokenStats]) -> TokenStats:
-        """Join those of several micro-batches, or ranks."""
         kinds = {"draws": np.int64, "samples": np.int64, "lengths": np.int64}
         kinds |= {"entropies": np.float16, "logprobs": np.float32}
         empty = [np.zeros(0, kind) for kind in kinds.values()]
