@@ -38,7 +38,6 @@ COMMANDS = {
     "runs ledger": Command("what became of every draw of a run", "runs.RunsLedgerConfig", "runs.ledger"),
     "runs rm": Command("delete a run, after asking", "runs.RunsRmConfig", "runs.remove"),
 }
-"""Of the core, by name; `hone runs` lists those that begin with it."""
 
 
 def commands() -> dict[str, Command]:

@@ -1,4 +1,4 @@
-"""Digests of what a run reads, so that a resume or a verification notices that it is not what it was."""
+"""Digests of a run's sources, by which a resume or a verification notices a change."""
 
 from __future__ import annotations
 

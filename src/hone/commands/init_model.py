@@ -1,7 +1,4 @@
-"""`hone init-model OUT`: writes a small model with random weights, its tokenizer and its chat template.
-
-hone init-model outputs/tiny --preset tiny --init.layers 3
-"""
+"""`hone init-model OUT`: writes a small model with random weights, its tokenizer and its chat template."""
 
 from __future__ import annotations
 

@@ -1,11 +1,7 @@
-"""`hone quickstart`: the whole path on a CPU in minutes: a model from nothing, SFT, RL, an honest evaluation; with
-`--model smollm2-135m` the same of a pretrained model, in half an hour.
+"""`hone quickstart`: a model from nothing, SFT, RL and an evaluation, on a CPU in minutes; and `hone examples [NAME]`.
 
-Every step is a command that you can run yourself; they are printed as they run. After Ctrl-C the same command goes on,
-and trains nothing twice. With `--controls`, two more rows answer the obvious questions: what would SFT alone have
-reached with the same compute, and with perfect demonstrations?
-
-`hone examples [NAME]` lists the recipes that come with hone, or copies those of one task into `examples/NAME`.
+It prints and runs commands of hone. After Ctrl-C the same command goes on, and trains nothing twice. With `--controls`,
+two more rows show SFT alone with the same compute, and with perfect demonstrations.
 """
 
 from __future__ import annotations
@@ -37,7 +33,7 @@ from hone.runs.view import run_info
 
 @dataclass(frozen=True)
 class Recipe:
-    """Two files below `examples`, and the number of held-out examples that their models are evaluated on."""
+    """Two files below `examples`, and the number of held-out examples for the evaluation."""
 
     sft: str
     rl: str
@@ -49,12 +45,10 @@ RECIPES = {
     "smollm2-135m": Recipe("smollm2/reverse_sft.toml", "smollm2/reverse.toml", 128),
 }
 """By `--model`: a preset of `hone init-model`, or a pretrained model of `hone.model.files.KNOWN`."""
-MAX_TOKENS = 32
-"""Of an answer that is evaluated."""
 CONTROLS = (("SFT alone, equal compute", "sft_long", 1.0), ("SFT alone, clean", "sft_clean", 0.0))
 """Name, folder and noise of the demonstrations."""
 SAMPLES = 3
-"""Of each model, shown below the table."""
+"""Samples of each model below the table."""
 SUMMARY = "summary.json"
 """Written at the end: without it a quickstart goes on."""
 
@@ -120,7 +114,7 @@ def run(config: QuickstartConfig) -> int:
 
 
 def train(words: list[str], folder: Path, goes_on: bool) -> float:
-    """Run a command that trains in `folder`, or what is left of it; return its seconds in all."""
+    """Run a command that trains in `folder`, or resume it; return its seconds in all."""
     begun = run_info(folder) if goes_on else None
     if begun is None or [word for word in begun.get("command", [])[1:] if word != "--resume"] != words:
         return run_command(words)
@@ -129,9 +123,9 @@ def train(words: list[str], folder: Path, goes_on: bool) -> float:
 
 
 def run_command(words: list[str]) -> float:
-    """Run a command of hone, shown as it would be typed; return its seconds.
+    """Print and run a command of hone; return its seconds. Raises CalledProcessError with the exit code.
 
-    What ends this process is passed on, so that the command saves. Raises CalledProcessError with the exit code.
+    Signals are passed on, so that the command saves.
     """
     say(f"\n$ {shlex.join(words)}")
     start, running, early = time.monotonic(), list[Process](), list[int]()
@@ -179,7 +173,7 @@ class Measured:
                 num_examples=self.num_examples,
                 rollouts_per_example=1,
                 temperature=temperature,
-                max_tokens=MAX_TOKENS,
+                max_tokens=32,
                 seed=self.seed,
                 save=False,
             )

@@ -1,8 +1,7 @@
-"""What is learned from rewards: loss, off-policy correction, advantages; and the published algorithms, as the keys in
-which each differs from hone's defaults. `docs/algorithms.md` compares them.
+"""Loss, off-policy correction and advantages, and the keys of published algorithms (`docs/algorithms.md`).
 
-hone's own defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same;
-groups without a signal count nothing; no KL.
+Defaults: reward minus group mean, without a scale; PPO's clip at 0.8 and 1.28; each token counts the same; groups
+without a signal count nothing; no KL.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ class LossConfig(BaseConfig):
 
     @property
     def regularized(self) -> bool:
-        """True if the loss has a term that does not depend on advantages, or the reward has the KL in it."""
+        """True if the loss has a term without advantages, or the reward has the KL in it."""
         return self.kl_coef > 0 or self.entropy_coef > 0
 
     @property
@@ -198,14 +197,14 @@ _DEFAULTS: dict[str, Any] = {
     "trainer.loss.kl_bias_correction": False,
     "trainer.loss.ratio_penalty": 1e-3,
 }
-"""Of the keys that only some set: all set them, so that one algorithm after another leaves nothing of the first."""
+"""Keys that only some algorithms change, but all set, so that a second algorithm leaves nothing of a first."""
 ALGORITHMS = {name: _DEFAULTS | keys for name, keys in _OWN.items()}
 SUMMARIES = {name: ", ".join(f"{key} = {value}" for key, value in keys.items()) for name, keys in _OWN.items()}
 assert tuple(ALGORITHMS) == get_args(Algorithm) and len({frozenset(keys) for keys in ALGORITHMS.values()}) == 1
 
 
 def by_algorithm(config: Any) -> str:
-    """Return "by NAME", with the keys that are set otherwise than the algorithm sets them; "" without one."""
+    """Return "by NAME", with the keys that differ from the algorithm's; "" without one."""
     if config.algorithm is None:
         return ""
     values = {key: value_of(config, key) for key in ALGORITHMS[config.algorithm]}

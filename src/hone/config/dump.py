@@ -1,4 +1,4 @@
-"""A resolved config as TOML that `@ file` reads back to an equal config, and what in such a table is special."""
+"""A resolved config as TOML that `@ file` reads back to an equal config, and comparisons of such a table."""
 
 from __future__ import annotations
 
@@ -14,10 +14,7 @@ from hone.errors import UserError
 
 
 def to_toml(config: BaseModel) -> str:
-    """Return `config` with every field and default written out, as TOML text.
-
-    A field that is None is left out where None is its default, and is `"None"` elsewhere, for TOML has no null.
-    """
+    """Return `config` with every field as TOML. Null is left out if it is the default, else written as `"None"`."""
     return tomli_w.dumps(plain(config))
 
 
@@ -37,10 +34,9 @@ def plain(value: Any) -> Any:
 def non_defaults(
     cls: type[BaseModel], table: dict[str, Any], default: BaseModel | None = None, prefix: str = ""
 ) -> dict[str, Any]:
-    """Return the leaves of `table` (a config as `to_toml` wrote it) that aren't as in `default`, by dotted name.
+    """Return the leaves of `table` (from `to_toml`) that differ from `default`, or the defaults of `cls`, by name.
 
-    Without a `default` they are compared with the defaults of `cls`. An optional section is measured against its own
-    defaults; one that has nothing but those is given as "on". Keys that `cls` doesn't know are kept.
+    An optional section is compared with its defaults, and is "on" if it equals them. Unknown keys are included.
     """
     found = {}
     for name, value in table.items():
@@ -59,8 +55,9 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove from `table`, a config as `to_toml` wrote it, what is of another type than the field of `cls` has; return
-    the dotted names. Values of the right type that `cls` would refuse stay, and so do keys that it doesn't know.
+    """Remove from `table` (from `to_toml`) values of another type than the field of `cls`; return the dotted names.
+
+    Invalid values of the right type and unknown keys stay.
     """
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)

@@ -18,9 +18,9 @@ MAX_TOKENS = 1024
 """Most new tokens per completion by default."""
 NEEDS_SERVER = {"api_key_var", "concurrency", "timeout", "max_retries"}
 NEEDS_PROCESS = {"precision", "threads", "kv_gib", "chat_template", "special_tokens"}
-"""Fields that mean something with `base_url` alone, and without it alone."""
+"""Fields for `base_url` alone, and for a model in this process alone."""
 SAMPLING = {"temperature", "top_p", "max_tokens", "seed"}
-"""Sampling arguments that have flags of their own."""
+"""Sampling arguments with separate flags."""
 
 
 @with_keys("eval")
@@ -31,7 +31,7 @@ class EvalConfig(BaseConfig):
 
     @classmethod
     def of_run(cls, kind: str, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the task of a run that trains, set up as it is there, and how evaluations of RL sample there."""
+        """Return a training run's task with its arguments, and the sampling of its evaluations if it is of RL."""
         sampling = sampling_of_run(table) if kind == "rl" else {}
         return task_of_run(kind, table, "env_args", "template") | sampling
 
@@ -94,8 +94,8 @@ class EvalConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_flags(self) -> EvalConfig:
-        """Refuse flags that the chosen way of sampling would ignore, and sampling arguments that are given twice."""
-        # A saved config.toml has all fields: only what differs from its default was meant.
+        """Refuse flags that would be ignored, and sampling arguments that are given twice."""
+        # A saved config.toml has all fields: only values that differ from the default were meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
         for name in meant & NEEDS_SERVER if self.base_url is None and machines_of(self) is None else ():
             raise UserError(f"{flag((name,))} is for a server: give its URL with -b")
@@ -113,7 +113,7 @@ class EvalConfig(BaseConfig):
         return "train" if self.profile else "eval"
 
     def sampling(self) -> dict[str, Any]:
-        """Return all sampling arguments: those of the flags, overridden by `sampling_args`."""
+        """Return all sampling arguments: the flags, overridden by `sampling_args`."""
         flags = {name: getattr(self, name) for name in ("temperature", "top_p", "seed")}
         flags |= {"max_tokens": self.max_tokens or MAX_TOKENS}
         # Servers refuse two names of one limit, and know what `seq_len` leaves.
@@ -130,7 +130,7 @@ class EvalConfig(BaseConfig):
 
 
 def sampling_of_run(table: Mapping[str, Any]) -> dict[str, Any]:
-    """Return how a run of RL samples in its evaluations, by its config.toml: the limits are training's unless set."""
+    """Return the sampling of an RL run's evaluations, from its config.toml: the limits are training's unless set."""
     orch, seq_len = table.get("orchestrator", {}), table.get("seq_len")
     training, own = orch.get("sampling", {}), orch.get("eval", {}).get("sampling", {})
     if len(tasks := orch.get("envs", [])) == 1:

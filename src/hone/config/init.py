@@ -1,4 +1,4 @@
-"""What somebody who is new to hone runs first: `hone quickstart`, `examples`, `init-env NAME`, `init-model OUT`."""
+"""Commands for beginners: `hone quickstart`, `examples`, `init-env NAME`, `init-model OUT`, `fetch-model NAME OUT`."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from hone.errors import UserError
 from hone.extension import sampler_name
 
 GREEDY_BELOW = 1e-5
-"""That of `hone.types`, which loads numpy; parsing does without."""
+"""As in `hone.types`, which loads numpy; parsing does without."""
 
 
 class TrainerConfig(MemoryConfig):
@@ -57,7 +57,7 @@ class TrainerConfig(MemoryConfig):
 
     @property
     def keeps_old(self) -> bool:
-        """True if the old policy of the ratio is the trainer's before a step's first update, not the sampler's."""
+        """True if the ratio's old policy is the trainer before a step's first update, not the sampler."""
         return self.loss.old_policy == "trainer" or self.correction.type != "none"
 
 
@@ -84,7 +84,7 @@ class CurriculumConfig(BaseConfig):
 
     @property
     def measures(self) -> bool:
-        """True if what is drawn depends on how draws before went: then the ledger keeps what was solved."""
+        """True if draws depend on the results of earlier draws, so that the ledger records solved ones."""
         return self.pool is not None or self.order == "difficulty"
 
 
@@ -250,15 +250,9 @@ class InferenceConfig(EngineConfig):
 
 
 SAMPLED_BY = "completions are sampled by "
-"""Begins the cause of inexactness of a run that sampled from a server: its records can be trained on all the same."""
-
-
 SCORED_BY = "tokens are scored by "
-"""Begins that of a run whose tokens have a column of an extension's: it is in the records."""
-
-
 PROGRAM_ROLLOUTS = "a program makes the rollouts"
-"""Begins that of the run of an agent: its rollouts and rewards are in the records."""
+"""First words of causes of inexactness, in spite of which a run's records can be trained on again."""
 
 
 class GapConfig(BaseConfig):
@@ -317,7 +311,7 @@ class RLConfig(RunConfig):
     """How often, where each role has its own process, those that died are started again, in all."""
 
     def tasks(self) -> dict[str, RLConfig]:
-        """Return for each task the config of a run on that task alone, by name; the name of a single task is ""."""
+        """Return the config of a run on each task alone, by name; the name of a single task is ""."""
         orch = self.orchestrator
         if not orch.envs and not (orch.eval and orch.eval.envs):
             return {"": self}
@@ -330,7 +324,7 @@ class RLConfig(RunConfig):
         return found
 
     def eval_tasks(self) -> dict[str, RLConfig]:
-        """Return for each evaluated task the config of a run on that task alone, by name; empty without evaluation."""
+        """Return the config of a run on each evaluated task alone, by name; empty without evaluation."""
         evals = self.orchestrator.eval
         if evals is None or not evals.envs:
             return self.tasks() if evals else {}
@@ -340,9 +334,7 @@ class RLConfig(RunConfig):
         return {name: self._with({"env": env, "envs": [], "eval": of[name]}) for name, env in alone.items()}
 
     def refuse_cuts(self, name: str) -> None:
-        """Raise UserError if rollouts by a server that is not hone's would be cut: it does not say which tokens it
-        sampled among.
-        """
+        """Raise UserError for top_k, top_p or min_p: only hone's server tells the candidates of each token."""
         if any(one.orchestrator.sampling.cuts for one in self.tasks().values()):
             raise UserError(
                 f"orchestrator.sampling has top_k, top_p or min_p, and {name} does not tell which tokens these leave, "
@@ -350,7 +342,7 @@ class RLConfig(RunConfig):
             )
 
     def check_kl_in_reward(self) -> None:
-        """Raise UserError if advantages are made of something else than one reward, which the KL is taken off."""
+        """Raise UserError if advantages are not made of one reward, which the KL is taken off."""
         advantage = self.orchestrator.advantage
         if not self.trainer.loss.kl_in_reward:
             return
@@ -383,7 +375,7 @@ class RLConfig(RunConfig):
 
     @property
     def sampled_by(self) -> str | None:
-        """What samples, in words, if it may give other tokens than the engine in one process would."""
+        """The sampler in words, if it may give other tokens than the engine in one process would."""
         if urls := self.orchestrator.client.urls:
             return f"the server{'s' if len(urls) > 1 else ''} at {', '.join(urls)}"
         if self.inference.backend != "hone":

@@ -1,4 +1,4 @@
-"""How servers that are up already are asked, and those that an RL run samples from."""
+"""Settings for servers that are already up, also of those that an RL run samples from."""
 
 from __future__ import annotations
 

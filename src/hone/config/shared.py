@@ -1,4 +1,4 @@
-"""Pieces that several commands share. Each field's docstring becomes its line in `--help`."""
+"""Sections that several commands share."""
 
 from __future__ import annotations
 
@@ -27,10 +27,7 @@ def transport_weights(path: Path) -> Path:
 
 
 def server_url(url: str, key_flag: str) -> str:
-    """Return a server's URL without a slash at its end. Raises UserError if it is none, or holds a password or a query.
-
-    `key_flag` is where the key belongs.
-    """
+    """Return a server's URL without a slash at its end. Raises UserError for another text, a password or a query."""
     try:
         parts = urlsplit(url)
         valid = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0

@@ -1,4 +1,4 @@
-"""Which task RL trains on, or which several, each with its share and its sampling."""
+"""The tasks of RL, with their shares and sampling."""
 
 from __future__ import annotations
 

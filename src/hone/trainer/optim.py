@@ -21,19 +21,17 @@ if TYPE_CHECKING:
 
 
 class Optimizer:
-    """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping.
+    """AdamW (decoupled weight decay, arXiv:1711.05101) with global-norm clipping. Each rank updates its rows.
 
-    Weights that are not fp32 get an fp32 master copy here: a bf16 weight keeps 8 bits, so an update of lr 1e-6 would be
-    rounded away. Their gradients are summed in fp32, for the same reason. Matrices decay; norms, biases and embeddings
-    don't. Of weights in shards each rank updates its rows.
+    Weights that are not fp32 get an fp32 master copy and fp32 sums of gradients: bf16 has 8 bits, and would round an
+    update of lr 1e-6 away. Matrices decay; norms, biases and embeddings don't.
 
-    With `offload`, the weights of a GPU have their masters, moments and update on the host. With `state` "8bit", the
-    moments of weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
-    Either is for one rank; see `check_state`.
+    With `offload`, a GPU's weights have masters, moments and update on the host. With `state` "8bit", the moments of
+    weights of 4,096 scalars and more are codes of 8 bits with a scale for each 256 (arXiv:2110.02861).
 
-    With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps): each
-    of q, k, v, gate and up by itself, not the weights that fuse them. Its updates are scaled to the usual RMS of
-    AdamW's (0.2 times the learning rate, arXiv:2502.16982), so both take the same learning rate. It is for one rank.
+    With `type` "muon", torch's Muon updates the layers' matrices (momentum 0.95, Nesterov, 5 Newton-Schulz steps), with
+    q, k, v, gate and up separate. Its updates are scaled to the usual RMS of AdamW's (0.2 times the learning rate,
+    arXiv:2502.16982), so both take the same learning rate. These three are for one rank; see `check_state`.
     """
 
     def __init__(self, model: Decoder, config: OptimConfig) -> None:
@@ -51,7 +49,7 @@ class Optimizer:
         self.momenta = {n: torch.zeros_like(m) for n, m in inner.items() if config.type == "muon"}
         slices = [(name, slice(*rows)) for name, *rows in hf_slices(model.config).values() if name in self.momenta]
         self.matrices = [(name, rows, self.masters[name].detach()[rows]) for name, rows in slices]
-        """Of each matrix that Muon updates: the parameter it is in, its rows, a view of the master's."""
+        """For each matrix that Muon updates: its parameter, its rows there, and a view of the master's rows."""
         decayed = [n for n, p in self.params.items() if p.ndim >= 2 and "embed" not in n and n not in self.momenta]
         plain = [n for n in self.params if n not in {*decayed, *self.momenta}]
         groups = [
@@ -70,7 +68,7 @@ class Optimizer:
     def step(self, lr: float) -> float:
         """Clip the gradients, update the weights at learning rate `lr`, clear the gradients.
 
-        Returns the gradient's global L2 norm before clipping; if it is not finite, nothing is updated.
+        Returns the gradient's global L2 norm before clipping; if it is not finite, the weights stay.
         """
         grads = {name: getattr(param, _SUM, param.grad) for name, param in self.params.items()}
         grads = {name: grad for name, grad in grads.items() if grad is not None}
@@ -111,10 +109,9 @@ class Optimizer:
                 param.copy_(self.masters[name], non_blocking=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return first and second moments, step counts, Muon's momenta and master weights by parameter name.
+        """Return moments, step counts, Muon's momenta, and masters that differ from their parameter, by name.
 
-        A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`. A master that equals its
-        parameter is left out.
+        A moment of 8 bits is two tensors, `exp_avg.codes/NAME` and `exp_avg.scale/NAME`.
         """
         tensors = {f"momentum_buffer/{name}": momentum for name, momentum in self.momenta.items()}
         for name, master in self.masters.items():
@@ -129,10 +126,9 @@ class Optimizer:
 
     @torch.no_grad()
     def load_state(self, tensors: dict[str, Tensor]) -> None:
-        """Restore what `state` returned, bit for bit; of whole tensors a rank takes its rows.
+        """Restore what `state` returned, bit for bit after the model's weights; a rank takes its rows of whole tensors.
 
-        The model's weights are restored before. Moments in fp32 are rounded for a state of 8 bits; the other way round
-        raises UserError, and so does the state of another `type`.
+        Raises UserError for the state of another `type`, or of 8 bits for fp32; the other way round it is rounded.
         """
         self.adamw.state.clear()
         for momentum in self.momenta.values():
@@ -180,9 +176,9 @@ def check_state(config: OptimConfig, ranks: int = 1) -> None:
 
 
 def _pinned(params: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return an empty fp32 tensor of each one's shape in one block of the host's memory that a GPU copies to and from.
+    """Return an empty fp32 tensor of each one's shape, all in one pinned block.
 
-    Of each block torch makes a power of two: a block for each would take up to twice the memory.
+    Torch rounds a block up to a power of two, so separate blocks would take up to twice the memory.
     """
     if not params:
         return {}
@@ -213,7 +209,7 @@ def _adamw_8bit() -> Any:
 
 
 _PARTS = ("codes", "scale")
-"""What a moment of 8 bits consists of; the table of what a code means is always the same."""
+"""Tensors of a moment of 8 bits; its table of codes is constant."""
 
 
 _SUM = "grad_fp32"

@@ -1,4 +1,4 @@
-"""What a train step computed of each token it trained on: what people look at when they ask why a run learns."""
+"""Entropy and logprob of each token that a train step trained on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hone.types import PackedBatch
 
 @dataclass(frozen=True)
 class TokenStats:
-    """Of K completions, end to end, with M tokens that carry loss: in the order in which the step met them.
+    """Statistics of K completions, end to end, with M loss tokens, in the order of the step.
 
-    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number among those of the draw,
-    and its tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats: of the distribution that the token
-    was drawn from, by the weights before the update.
+    `draws`, `samples`, `lengths` `[K]` int64: the draw of a completion's prompt, its number in the draw, and its
+    tokens. `entropies` `[M]` float16 and `logprobs` `[M]` float32, in nats, at the sampler's temperature, by the
+    weights before the update.
     """
 
     draws: np.ndarray
@@ -47,7 +47,7 @@ class TokenStats:
         return cls(*(np.concatenate(column) for column in columns))
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """Return the arrays by name: `TokenStats(**arrays)` is what they were taken from."""
+        """Return the arrays by name, such that `TokenStats(**arrays)` equals this."""
         names = ("draws", "samples", "lengths", "entropies", "logprobs")
         return {name: getattr(self, name) for name in names}
 
