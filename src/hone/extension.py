@@ -49,6 +49,9 @@ class Command(NamedTuple):
     def load(self, path: str) -> Any:
         return load(self.module, path)
 
+    def config(self) -> type[Any]:
+        return self.load(f"config.{self.config_class}")
+
 
 class Function(NamedTuple):
     """A function beside the `module`, which is imported when it is called."""
@@ -64,19 +67,20 @@ class Watch(NamedTuple):
     """An observer of runs: a function of the config and `by_program` (True from `hone.rl`) returns it, or None.
 
     Runs call observers in the order of `place`, and at the end in reverse: the core's display has 0, the first lines
-    30, and handing over to the background 70.
+    30, and handing over to the background 70. `always`: after the observers that a program chose itself, too.
     """
 
     place: int
     function: str
     module: str
+    always: bool = False
 
 
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "list[str]", or the class of a section, in `config` beside the `module`. The default None leaves a
-    section off, `{}` stands for the section's defaults. `meta` has the arguments of the field's `Meta`.
+    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`. The
+    default None leaves a section off, `{}` stands for its defaults. `meta` has the arguments of the field's `Meta`.
     """
 
     kind: str

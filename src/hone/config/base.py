@@ -74,6 +74,10 @@ class Meta:
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
+_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
+"""Kinds of an extension's key, besides sections."""
+
+
 def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
     """Decorate a config's class: add the extensions' keys, and values of keys, for this place."""
 
@@ -87,7 +91,7 @@ def with_keys(place: str) -> Callable[[type[Model]], type[Model]]:
             if isinstance(key, Fields):
                 parents.insert(0, load(key.module, f"config.{key.fields_class}"))
                 continue
-            kind: Any = {"bool": bool, "list[str]": list[str]}.get(key.kind) or load(key.module, f"config.{key.kind}")
+            kind: Any = _KINDS.get(key.kind) or load(key.module, f"config.{key.kind}")
             default = kind() if key.default == {} else key.default
             kind = kind | None if default is None else kind
             fields[own] = (Annotated[kind, Meta(**key.meta)], Field(default=default, description=key.docstring))
