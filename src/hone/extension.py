@@ -79,8 +79,8 @@ class Watch(NamedTuple):
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`. The
-    default None leaves a section off, `{}` stands for its defaults. `meta` has the arguments of the field's `Meta`.
+    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`.
+    The default None leaves a section off, `{}` stands for its defaults. `meta` has the arguments of its `Meta`.
     """
 
     kind: str
