@@ -26,10 +26,10 @@ class LossConfig(BaseConfig):
     type: Annotated[LossType, Meta("training")] = "clip"
     """PPO's clipped surrogate as in GRPO and DAPO, `gspo`, `cispo`, `sapo`, `dppo` (prime-rl's), or `reinforce`."""
     function: str | None = None
-    """A loss of your own, `MODULE:FUNCTION`, in place of `type`."""
+    """A custom loss, `MODULE:FUNCTION`, instead of `type`."""
     old_policy: Literal["sampler", "trainer"] = "sampler"
-    """The ratio is to the probability with which a token was sampled, so it corrects for older weights and other
-    kernels; or to the trainer's own before the step's first update, as always with a correction."""
+    """The ratio's old policy: the sampler, which corrects for older weights and other kernels; or the trainer before
+    the step's first update, as always with a correction."""
     eps_low: float | None = Field(default=None, ge=0, lt=1)
     """The ratio is clipped below at 1 - eps_low (by default 0.2; gspo: 3e-4); dppo: a fall in probability."""
     eps_high: float | None = Field(default=None, ge=0)
@@ -39,10 +39,10 @@ class LossConfig(BaseConfig):
     ratio_penalty: float = Field(default=1e-3, ge=0)
     """Weight of the squared log ratio in dppo."""
     aggregation: Annotated[Literal["token", "sequence", "prompt", "constant"], Meta("training")] = "token"
-    """What counts the same in the step's loss: each token, completion or prompt; or divide by the longest completion
-    possible (`constant`)."""
+    """Weigh each token, completion or prompt the same in the step's loss; or divide by the longest possible completion
+    (`constant`)."""
     count_filtered: bool = False
-    """Count groups whose rewards are all equal, too, in the tokens, completions or prompts that are divided by."""
+    """Divide also by the tokens, completions or prompts of groups with equal rewards."""
     kl_coef: Annotated[float, Meta("training")] = Field(default=0.0, ge=0)
     """Weight of the KL divergence to the reference policy, the initial one; 0 keeps none."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -54,7 +54,7 @@ class LossConfig(BaseConfig):
     """Multiply the divergence in the loss by the ratio: the gradient of `k1` and `k3` is then the gradient of
     KL(policy || reference), as with `use_bias_correction_kl` in TRL (DeepSeek-V3.2)."""
     reference_interval: int | None = Field(default=None, ge=1)
-    """Steps after which the reference becomes the current policy; without it, it stays the initial one."""
+    """Steps between updates of the reference to the current policy; without it, it stays the initial one."""
     entropy_coef: float = Field(default=0.0, ge=0)
     """Weight of an entropy bonus, which keeps the policy from narrowing."""
 
@@ -94,7 +94,7 @@ class CorrectionConfig(BaseConfig):
 
     type: Annotated[Literal["none", "token", "sequence", "band", "geometric"], Meta("training")] = "none"
     """Weigh by ρ up to `cap`, of a token or of a completion (truncated importance sampling); by ρ between `low` and
-    `high`, else 0 (IcePop); or leave out completions whose geometric mean of ρ is not between them."""
+    `high`, else 0 (IcePop); or leave out completions with a geometric mean of ρ outside of them."""
     cap: float = Field(default=2.0, gt=0)
     """The most that ρ weighs a token."""
     low: float | None = Field(default=None, ge=0)
@@ -119,7 +119,7 @@ class AdvantageConfig(BaseConfig):
     """Advantage of a completion: its reward minus a baseline, divided by a scale."""
 
     function: str | None = None
-    """Advantages of your own, `MODULE:FUNCTION`, in place of the keys below."""
+    """Custom advantages, `MODULE:FUNCTION`, instead of the keys below."""
     baseline: Annotated[Literal["group", "leave_one_out", "batch"], Meta("training")] = "group"
     """Mean of the prompt's rewards, of the prompt's other rewards (RLOO), or of all rewards of the step."""
     scale: Annotated[Literal["none", "group_std", "batch_std", "token_std", "group_mean"], Meta("training")] = "none"
@@ -131,7 +131,7 @@ class AdvantageConfig(BaseConfig):
     """Added to the standard deviation."""
     components: Literal["sum", "normalize"] = "sum"
     """A reward of several components: their sum; or normalise each in its group, sum, and normalise over the step
-    (GDPO), in place of `baseline` and `scale`."""
+    (GDPO), instead of `baseline` and `scale`."""
 
     @property
     def divides_by_mean(self) -> bool:

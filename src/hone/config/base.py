@@ -272,7 +272,7 @@ def unwrap(annotation: Any) -> tuple[Any, bool]:
 
 
 def names_of(name: str, field: FieldInfo) -> list[str]:
-    """Return a field's name and its aliases; those of one letter are short flags."""
+    """Return a field's name and its aliases; one letter is a short flag."""
     alias = field.validation_alias
     choices = alias.choices if isinstance(alias, AliasChoices) else [alias]
     return [name, *(choice for choice in choices if isinstance(choice, str) and choice != name)]

@@ -40,13 +40,13 @@ class EvalConfig(BaseConfig):
     env_args: dict[str, Any] = Field(default={}, validation_alias=AliasChoices("env_args", "a"))
     """Keyword arguments of the environment, as JSON."""
     template: dict[str, Any] | None = None
-    """How the columns that the environment reads are made of those of its data set, as in training."""
+    """Columns for the environment, made from columns of its data set, as in training."""
     model: str = Field(default="hone/tiny", validation_alias=AliasChoices("model", "m"))
     """A folder in Hugging Face layout, a hub id, or `hone/tiny`; with -b the server's name for it, or its only one."""
     base_url: str | None = Field(default=None, validation_alias=AliasChoices("base_url", "b", "api_base_url"))
     """Server that speaks OpenAI's chat protocol, such as http://localhost:8000/v1; without it the model runs here."""
     api_key_var: KeyVariable = Field(default=None, validation_alias=AliasChoices("api_key_var", "k"))
-    """Environment variable that holds the server's API key; without it none is sent."""
+    """Environment variable that holds the server's API key."""
     num_examples: int = Field(default=5, ge=1, validation_alias=AliasChoices("num_examples", "n"))
     """Held-out examples."""
     rollouts_per_example: int = Field(default=3, ge=1, validation_alias=AliasChoices("rollouts_per_example", "r"))
@@ -63,7 +63,7 @@ class EvalConfig(BaseConfig):
     """More sampling arguments, as JSON, such as '{"top_k": 20}', which a server gets as they are; null omits one. A
     model here takes `seq_len`, the most tokens of prompt and completion, unless `max_tokens` is more."""
     profile: Path | None = None
-    """Measure training examples in place of held-out ones, and write each one's pass rate to this Parquet file."""
+    """Measure training examples instead of held-out ones, and write each one's pass rate to this Parquet file."""
     save: bool = Field(default=True, validation_alias=AliasChoices("save", "s", "save_results"))
     """Save samples and results (`--no-save` to skip)."""
     seed: int = Field(default=0, ge=0)
@@ -73,15 +73,15 @@ class EvalConfig(BaseConfig):
     max_retries: int = Field(default=6, ge=0)
     """Tries after a first one, for statuses 429 and 5xx and lost connections; 6 take about a minute."""
     output_dir: Path | None = None
-    """Where to save; by default `outputs/evals/<env>--<model>/<id>`."""
+    """Folder to save in; by default `outputs/evals/<env>--<model>/<id>`."""
     precision: Precision = "bf16_linear"
     """As in training."""
     threads: Annotated[int | None, Meta(from_machine=True)] = Field(default=None, ge=1)
     """CPU threads; by default 1 for models under 10M parameters, else one per core."""
     kv_gib: Annotated[float | None, Meta(from_machine=True)] = Field(default=None, gt=0)
-    """Memory for keys and values, in GiB; by default 4, and half of what is free on a GPU."""
+    """Memory for keys and values, in GiB; by default 4, and half of the free memory on a GPU."""
     grading: GradingConfig = GradingConfig()
-    """How reward functions are run."""
+    """Execution of reward functions."""
     chat_template: str | None = None
     """Overrides the model's chat template: a file path, or the Jinja text itself."""
     special_tokens: bool = False

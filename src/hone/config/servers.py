@@ -12,10 +12,10 @@ from hone.errors import UserError
 
 
 class AskedConfig(BaseConfig):
-    """How a server that is already up is asked."""
+    """Requests to a server that is already up."""
 
     place: ClassVar[str]
-    """Where the section is."""
+    """Path of the section."""
 
     api_key_var: Annotated[KeyVariable, Meta(decides="nothing")] = None
     """Environment variable that holds the server's API key."""

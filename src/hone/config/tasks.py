@@ -41,7 +41,7 @@ class TaskConfig(EnvConfig):
 
 
 class OwnSamplingConfig(SamplingConfig):
-    """How one of several tasks is sampled, where it differs from the others."""
+    """Sampling of one of several tasks, where it differs from the others."""
 
     partial = True
 
@@ -50,9 +50,9 @@ class MixedEnvConfig(EnvConfig):
     """One of several tasks."""
 
     name: str = Field(default="", pattern=r"^[^/\s]*$")
-    """What metrics and ledger call it; by default its id."""
+    """Its name in metrics and ledger; by default its id."""
     sampling: OwnSamplingConfig = OwnSamplingConfig()
-    """Keys in which it is sampled otherwise than the section beside says; training has one `temperature`."""
+    """Keys that differ from the section beside; training has one `temperature`."""
 
     @model_validator(mode="after")
     def _settle_name(self) -> Self:
