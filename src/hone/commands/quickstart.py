@@ -94,7 +94,7 @@ def run(config: QuickstartConfig) -> int:
         return error.returncode
     unit = 1 if sys.platform == "darwin" else 1024  # of ru_maxrss, in bytes
     whose = (resource.RUSAGE_CHILDREN, resource.RUSAGE_SELF)
-    # Of one that went on, what was before is not known.
+    # Before an interruption it is not known.
     peak = None if goes_on else round(max(resource.getrusage(who).ru_maxrss for who in whose) * unit / 2**30, 3)
     summary = {"model": config.model, "seed": config.seed, "rows": measured.rows, "peak_memory_gib": peak}
     (out / SUMMARY).write_text(json.dumps(summary, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

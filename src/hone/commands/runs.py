@@ -30,13 +30,13 @@ from hone.runs.reader import Run
 from hone.runs.view import OVER
 
 HINTS = 5
-"""At most so many runs that could go on are named below the list."""
+"""Most runs below the list that could go on."""
 INDENT = 13
 """Columns before the text of a page."""
 POLL = 0.1
 """Seconds between two looks at a run's lock."""
 SLACK = 10.0
-"""Seconds that a run may take beyond its grace period before its end is called overdue."""
+"""Seconds beyond its grace period after which the end of a run is overdue."""
 ROWS = 40
 """Draws in the table if no limit is given."""
 
@@ -159,7 +159,7 @@ def stop(config: configs.RunsStopConfig) -> int:
     try:
         os.kill(pid, signal.SIGKILL if config.now else signal.SIGTERM)
     except ProcessLookupError:
-        pass  # it has ended by itself meanwhile
+        pass  # it has ended meanwhile
     except PermissionError:
         raise UserError(f"process {pid}, which writes {path}, is another user's: only they can stop it") from None
     grace = one.config.get("grace_seconds", 25.0)

@@ -55,10 +55,7 @@ def non_defaults(
 
 
 def mistyped(cls: type[BaseModel], table: dict[str, Any]) -> list[str]:
-    """Remove from `table` (from `to_toml`) values of another type than the field of `cls`; return the dotted names.
-
-    Invalid values of the right type and unknown keys stay.
-    """
+    """Remove values of a wrong type from `table`, and return their dotted names; other faults and unknown keys stay."""
     try:
         cls.model_validate_json(json.dumps(table, default=str), strict=True)
         return []

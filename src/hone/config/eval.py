@@ -94,7 +94,6 @@ class EvalConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _check_flags(self) -> EvalConfig:
-        """Refuse flags that would be ignored, and sampling arguments that are given twice."""
         # A saved config.toml has all fields: only values that differ from the default were meant.
         meant = {name for name, field in type(self).model_fields.items() if getattr(self, name) != field.default}
         for name in meant & NEEDS_SERVER if self.base_url is None and machines_of(self) is None else ():

@@ -57,8 +57,7 @@ def parse(cls: type[Config], argv: list[str], prog: str) -> Config:
 def from_settings(cls: type[Config], config: Config | str | pathlib.Path | None, settings: Mapping[str, Any]) -> Config:
     """Return the config of a TOML file, or one that was made before, with `settings` on top, by name or dotted name.
 
-    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off. Raises
-    UserError as `parse` does.
+    A section takes a dict, True for its defaults, or the value of its main key; False turns an optional one off.
     """
     if isinstance(config, BaseConfig) and not settings:
         return config
@@ -198,7 +197,6 @@ class _Reader:
         return f"unknown key {dotted(path)} in {file}{hint}"
 
     def _read_flag(self, token: str) -> None:
-        """Set one flag's key, or remember the section of an `@ file` after it."""
         word, equals, text = token.partition("=")
         name, short = word.lstrip("-"), not word.startswith("--")
         path = tuple(name.split("."))

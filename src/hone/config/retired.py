@@ -87,7 +87,6 @@ def lacks(command: str, path: tuple[str, ...]) -> str:
 
 
 def retired(command: str, path: tuple[str, ...]) -> Retired | None:
-    """Return the entry of a key of a run, or of another `command`."""
     names = [part.replace("-", "_") for part in path]
     keys = [".".join(names[:end]) for end in range(len(names), 0, -1)]
     old = RETIRED | OF_EXTENSIONS

@@ -109,14 +109,11 @@ class LoraConfig(BaseConfig):
         """Take rank and alpha, where they are not set, from the adapter that is named."""
         if not isinstance(data, dict) or not isinstance(data.get("path"), str):
             return data
-        file = Path(data["path"]).expanduser() / "adapter_config.json"
-        if not file.is_file():  # loading the folder reports the fault
-            return data
         try:
-            found = json.loads(file.read_bytes())
+            found = json.loads((Path(data["path"]).expanduser() / "adapter_config.json").read_bytes())
             return {"rank": found["r"], "alpha": found["lora_alpha"]} | data
         except (OSError, ValueError, KeyError, TypeError):
-            return data
+            return data  # loading the folder reports the fault
 
 
 class ModelConfig(BaseConfig):
@@ -181,7 +178,6 @@ class OptimConfig(BaseConfig):
         return self
 
     def check_ranks(self, ranks: int) -> None:
-        """Raise UserError if several ranks ask for what one has."""
         if ranks > 1 and (self.offload or self.state == "8bit"):
             raise UserError('optim.offload and optim.state = "8bit" are for one rank: leave them out, or start one')
         if ranks > 1 and self.type == "muon":
@@ -428,6 +424,5 @@ class RunConfig(BaseConfig):
     """`auto`: live table on a terminal, plain lines elsewhere."""
 
     def check_lora(self, optim: OptimConfig) -> None:
-        """Raise UserError if `model.lora` meets what only training all weights has."""
         if self.model.lora and optim.type == "muon":
             raise UserError('model.lora does not work with optim.type = "muon": leave out one of them')

@@ -60,7 +60,6 @@ class MixedEnvConfig(EnvConfig):
         return self
 
     def sampled(self, common: SamplingConfig) -> SamplingConfig:
-        """Return how it is sampled where all others are as `common` says."""
         return changed(common, {name: getattr(self.sampling, name) for name in self.sampling.model_fields_set})
 
 

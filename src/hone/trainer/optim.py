@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -56,7 +57,8 @@ class Optimizer:
             {"params": [self.masters[n] for n in decayed], "weight_decay": config.weight_decay},
             {"params": [self.masters[n] for n in plain], "weight_decay": 0.0},
         ]
-        self.adamw: Any = _adamw([g for g in groups if g["params"]], config)
+        adamw = partial(torch.optim.AdamW, fused=True) if config.state == "fp32" else _adamw_8bit()
+        self.adamw: Any = adamw([g for g in groups if g["params"]], config.lr, config.betas, config.eps)
         self.optimizers: list[Any] = [self.adamw]
         if self.matrices:
             views = [part for _, _, part in self.matrices]
@@ -116,9 +118,9 @@ class Optimizer:
         tensors = {f"momentum_buffer/{name}": momentum for name, momentum in self.momenta.items()}
         for name, master in self.masters.items():
             for kind, value in self.adamw.state[master].items():
-                parts = (
-                    {f".{part}": getattr(value, part) for part in _PARTS} if hasattr(value, "codes") else {"": value}
-                )
+                parts = {"": value}
+                if hasattr(value, "codes"):  # the table of what a code means is constant
+                    parts = {".codes": value.codes, ".scale": value.scale}
                 tensors |= {f"{kind}{part}/{name}": tensor for part, tensor in parts.items()}
             if self.params[name].dtype != torch.float32:
                 tensors[f"master/{name}"] = master.detach()
@@ -193,12 +195,6 @@ def _master(param: Tensor, hosted: Tensor | None) -> Tensor:
     return param if param.dtype == torch.float32 else param.detach().float().requires_grad_()
 
 
-def _adamw(groups: list[dict[str, Any]], config: OptimConfig) -> torch.optim.Optimizer:
-    if config.state == "fp32":
-        return torch.optim.AdamW(groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True)
-    return _adamw_8bit()(groups, lr=config.lr, betas=config.betas, eps=config.eps)
-
-
 def _adamw_8bit() -> Any:
     logging.getLogger("torchao").setLevel(logging.ERROR)  # it warns of kernels that are not used here
     try:
@@ -206,10 +202,6 @@ def _adamw_8bit() -> Any:
     except ImportError as error:
         raise UserError("optim.state = \"8bit\" needs torchao: pip install 'torchao>=0.18'") from error
     return AdamW8bit
-
-
-_PARTS = ("codes", "scale")
-"""Tensors of a moment of 8 bits; its table of codes is constant."""
 
 
 _SUM = "grad_fp32"

@@ -139,19 +139,18 @@ def joined(device: str) -> Iterator[Ranks]:
             f"WORLD_SIZE is {launched_ranks()}, but {missing[0]} is not set: start several ranks by torchrun "
             "--nproc-per-node, or unset WORLD_SIZE"
         )
-    variables = {name: int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    rank, world, local_rank = (int(os.environ.get(name) or 0) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
     local_world = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
     on_gpu = torch.device(device).type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(variables["LOCAL_RANK"] % torch.cuda.device_count())
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
     global has_joined
     has_joined = True
-    rank, world = variables["RANK"], variables["WORLD_SIZE"]
     backend = "cpu:gloo,cuda:nccl" if on_gpu else "gloo"
     torch.distributed.init_process_group(backend, store=_meeting_point(rank, world), rank=rank, world_size=world)
     control, line = (torch.distributed.new_group(backend="gloo", timeout=_FOREVER) for _ in range(2))
     life_line = LifeLine(rank, world, line)
-    ranks = Ranks(rank, world, variables["LOCAL_RANK"], local_world, control, life_line)
+    ranks = Ranks(rank, world, local_rank, local_world, control, life_line)
     yield ranks
     with suppress(RuntimeError):  # a rank that ended by an error is not there
         ranks.barrier()
@@ -191,12 +190,7 @@ def shard(model: Decoder, ranks: Ranks) -> None:
             f"a model of {model.config.family}, which transformers computes, trains on one rank: set trainer.ranks = 1"
         )
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import (
-        FSDPModule,
-        MixedPrecisionPolicy,
-        fully_shard,
-        register_fsdp_forward_method,
-    )
+    from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 
     mesh = init_device_mesh(model.device.type, (ranks.world,))
     policy = MixedPrecisionPolicy(reduce_dtype=torch.float32, cast_forward_inputs=False)

@@ -48,8 +48,7 @@ class TokenStats:
 
     def arrays(self) -> dict[str, np.ndarray]:
         """Return the arrays by name, such that `TokenStats(**arrays)` equals this."""
-        names = ("draws", "samples", "lengths", "entropies", "logprobs")
-        return {name: getattr(self, name) for name in names}
+        return dict(vars(self))
 
     def by_completion(self) -> dict[tuple[int, int], tuple[np.ndarray, np.ndarray]]:
         """Map (draw, sample) -> entropies and logprobs of its tokens, in their order."""
