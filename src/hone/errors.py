@@ -51,10 +51,7 @@ def called_from(python: bool) -> Iterator[None]:
 
 
 class Halt(UserError):
-    """Ends a run that must not go on; the loop saves its state and `metrics` first.
-
-    The sentence ends without a full stop, because a remedy is added.
-    """
+    """Ends a run; the loop saves its state and `metrics` first. The text has no full stop, because a remedy follows."""
 
     def __init__(self, text: str, metrics: Mapping[str, float] | None = None) -> None:
         super().__init__(text)

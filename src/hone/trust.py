@@ -25,9 +25,7 @@ class NotTrusted(UserError):
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """A run that a command works with, with the `digests` in its run.json, and the files of functions: `named` by the
-    user, and `used` so far.
-    """
+    """A run with the `digests` of its run.json, and files of functions that the user `named`, and that hone `used`."""
 
     folder: Path
     digests: frozenset[str]
@@ -75,10 +73,7 @@ def is_stored(file: Path) -> bool:
 
 
 def check_function(place: str) -> None:
-    """Raise NotTrusted for a function of the opened run's config, unless the user names its file.
-
-    In a trusted run, only functions that a run stores have to be named.
-    """
+    """Raise NotTrusted for a function unless the user names its file, or trusts the run and no run stores it."""
     file = module_file(place)
     if _opened is None:
         return

@@ -92,10 +92,7 @@ def enter() -> None:
 
 
 def hand_over(folder: Path, kind: str) -> None:
-    """Send output, with all earlier lines, to a file in the run directory, if this process is in the background.
-
-    The process in the foreground gets a report, and ends.
-    """
+    """Send output and its earlier lines to a file in the run directory; report to the foreground process, which ends."""
     if not in_background():
         return
     from hone.runs.view import PROCESS_LOGS  # `hone doctor` may have no packages

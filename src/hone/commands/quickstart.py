@@ -123,10 +123,7 @@ def train(words: list[str], folder: Path, goes_on: bool) -> float:
 
 
 def run_command(words: list[str]) -> float:
-    """Print and run a command of hone; return its seconds. Raises CalledProcessError with the exit code.
-
-    Signals are passed on, so that the command saves.
-    """
+    """Print and run a command of hone, which gets signals to save; return its seconds, or raise CalledProcessError."""
     say(f"\n$ {shlex.join(words)}")
     start, running, early = time.monotonic(), list[Process](), list[int]()
     # -P: a file of the current folder must not replace a module of hone or of the standard library

@@ -63,9 +63,7 @@ def task_of_run(kind: str, table: dict[str, Any], args: str, template: str) -> d
 
 
 def compose(settings: Settings, cls: type[BaseModel]) -> dict[str, Any]:
-    """Make one tree of all settings. Files for sections choose split mode, with a server that is already up if none is
-    for inference.
-    """
+    """Make one tree. Files for sections choose split mode; without one for inference, a server is already up."""
     tree, files = hoist(settings, cls).tree(), settings.section_files
     if any(section in SECTIONS for section in files) and tree.setdefault("mode", "split") == "split":
         client = tree.setdefault("orchestrator", {}).setdefault("client", {})

@@ -89,13 +89,11 @@ def weight_bytes(model: DecoderConfig, precision: str, lora: LoraConfig | None =
 
 
 def dequantized_bytes(model: DecoderConfig, precision: str, device: str, lora: LoraConfig | None) -> int:
-    """Return the bytes to dequantize the largest matrix (gate and up) of `model.lora.base`: its values, and the indices
-    of the levels, or a CPU's copy in fp32.
-    """
+    """Return the bytes to dequantize the largest matrix (gate and up) of `model.lora.base` for a product."""
     if lora is None or lora.base is None:
         return 0
     by_fp32 = precision != "fp32" and takes_products_in_fp32(device)
-    besides = max(2 if lora.base == "4bit" else 0, 4 if by_fp32 else 0)
+    besides = max(2 if lora.base == "4bit" else 0, 4 if by_fp32 else 0)  # indices of levels, or a copy
     return 2 * max(map(math.prod, model.linear_shapes)) * ((4 if precision == "fp32" else 2) + besides)
 
 
@@ -172,9 +170,7 @@ def activation_bytes(
     checkpointing: str = "none",
     lora: LoraConfig | None = None,
 ) -> tuple[int, int]:
-    """Return the bytes that `tokens` of one micro-batch, in `slots` of attention, save for their backward pass, and the
-    further bytes that the backward pass of one layer needs.
-    """
+    """Return the bytes that `tokens` in `slots` of attention save for the backward pass, and what one layer's adds."""
     hidden, inner, q, kv = model.hidden_size, model.intermediate_size, model.q_size, model.kv_size
     low = 4 if precision == "fp32" else 2
     by_fp32 = low == 2 and takes_products_in_fp32(device)

@@ -259,10 +259,7 @@ def _fsdp_params(module: nn.Module) -> Sequence[Any]:
 
 
 def reduce_gradients(model: nn.Module, last: bool) -> None:
-    """Have the next backward pass sum gradients over ranks if it is the `last` of a step.
-
-    Gradients of more than `WHOLE_GRADIENT_BYTES` are summed in every pass.
-    """
+    """Have the next backward pass sum gradients over ranks if it is the `last` of a step, or if they are large."""
     if hasattr(model, "set_requires_gradient_sync"):
         few = 4 * sum(p.numel() for p in model.parameters() if p.requires_grad) <= WHOLE_GRADIENT_BYTES
         model.set_requires_gradient_sync(last or not few)  # pyright: ignore[reportCallIssue]

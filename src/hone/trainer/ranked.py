@@ -143,10 +143,7 @@ class RankedTrainer:
         return stop.abandonable() if self.ranks.alone else nullcontext()
 
     def follow(self) -> int:
-        """Repeat rank 0's calls, on another rank, until it ends; return the exit code.
-
-        Signals are ignored, because rank 0 gets them as well.
-        """
+        """Repeat rank 0's calls until it ends; return the exit code. Signals are ignored: rank 0 gets them, too."""
         assert not self.ranks.first
         with _deaf():
             try:

@@ -150,9 +150,7 @@ class Trainer:
         return metrics
 
     def _update(self, micro_batches: Sequence[PackedBatch], first: bool) -> tuple[list[dict[str, torch.Tensor]], float]:
-        """Take one update; return statistics by micro-batch, with the gap to the sampler if it is the `first`, and the
-        gradient's norm.
-        """
+        """Return statistics by micro-batch (with the gap to the sampler if `first`) and the gradient's norm."""
         parts = []
         for batch in self._uninterrupted(micro_batches) if first else micro_batches:
             reduce_gradients(self.model, last=batch is micro_batches[-1])
