@@ -9,7 +9,7 @@ import torch
 
 
 def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
-    """Copy an array to `device`; the host does not wait until a GPU has done what it was told before."""
+    """Copy an array to `device`; the host does not wait for earlier work of a GPU."""
     tensor = torch.from_numpy(values)
     if torch.device(device).type != "cuda":
         return tensor.to(device)

@@ -19,7 +19,7 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: the hub, or `file` in a wheel of a package index, pinned by its hash."""
+    """Origin of a model: the hub, or `file` in a wheel of a package index, pinned by its hash."""
 
     hub: str
     package: str
@@ -42,12 +42,11 @@ KNOWN = {
 
 
 def is_hub_id(name: str) -> bool:
-    """Return True if `name` is not a folder here, and could be the id of a model on the hub."""
     return name not in (TINY, *KNOWN) and not Path(name).exists() and _HUB_ID.fullmatch(name) is not None
 
 
 def resolve_model(name: str | Path) -> Path:
-    """Return the folder of a model: `name` itself if there is one, else that of the hub id in the cache, downloaded."""
+    """Return the folder of a model: `name` if it is one, else the hub's download of it in the cache."""
     name = str(name)
     if Path(name).is_dir():
         return Path(name)
