@@ -366,7 +366,6 @@ class Decoder(nn.Module):
 
     @property
     def kv_dtype(self) -> torch.dtype:
-        """The type of the keys and values that layers give to attention."""
         half = self.precision == "bf16" or (self.precision == "bf16_linear" and has_bf16(self.device))
         return torch.bfloat16 if half else torch.float32
 

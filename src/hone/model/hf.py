@@ -85,7 +85,6 @@ def _read_foreign(folder: Path, config: dict[str, Any]) -> DecoderConfig:
 def model_config(
     path_or_preset: str | Path, init: InitConfig | None = None, implementation: str = "auto"
 ) -> DecoderConfig:
-    """Return the config of the model that `load_model` would load, without its weights."""
     if str(path_or_preset) == TINY:
         return tiny_config(init)
     return read_config(resolve_model(path_or_preset), implementation)

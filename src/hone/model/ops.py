@@ -103,7 +103,6 @@ def _add_and_norm_inference(x: Tensor, y: Tensor, weight: Tensor, eps: float) ->
 
 
 def add_and_norm(x_ND: Tensor, y_ND: Tensor, weight_D: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Compute x + y, and `rms_norm` of it."""
     if not torch.is_grad_enabled():
         return _add_and_norm_inference(x_ND, y_ND, weight_D, eps)
     total = x_ND + y_ND

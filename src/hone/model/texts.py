@@ -25,15 +25,14 @@ from hone.types import Message
 T = TypeVar("T")
 MARK = "\x7f"
 """Stands behind the first character of each special token in a text of data, and behind each DEL. JSON does not escape
-it, and `strip` does not take it for white space.
-"""
+it, and `strip` leaves it."""
 TURN_TOKEN = re.compile(r"<[|｜][^<>|｜\s]+[|｜]>|\[/?[A-Z_]{3,}\]|</?s>|<(?:bos|eos|start_of_turn|end_of_turn)>")
 """A pattern of the tokens that open and end turns in templates."""
 
 
 def special_tokens_of(tokenizer: Tokenizer, stop_ids: Sequence[int], written: str = "") -> list[str]:
-    """Return the tokenizer's special tokens, added tokens among `stop_ids`, and added tokens that have the form of
-    `TURN_TOKEN` and stand in a conversation that the template has `written`: DeepSeek's `<｜User｜>` has no flag.
+    """Return the special tokens of a tokenizer. Added tokens without the flag are special among `stop_ids`, or as a
+    `TURN_TOKEN` in a conversation that the template has `written`: DeepSeek's `<｜User｜>`.
     """
     turns, added = set(TURN_TOKEN.findall(written)), tokenizer.get_added_tokens_decoder()
     special = [t.content for i, t in added.items() if t.special or i in stop_ids or t.content in turns]

@@ -109,7 +109,6 @@ def tool_calls(text: str, form: Format, tools: Sequence[Tool] | None = None) -> 
 
 
 def openai_call(call: Call, text: str, index: int) -> dict[str, Any]:
-    """Return the call as OpenAI has it; `text` and `index` make its id."""
     arguments = call.raw if call.name is None else json.dumps(call.arguments, ensure_ascii=False)
     function = {"name": call.name or "", "arguments": arguments}
     return {"id": content_hash([text, index])[:9], "type": "function", "function": function}
@@ -257,10 +256,7 @@ For each function call, return a json object with function name and arguments wi
 
 
 def without_tools(messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[Message]:
-    """Return the same conversation in Hermes' form for a template that knows neither tools nor their messages.
-
-    Tools stand in the system message, calls in the assistant's text, and answers in turns of the user.
-    """
+    """Return the conversation in Hermes' form, for a template that knows neither tools nor their messages."""
     plain: list[Message] = []
     for message in messages:
         if message.get("role") == "tool":

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Finding:
-    """What is wrong: the measured `value`, the `threshold` that it passed, the evidence in words, and what to do."""
+    """A problem: the measured `value`, the `threshold` that it passed, the evidence in words, and advice."""
 
     value: float
     threshold: float
@@ -45,7 +45,7 @@ class Observer:
         """Called with the lines of metrics.jsonl and timings.jsonl, after they were written."""
 
     def at_end(self, status: str) -> None:
-        """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
+        """Called when run.json has the run's last status, in reverse order: the first observer comes last."""
 
     def report(self) -> str:
         """Return what a command prints before its last lines, each with a line break."""
