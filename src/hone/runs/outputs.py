@@ -133,7 +133,7 @@ def check_kept(folder: Path, names: Iterable[str]) -> None:
 
 
 def clear(folder: Path) -> Path | None:
-    """Move the earlier run in `folder` to `.previous/<its id>`. A crash is finished later: run.json is last."""
+    """Move the earlier run in `folder` to `.previous/<its id>`, run.json last: after a crash the next call goes on."""
     sweep_run(folder)
     info = view.run_info(folder)
     if info is None:

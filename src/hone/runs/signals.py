@@ -106,7 +106,7 @@ class StopRequest:
         is_ctrl_c = signum == signal.SIGINT
         if not is_ctrl_c and self._deadline == math.inf:
             # A timer to end what waits for itself, and a time to compare with: a grader may use the timer, too.
-            left = max(self.grace_seconds - self.save_seconds, 0.05)
+            left = max(self.grace_seconds - self.save_seconds, 0.05)  # the least that a step gets
             self._deadline = time.monotonic() + left
             signal.setitimer(signal.ITIMER_REAL, left)
         if self.signum is None:
