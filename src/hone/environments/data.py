@@ -59,11 +59,10 @@ class Rows(Sequence[T]):
         return self._make(self._rows[int(index)])
 
     def take(self, indices: Sequence[int]) -> Rows[T]:
-        """Return the rows at `indices`, which keep their places."""
         return Rows(indices, lambda i: self.where(indices[i]), self.ragged, self.generated, self.__getitem__)
 
     def map(self, change: Callable[[T, str], U]) -> Rows[U]:
-        """Return what `change` makes of each row and its place, when it is asked for."""
+        """Return `change` of each row and its place, computed when it is asked for."""
 
         def make(i: int) -> U:
             return change(self[i], self.where(i))
@@ -83,10 +82,7 @@ def indexed_rows(make: Callable[[int], Row], n: int, name: str) -> Rows:
 
 @dataclass
 class DataSource:
-    """Gives the rows of a split when it is called: `read` reads them and applies `change`, such as a template.
-
-    `reads`: the rows come from a data set and are not generated, so there is something to change.
-    """
+    """Reads the rows of a split and applies `change`, such as a template. `reads`: they come from a data set."""
 
     read: Callable[[Callable[[Rows], Rows]], Rows]
     reads: bool
@@ -142,7 +138,6 @@ def given_rows(dataset: Any, name: str) -> str | Rows | None:
 
 
 def _as_json(row: Row, where: str) -> Row:
-    """Return the row as it comes back from a JSON file. Raises UserError if it can't be put into one."""
     try:
         text = json.dumps(_plain(row), allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -166,15 +161,14 @@ def _plain(value: Any) -> Any:
 
 
 def to_jsonl(rows: Rows) -> str:
-    """Return the text of the file that holds these rows."""
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
-    """Return (train, eval): held out is the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
+    """Return (train, eval). Eval gets the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
 
-    Equal keys stay on one side, and neither order nor seed matter. The eval part is empty if there is one key only. A
-    KeyError of `key` is reported as the missing column.
+    Equal keys stay on one side. Order and seed don't matter. Eval is empty if there is only one key.
+    A KeyError of `key` is reported as the missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -229,10 +223,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> np.ndarray:
 
 
 class Draws:
-    """Maps the d-th draw of a run to the index of an example: each of the `n` comes once per epoch, in a new order.
-
-    A pure function of (seed, draw), so a resumed run draws the same.
-    """
+    """Maps draw d of a run to an example, as a function of (seed, d). Each epoch has all `n` once, in a new order."""
 
     def __init__(self, n: int, seed: int) -> None:
         assert n > 0
@@ -240,7 +231,6 @@ class Draws:
         self._order = functools.lru_cache(maxsize=1)(functools.partial(epoch_order, n, seed))
 
     def index(self, draw: int) -> int:
-        """Return the example of draw 0, 1, 2, …"""
         epoch, position = divmod(draw, self.n)
         return int(self._order(epoch)[position])
 
@@ -286,7 +276,7 @@ def find_overlap(
     """Find the training examples, of these indices, with the same prompt as a held-out one, with any answer.
 
     If most prompts are alike (a game that always begins with the same words), whole examples are compared. Rows that
-    make no example are skipped. `advance` is called with the number of examples done.
+    make no example are skipped. `advance` gets the number of examples done.
     """
     others = list(_examples(held_out, held_out_indices))
     ids = {example.id: index for index, example in reversed(others)}
@@ -316,7 +306,7 @@ def _examples(split: Sequence[Example], indices: Sequence[int]) -> Iterator[tupl
 
 
 def bad_column(where: str, row: Row, *names: str) -> UserError:
-    """Return the error for a row whose first column of `names` is unusable, or that has none of them."""
+    """Return the error for a row with an unusable column: the first of `names` that it has, or none of them."""
     for name in names:
         if name in row:
             return UserError(f"{where}: {name!r} must be non-empty text, not {brief(row[name])}")
@@ -325,7 +315,6 @@ def bad_column(where: str, row: Row, *names: str) -> UserError:
 
 
 def brief(value: Any) -> str:
-    """Return a value's repr for an error, cut to 60 characters."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]} …"
 

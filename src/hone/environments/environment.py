@@ -1,4 +1,4 @@
-"""What a task is: examples, how completions are graded, and what a good one looks like."""
+"""A task: its examples, the grading of completions, and right answers."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Limits:
     hash_seed: int = 0
 
     def seconds(self, waits: int) -> tuple[float | None, float]:
-        """Return (processor time, time by the clock) of a question whose functions may wait so many times."""
+        """Return (processor time, time by the clock) of a question with functions that may wait `waits` times."""
         clock = self.timeout * (waits + 1)
         return (self.timeout, max(self.backstop * self.timeout, clock)) if self.deterministic else (None, clock)
 
@@ -170,7 +170,7 @@ class Environment:
         self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
     def start_workers(self, samples: int) -> None:
-        """Start as many processes as so many samples need, without waiting for them."""
+        """Start as many processes as `samples` need, without waiting for them."""
         if workers := self._workers_for(self.all_inline):
             workers.pool.start(samples)
 
@@ -186,9 +186,9 @@ class Environment:
             self._workers = None
 
     def apart(self) -> Environment | None:
-        """Return a copy of this task that grades in one new process of its own, beside this one, also inline functions.
+        """Return a copy of this task that grades in a new process, also inline functions. Close its workers in the end.
 
-        None if no process can load this task, or it has its own. Close its workers in the end.
+        None if no process can load this task, or it has its own.
         """
         made = copy.copy(self)
         made.limits = replace(self.limits, workers=0 if self.limits.workers == 0 else 1)
@@ -198,10 +198,9 @@ class Environment:
 
     @contextmanager
     def fresh_process(self, hash_seed: int = 0) -> Iterator[bool]:
-        """Run all functions of this task in one new process with this PYTHONHASHSEED in the block, also inline ones.
+        """Run all functions of this task, also inline ones, in a new process with this PYTHONHASHSEED in the block.
 
-        Yields False without one: no process can load this environment, or it has its own. Afterwards limits
-        and processes are as before.
+        Yields False if no process can load this environment, or it has its own. Limits and processes are restored.
         """
         kept = self._workers, self.limits, self.isolated
         self._workers, self.limits = None, replace(self.limits, workers=1, hash_seed=hash_seed)
@@ -282,7 +281,7 @@ class Environment:
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
-        """Return the environment's answer to each conversation (messages, state) for which `rollout` asks one."""
+        """Return the environment's answers to conversations (messages, state), in order."""
         raise NotImplementedError
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
@@ -393,7 +392,6 @@ class Environment:
         return [next(graded) if score is None else score for score in scores]
 
     def _measure(self, samples: Sequence[Sample], members: Sequence[Sequence[int]]) -> list[Measured]:
-        """Run the functions of one completion on the samples, and the functions of a group on its `members`."""
         groups = [[samples[i] for i in group] for group in members]
         workers = self._workers_for(self.rubric.inline)
         if workers is None:
@@ -406,11 +404,10 @@ class Environment:
 
     @contextmanager
     def early_grading(self, seed: int = 0, size: int = 1) -> Iterator[EarlyGrading | None]:
-        """Yield an EarlyGrading, which grades each rollout in a worker process from when it is added, and each group of
-        `size` once it is there; nothing else is graded until the block ends.
+        """Yield an EarlyGrading: it grades a rollout, or a group of `size`, in a worker process as soon as it is there.
 
-        Yields None where completions are graded together, after sampling: in this process, by async functions, which
-        wait together, and where a task has a `rollout` of its own.
+        No other grading runs until the block ends. Yields None where completions are graded after sampling: in this
+        process, by async functions, which wait together, and in a task that overrides `rollout`.
         """
         late = type(self).rollout is not Environment.rollout or any(map(is_async, self.rubric.funcs.values()))
         workers = None if late else self._workers_for(self.rubric.inline)
@@ -434,7 +431,6 @@ class Environment:
         return self.rubric.inline
 
     def _workers_for(self, inline: bool) -> Workers | None:
-        """Return the workers that run functions which are `inline` or not; None: they run here."""
         return None if inline and (not self.isolated or self.has_own_process) else self._processes()
 
     def _processes(self) -> Workers | None:
@@ -513,7 +509,6 @@ class EarlyGrading:
         self._workers.put(self._round, kind, item)
 
     def scores(self) -> dict[str, Score]:
-        """Return the score of each rollout by its sample id, when all are there."""
         rubric, parser = self._env.rubric, self._env.parser
         ones, wholes = self._workers.answers(self._round, self._asked, rubric)
         place = {index: i for i, index in enumerate(self._samples)}
@@ -525,7 +520,7 @@ class EarlyGrading:
 def _joined(
     ones: Sequence[Measured], wholes: Sequence[Sequence[Measured]], members: Sequence[Sequence[int]]
 ) -> list[Measured]:
-    """Join the measurements of each sample with those of its group; `members` are the indices of its samples."""
+    """Add the measurements of groups to their samples'; `members` are the indices of the samples of each group."""
     made = list(ones)
     for group, indices in zip(wholes, members, strict=True):
         for one, i in zip(group, indices, strict=True):

@@ -62,7 +62,6 @@ def configured(env_id: str, args: Mapping[str, Any], template: Mapping[str, Any]
 
 
 def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
-    """Build the environment of a module."""
     module = _find_module(env_id)
     build = getattr(module, "load_environment", None)
     if not callable(build):
@@ -90,7 +89,6 @@ def _built(env_id: str, kwargs: dict[str, Any]) -> Environment:
 
 
 def _adapted(env_id: str, kwargs: dict[str, Any]) -> Environment:
-    """Build the task of another library."""
     library, _, task = env_id.partition(":")
     loaders: dict[str, Loader] = gathered("LOADERS", {})
     loader = loaders.get(name := library.replace("_", "-"))
@@ -140,7 +138,6 @@ def _find_module(env_id: str) -> ModuleType:
 
 
 def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
-    """Raise UserError for an argument that `build` does not take, or that does not fit its type hint."""
     signature = inspect.signature(build)
     try:
         signature.bind(**kwargs)
@@ -162,7 +159,6 @@ def _check_arguments(env_id: str, build: Any, kwargs: dict[str, Any]) -> None:
 
 
 def _nearest(env_id: str) -> str:
-    """Return the remedy for an id that was not found: the nearest ids, or all."""
     places = {*folders(), Path(hone.__file__).resolve().parents[1]}  # installed, hone's tasks lie beside its package
     files = [file for folder in places for file in (*folder.glob("*.py"), *folder.glob("*/__init__.py"))]
     tasks = [

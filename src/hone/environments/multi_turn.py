@@ -85,8 +85,8 @@ class MultiTurnEnv(Environment):
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message]:
         """Return the messages that follow the model's; none if the conversation is over. May be async.
 
-        It is called after each message of the model. After the last one (of `max_turns`, or cut by a limit of tokens)
-        nobody sees what it returns, but reward functions see the state that it leaves.
+        Runs after each message of the model. After the last one (of `max_turns`, or cut by a limit of tokens) nobody
+        sees what it returns, but reward functions see the state that it leaves.
         """
         raise NotImplementedError
 
@@ -96,7 +96,7 @@ class MultiTurnEnv(Environment):
         return True
 
     def has_turn(self, turns: int, stop_reason: str) -> bool:
-        """Return True if the model may write again after `turns` messages, the last of which ended by `stop_reason`."""
+        """Return True if the model may write again after `turns` messages, with this end of the last one."""
         return stop_reason == "stop" and turns < self.max_turns
 
     @property
@@ -114,7 +114,7 @@ class MultiTurnEnv(Environment):
         return is_async(self.env_response)
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return the messages in place of an `env_response` that failed; None: the sample fails."""
+        """Return the messages that replace a failed `env_response`; None: the sample fails."""
         return None
 
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
@@ -130,7 +130,6 @@ class MultiTurnEnv(Environment):
         return workers.respond(turns, self.responds_async)
 
     def responding(self, messages: list[Message], state: dict[str, Any]) -> Work[Answer]:
-        """Answer one conversation of `respond_many`, in this process."""
         copied = yield from attempt(copy.deepcopy, (messages, state))
         if isinstance(copied, GraderFailure):
             return copied
@@ -150,11 +149,7 @@ Answer = tuple[list[Message], dict[str, Any]] | GraderFailure
 def settled(
     answer: Answer, env: MultiTurnEnv, messages: list[Message], state: dict[str, Any]
 ) -> tuple[list[Message], dict[str, Any], tuple[Outcome, str] | None]:
-    """Return the environment's messages, the state then, and why the conversation failed, if it did.
-
-    Messages are copied as JSON that every file and tokenizer takes. Other values than messages of the environment are a
-    failure.
-    """
+    """Return the environment's messages as plain JSON, the state then, and why the conversation failed, if it did."""
     if isinstance(answer, GraderFailure):
         response = env.failed_response(messages, answer)
         if response is None:
@@ -168,7 +163,6 @@ def settled(
 
 
 def _copied(message: Any) -> Message:
-    """Return the message as JSON. Raises ValueError, with the reason, if an environment can't send it."""
     texts = isinstance(message, dict) and all(isinstance(message.get(key), str) for key in ("role", "content"))
     if texts and message["role"] != "assistant":
         try:

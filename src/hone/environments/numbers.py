@@ -147,7 +147,6 @@ class LastNumberParser(Parser):
     expects = "a number"
 
     def parse(self, text: str) -> str | None:
-        """Return the numeral, with its percent sign, so that `read_number` reads it."""
         text = _clean(visible_text(text))
         numerals = _numerals(text)
         try:
@@ -177,7 +176,7 @@ class _Numeral:
 
     @property
     def decimal(self) -> str:
-        """The digits with their point, if it is a decimal; else empty."""
+        """Return the digits with their point, if it is a decimal; else ""."""
         written = DECIMAL.search(self.text)
         return written[0] if written else ""
 
@@ -186,7 +185,6 @@ class _Numeral:
 
 
 def _clean(text: str) -> str:
-    """Return `text` without end-of-turn markers, LaTeX's and Markdown's wrapping, and currency signs."""
     text = visible_text(text).translate(_CHARACTERS)
     text = _DOLLAR.sub("-", _THOUSANDS.sub(",", text))
     text = _FRACTION.sub(r" \1\2/\3 ", text)

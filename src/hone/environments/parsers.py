@@ -117,7 +117,6 @@ class TagParser(Parser):
         return next(filter(None, reversed(answers)), None)
 
     def wrap(self, answer: str) -> str:
-        """Return `answer` between the tags."""
         return f"{self.opening}{answer}{self.closing}"
 
 
@@ -169,7 +168,6 @@ class AnswerParser(Parser, Generic[T]):
         self.read_line = read_line
 
     def parse(self, text: str) -> str | None:
-        """Return the text of the answer, without surrounding whitespace."""
         found = self._find(text)
         return None if found is None else found[0]
 
@@ -179,7 +177,6 @@ class AnswerParser(Parser, Generic[T]):
         return None if found is None else found[1]
 
     def wrap(self, answer: str) -> str:
-        """Return `answer` in the first of the forms."""
         return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "marker": f"ANSWER: {answer}"}[
             self.forms[0]
         ]
@@ -227,8 +224,6 @@ def _boxes(text: str) -> Iterator[Span]:
 
 
 def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
-    """Return what finds the text after each match of `mark`: up to the end of the line, or to the next match in it."""
-
     def spans(text: str) -> Iterator[Span]:
         marks = list(mark.finditer(text))
         ends = [match.start() for match in marks[1:]] + [len(text)]
@@ -241,10 +236,7 @@ def _after(mark: re.Pattern[str]) -> Callable[[str], Iterator[Span]]:
 
 
 def _parts(line: str) -> Iterator[str]:
-    """Yield what of a line may be the answer: all of it, then what stands before a remark.
-
-    Raises Ambiguous for a remark that takes the answer back or offers another: `42. No, 43.`
-    """
+    """Yield the line, then the part before a remark. Raises Ambiguous for a remark that takes it back: `42. No, 43.`"""
     line = " ".join(line[: LONGEST_LINE + 1].split())
     line = _FRAME.sub("", line)
     if len(line) <= LONGEST_LINE:
@@ -258,7 +250,6 @@ def _parts(line: str) -> Iterator[str]:
 
 
 def _first(read: Callable[[str], T | None], parts: Iterable[str]) -> tuple[str, T] | None:
-    """Return the first part that `read` takes, and its value. Raises Ambiguous if one may mean two things."""
     doubt = None
     for part in parts:
         try:

@@ -41,7 +41,7 @@ QUESTION = ("problem", "question", "prompt")
 
 
 def question_of(row: Row) -> str:
-    """Return the text of the question: of a `prompt` of messages, what the user says last. KeyError without one."""
+    """Return the question: of a `prompt` of messages, the user's last text. KeyError without one."""
     given = next((row[name] for name in QUESTION if row.get(name)), None)
     if isinstance(given, list):
         asked = [m for m in given if isinstance(m, dict) and m.get("role") == "user"]
@@ -62,7 +62,7 @@ def answer_of(row: Row) -> str:
 
 
 def prompt_of(row: Row, hint: str) -> str | list[Message]:
-    """Return the prompt: messages as the row has them, or the question and, in a line of its own, the hint."""
+    """Return the prompt: messages as the row has them, or the question with the hint in the next line."""
     messages = row.get("prompt")
     return messages if isinstance(messages, list) else f"{question_of(row)}\n{hint}".strip()
 
@@ -70,10 +70,7 @@ def prompt_of(row: Row, hint: str) -> str | list[Message]:
 def splits(
     dataset: str | None, eval_dataset: str | None, dataset_split: str, eval_split: str, own: Callable[[str], Rows]
 ) -> dict[str, DataSource | None]:
-    """Return what `train_and_eval` does, with a tenth of the questions held out.
-
-    But `eval_dataset` alone leaves nothing to train on.
-    """
+    """Return the arguments of `train_and_eval` with a tenth of the questions held out, or only an eval data set."""
     made = train_and_eval(
         dataset, eval_dataset, dataset_split, eval_split, lambda rows: hold_out(rows, question_of), own
     )
@@ -81,7 +78,6 @@ def splits(
 
 
 def own_problems(split: str) -> Rows:
-    """Return the problems of our own of a split."""
     rows = [{"problem": problem, "answer": answer} for problem, answer in PROBLEMS]
     chosen = [i for i in range(len(rows)) if (i % 3 == 2) == (split == "eval")]
     return Rows(rows, lambda i: f"problem {i} of hone's own").take(chosen)
@@ -99,7 +95,6 @@ class MathParser(AnswerParser[str]):
         super().__init__(_readable, forms, r"a \boxed{…} answer", _formula)
 
     def parse(self, text: str) -> str | None:
-        """Return the answer as `value` has it: of a line without the Markdown around it."""
         return self.value(text)
 
 
@@ -108,10 +103,7 @@ def _readable(text: str) -> str | None:
 
 
 def _formula(line: str) -> str | None:
-    """Return the line if it is a number, with a unit or without, or a formula; a box in it is read instead.
-
-    Raises Ambiguous for `3 or 4 apples`.
-    """
+    """Return the line if it is a number, with or without a unit, or a formula. Raises Ambiguous for `3 or 4 apples`."""
     line = re.sub(r"(?:\*\*|__|`|\$\$|\\\])+(?=[.\s]*\Z)", "", line).strip()
     if r"\boxed" in line:
         return None
@@ -129,9 +121,9 @@ def _is_formula(text: str) -> bool:
 
 
 def correctness(completion: list[Message], answer: str, parser: MathParser) -> float | GraderFailure:
-    """Return 1 if the given answer is equal to the right one, else 0; a number may have a unit or a remark.
+    """Return 1 for an answer equal to the right one (a number may have a unit or a remark), else 0.
 
-    A comparison that takes too long gives no reward.
+    A failure if the comparison takes too long.
     """
     given = parser.parse_answer(completion)
     bare = not re.search(r"[^\W\d_]", re.sub(r"\\[A-Za-z]+", "", answer))

@@ -1,4 +1,4 @@
-"""Rubric: which reward functions make up the reward, with which weights, and which of them decides correctness."""
+"""Rubric: reward functions with their weights; one of them decides correctness."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def inline(func: Func) -> Func:
 
 
 def of_group(func: Func, ids: bool = False, needs_ids: bool = False) -> Func:
-    """Mark a function as one of a group: it is called once for the `Sample`s of one prompt that are graded together,
-    and returns a list with a value for each, or a GraderFailure.
+    """Mark a function as one of a group: one call gets the `Sample`s of a prompt that are graded together.
 
-    `ids`: it takes the samples' `completion_ids`; `needs_ids`: it fails without them.
+    It returns a list with a value for each, or a GraderFailure. `ids`: it takes the samples' `completion_ids`;
+    `needs_ids`: it fails without them.
     """
     func.of_group, func.takes_ids, func.needs_ids = True, ids, needs_ids  # type: ignore[attr-defined]
     return func
@@ -85,7 +85,6 @@ class Measured:
     seconds: float
 
     def joined(self, group: Measured) -> Measured:
-        """Return this with the components and the failure of its group."""
         components, failure = self.components | group.components, self.failure or group.failure
         return Measured(components, self.answer, failure, self.seconds + group.seconds)
 
@@ -150,7 +149,6 @@ class Rubric:
         self._any_weight = any(self.weights.values())
 
     def _payments(self, name: str) -> list[float]:
-        """Return what a component pays at the ends of its range; a function without a range gives 0 to 1."""
         one = self.ranges.get(name)
         return [self.weights[name] * end for end in ((*one.right, *one.wrong) if one else (0.0, 1.0))]
 
@@ -161,15 +159,14 @@ class Rubric:
 
     @property
     def inline(self) -> bool:
-        """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
     def num_async(self, of_groups: bool) -> int:
-        """Return the number of async functions that are called for groups, or for single completions."""
+        """Return the number of async functions of groups, or of single completions."""
         return sum(map(is_async, (self.group_funcs if of_groups else self.sample_funcs).values()))
 
     def needs(self, column: str, name: str = "") -> bool:
-        """Return True if a reward function, or the one of this name, asks for this argument."""
+        """Return True if a reward function, or the one named, asks for this argument."""
         return any(column in accepted for func, accepted in self._accepts.items() if name in ("", func))
 
     @property
@@ -232,7 +229,7 @@ class Rubric:
         return [Measured(values, None, failure, seconds) for values, failure in both]
 
     def score(self, measured: Measured, sample: Sample, parser: Parser) -> Score:
-        """Return reward and outcome of what the functions returned. No code of the task runs here."""
+        """Return reward and outcome. No code of the task runs here."""
         components = {name: measured.components[name] for name in self.funcs if name in measured.components}
         reward = sum(self.weights[name] * value for name, value in components.items())
         failure = measured.failure
@@ -271,24 +268,22 @@ def component_name(func: RewardFunc) -> str:
 
 
 def is_inline(func: Callable[..., Any]) -> bool:
-    """Return True if a function, or that in a partial, is marked by `inline`."""
+    """Return True if a function, also in a partial, is marked by `inline`."""
     return getattr(unwrapped(func), "inline", False) is True
 
 
 def is_async(func: Callable[..., Any]) -> bool:
-    """Return True if a function, or that in a partial, or the `__call__` of an object is async."""
+    """Return True if a function, also in a partial, or the `__call__` of an object is async."""
     func = unwrapped(func)
     return inspect.iscoroutinefunction(func) or inspect.iscoroutinefunction(getattr(func, "__call__", None))  # noqa: B004
 
 
 def in_group(failure: GraderFailure, names: Iterable[str], size: int) -> GraderFailure:
-    """Return a failure with the words that it is one of a whole group: of its call of these functions."""
     call = f"{', '.join(names)} got the group of {size} completion{'s' * (size != 1)} in one call"
     return replace(failure, detail=f"{failure.detail} ({call})")
 
 
 def unwrapped(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function in a partial."""
     while isinstance(func, functools.partial):
         func = func.func
     return func
@@ -316,7 +311,6 @@ class _Offer:
         self._facts |= {"stop_reason": sample.stop_reason, "is_truncated": truncated}
 
     def arguments(self, func: str, names: Sequence[str]) -> dict[str, Any]:
-        """Return the arguments of the function of this name."""
         offered = self.copies()
         if "state" in names:
             self._state |= self._facts | offered
@@ -328,7 +322,6 @@ class _Offer:
 
 
 def _copier(value: T) -> Callable[[], T]:
-    """Return a function that makes a copy of the value as it is now."""
     try:
         return functools.partial(pickle.loads, pickle.dumps(value))
     except (pickle.PicklingError, TypeError, AttributeError):  # a function in `info`, where no worker grades
@@ -336,7 +329,6 @@ def _copier(value: T) -> Callable[[], T]:
 
 
 def _explain(sample: Sample, parser: Parser, answer: str | None, components: Mapping[str, float]) -> str:
-    """Explain the reward in one line: the expected and the given answer, then each component."""
     if answer is None:
         text = completion_text(sample.completion)
         found = f"no {parser.expects.removeprefix('an ').removeprefix('a ')} in {_short(text)}"

@@ -60,13 +60,12 @@ def folders() -> list[Path]:
 
 
 def _own_folders() -> list[Path]:
-    """Return the folder of hone's own tasks in a source checkout; installed, they are top-level modules."""
+    """Return the folder of hone's tasks in a source checkout; when installed, they are top-level modules."""
     checkout = Path(hone.__file__).resolve().parents[2]
     return [checkout / "environments"] if (checkout / "pyproject.toml").is_file() else []
 
 
 def _installed_folders() -> list[Path]:
-    """Return the folders that installers write packages into."""
     paths = [*site.getsitepackages(), site.getusersitepackages(), *map(sysconfig.get_path, ("purelib", "platlib"))]
     return [Path(path).resolve() for path in paths]
 
@@ -127,7 +126,6 @@ def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
 
 
 def _imported(source: bytes) -> set[str]:
-    """Return the top-level names of the modules that a source imports."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except (SyntaxError, ValueError):
@@ -138,7 +136,6 @@ def _imported(source: bytes) -> set[str]:
 
 
 def _origin(name: str) -> Path | None:
-    """Return the file that an import of a top-level module finds; None if there is none."""
     spec = importlib.util.find_spec(name)
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
@@ -182,7 +179,7 @@ def put_on_path(folder: Path) -> None:
 
 
 def mistake(path: Path, error: Exception) -> UserError:
-    """Return the error that says what went wrong in a task file, and in which of its lines."""
+    """Return the error for a task file, with the line at fault."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename) == path]
     what = str(error)
     if isinstance(error, SyntaxError) and error.filename == str(path):
@@ -194,8 +191,8 @@ def mistake(path: Path, error: Exception) -> UserError:
 def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
     """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; return it and its file, if that is known.
 
-    A module is looked for in the current folder, then where Python finds it. Raises UserError if it is missing,
-    can't be imported, has no such function, or if `hone.trust` refuses it.
+    A module is looked for in the current folder, then where Python finds it. Raises UserError if there is no such
+    function, its module can't be imported, or `hone.trust` refuses it.
     """
     trust.check_function(place)
     module_name, _, name = place.rpartition(":")

@@ -57,7 +57,6 @@ class Template:
         return made
 
     def rows(self, rows: Rows) -> Rows:
-        """Return the same for all rows, each when it is asked for."""
         return rows.map(self.row)
 
 
@@ -87,7 +86,6 @@ def _is_each(value: Any) -> bool:
 
 
 def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list[Any]:
-    """Return a message for each turn of a list; `roles` maps the turns' words for roles."""
     if lacking := MESSAGE - value.keys():
         raise UserError(f'{name} has each, but no {min(lacking)}: say what is in a turn, such as "{{value}}"')
     if unknown := value.keys() - _EACH:
@@ -104,7 +102,7 @@ def _messages(value: Mapping[str, Any], name: str, row: Row, where: str) -> list
 
 @functools.lru_cache(maxsize=1024)
 def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
-    """Return (text before it, what is in it) of each placeholder, and what follows the last one."""
+    """Return (text before it, its content) of each placeholder, then the text after the last one."""
     try:
         parsed = list(Formatter().parse(text))
         for _, field, form, conversion in parsed:
@@ -119,7 +117,6 @@ def _fields(text: str, name: str) -> list[tuple[str, str | None]]:
 
 
 def _look_up(field: str, name: str, row: Row, where: str) -> Any:
-    """Return what `field` stands for in a row, by keys and positions only: no attribute is reached."""
     if field in row:
         return row[field]
     value: Any = row

@@ -1,13 +1,12 @@
 """Tasks with tools: typed Python functions that the model may call, run in turns between its messages.
 
-def multiply(a: int, b: int) -> int:
-    \"\"\"Multiplies two numbers.\"\"\"
-    return a * b
+    def multiply(a: int, b: int) -> int:
+        \"\"\"Multiplies two numbers.\"\"\"
+        return a * b
 
-ToolEnv(tools=[multiply], max_turns=5, rubric=..., dataset=...)
+    ToolEnv(tools=[multiply], max_turns=5, rubric=..., dataset=...)
 
-The schema of a tool comes from its type hints and docstring. pydantic makes it and checks the arguments, so that both
-say the same.
+pydantic makes a tool's schema from its type hints and docstring, and checks the arguments by it.
 """
 
 from __future__ import annotations
@@ -124,7 +123,7 @@ class ToolEnv(MultiTurnEnv):
         return [_message(call, text) for call in calls]
 
     def _answer(self, call: dict[str, Any], state: dict[str, Any]) -> str | Awaitable[Any]:
-        """Run a call and return its answer; the caller awaits an async tool's."""
+        """Run a call and return its answer. The caller awaits an async tool."""
         try:
             function, arguments = self._read(call)
         except ValueError as error:
@@ -146,7 +145,6 @@ class ToolEnv(MultiTurnEnv):
         return [_message(*pair) for pair in zip(calls, texts, strict=True)]
 
     def _read(self, call: dict[str, Any]) -> tuple[ToolFunction, dict[str, Any]]:
-        """Return the tool that a call names, and its arguments. Raises ValueError with the fault."""
         name, given = arguments_of(call)
         if not name:
             raise ValueError(f"the call cannot be read: {_raw(call)!r}")
@@ -194,7 +192,6 @@ def arguments_of(call: dict[str, Any]) -> tuple[str, dict[str, Any] | None]:
 
 
 def _raw(call: dict[str, Any]) -> str:
-    """Return the beginning of a call's arguments as they were written."""
     function = call.get("function")
     return str(function.get("arguments") if isinstance(function, dict) else "")[:200]
 
@@ -266,7 +263,6 @@ def read_docstring(text: str) -> tuple[str, dict[str, str]]:
 def _arguments(
     name: str, func: Callable[..., Any], parameters: dict[str, inspect.Parameter], described: dict[str, str]
 ) -> Any:
-    """Return a pydantic adapter of the table of arguments."""
     try:
         target = inspect.unwrap(func.func if isinstance(func, functools.partial) else func)
         hints = get_type_hints(target if inspect.isroutine(target) else type(target).__call__, include_extras=True)
@@ -291,7 +287,6 @@ def _arguments(
 
 
 def _schema(arguments: Any, parameters: dict[str, inspect.Parameter]) -> dict[str, Any]:
-    """Return the JSON schema of the arguments, with their defaults and without titles."""
     schema = arguments.json_schema(schema_generator=_Untitled)
     first = ("type", "description")
     properties = {

@@ -32,7 +32,7 @@ _MESSAGES = 8
 
 
 def show_sample(console: Console, sample: EvalSample) -> None:
-    """Show one completion with its prompt, and how its reward came about."""
+    """Show one completion with its prompt, and its reward's parts."""
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES
@@ -52,7 +52,6 @@ def show_sample(console: Console, sample: EvalSample) -> None:
 
 
 def show_result(console: Console, result: EvalResult) -> None:
-    """Show averages with their intervals, components, outcomes, pass@k, tokens and time."""
     examples = len(result.by_example)
     _title(console, f"{result.label or result.env_id}: {examples} examples x {result.rollouts_per_example} completions")
     rewards = result.rewards
@@ -83,7 +82,7 @@ def show_result(console: Console, result: EvalResult) -> None:
 
 
 def _message(message: Message) -> Text:
-    """Return a message after its role; calls of tools that its text does not hold, in a line of their own."""
+    """Return a message after its role; tool calls that its text lacks get a line each."""
     text = message_text(message)
     lines = [text] if text else []
     for call in message.get("tool_calls") or []:

@@ -1,4 +1,4 @@
-"""When two rational numbers count as equal, for all graders of numbers and of mathematics.
+"""Equality of rational numbers, for all graders of numbers and of mathematics.
 
 Equal is exactly equal. Only a decimal of six significant digits or more also stands for a number without a finite
 decimal that rounds to it: `0.333333` for 1/3, but neither `0.33333` nor `0.333334`.

@@ -57,9 +57,8 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
     """Return True if `answer` equals `gold`; None if the answer cannot be read; a failure if that took too long.
 
     Equal text is equal. A comma is a decimal point where the other text has these digits with a point. Words
-    (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. A base (`12_{8}`) that the gold does not
-    have makes an answer different.
-    Raises UserError if math-verify is not installed.
+    (`\\text{Evelyn}`, `Evelyn`) are compared as text, upper or lower case. An answer with a base (`12_{8}`) that the
+    gold does not have is different. Raises UserError if math-verify is not installed.
     """
     answer, gold = tidy(answer), tidy(gold)
     if answer and answer == gold:
@@ -86,9 +85,8 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, and anything else as it is. A ratio equals only a ratio of as many terms.
-
-    But the quotient is right too if the gold answer is a ratio of two.
+    """Compare ratios by their quotients, and other texts as they are. A ratio equals only a ratio of as many terms,
+    or the quotient if the gold answer is a ratio of two.
     """
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
@@ -104,8 +102,8 @@ def _same_ratio(answer: str, gold: str) -> bool | None:
 def readable(text: str) -> bool:
     """Return True if `text` may be mathematics.
 
-    It is not empty or too long, its braces are in pairs, no digits are parted by a space, but for thousands, and it has
-    no tower of powers that nobody can work out, and no string in quotes, which is code.
+    It is not empty, too long, or a quoted string, its braces are in pairs, a space between digits is one of thousands,
+    and it has no tower of powers that nobody can work out.
     """
     text = tidy(text)
     if not 0 < len(text) <= LONGEST or _PARTED.search(text) or not balanced(text):
@@ -134,7 +132,6 @@ def _power(base: int, exponent: int) -> int:
 
 
 def balanced(text: str) -> bool:
-    """Return True if each unescaped brace of `text` has its partner."""
     depth = 0
     for brace in re.findall(r"\\.|[{}]", text):
         depth += {"{": 1, "}": -1}.get(brace, 0)
@@ -144,8 +141,8 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """Strip `text` of what says nothing: math delimiters, bold, spacing commands, white space (also between groups of
-    three digits), a trailing full stop.
+    """Strip `text` of math delimiters, bold, spacing commands, white space (also between groups of three digits), and
+    a trailing full stop.
     """
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
@@ -169,7 +166,7 @@ def _pointed(text: str, other: str) -> str:
 
 
 def _mixed(match: re.Match[str]) -> str:
-    """Write the mixed number `3 2/3` as one fraction; leave what is none, such as `3 3/2`."""
+    """Return the mixed number `3 2/3` as one fraction; leave others, such as `3 3/2`."""
     whole, above, below = (int(digits) for digits in match.groups() if digits)
     return f"\\frac{{{whole * below + above}}}{{{below}}}" if above < below else match[0]
 

@@ -1,4 +1,4 @@
-"""reasoning-gym, as it runs in a process of its own for `hone.extensions.libraries.reasoning_gym`."""
+"""reasoning-gym in a separate process, for `hone.extensions.libraries.reasoning_gym`."""
 
 from __future__ import annotations
 

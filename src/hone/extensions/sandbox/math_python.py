@@ -55,7 +55,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 
 
 class FinalParser(MathParser):
-    """The answer of a message that calls no tool; of one that does, there is none yet."""
+    """The answer of a message that calls no tool; with a call there is no answer yet."""
 
     def parse_answer(self, completion: str | Sequence[Message]) -> str | None:
         messages = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
@@ -107,7 +107,7 @@ class MathPython(ToolEnv):
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """Made on first use. UserError where the system has none."""
+        """The sandbox, made on first use. UserError where the system has none."""
         from hone.extensions.sandbox.sandbox import Limits, Sandbox
 
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
@@ -141,7 +141,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """Return what the model is told of a run: what was printed, or what went wrong and what was printed before.
+    """Return the model's message about a run: the output, or the error and the output before it.
 
     Without memory addresses, so that running it again gives the same.
     """
@@ -182,10 +182,9 @@ def load_environment(
 ) -> MathPython:
     """Problems from `dataset` and `eval_dataset` as in math-problems, in at most `max_turns` completions each.
 
-    The weight of a right answer is 1; those of the tool's components together must be less. `format_hint` adds to each
-    question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" keeps nothing from the code, for a
-    machine that has nothing to lose. `packages` are import names ("sympy") that the code may use beside the standard
-    library.
+    The weight of a right answer is 1; the weights of the tool's components together must be less. `format_hint` adds to
+    each question how to answer. The tool runs in a `sandbox` by "bubblewrap"; "none" keeps nothing from the code, for a
+    machine that has nothing to lose. `packages` are import names ("sympy") that the code may use.
     """
     weights = (syntax_weight, use_weight)
     if not all(weight >= 0 for weight in weights) or sum(weights) >= 1:

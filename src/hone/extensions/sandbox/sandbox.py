@@ -3,11 +3,10 @@
     ran = Sandbox().run("print(6 * 7)")
     ran.status, ran.output  # ("ok", "42\\n")
 
-bubblewrap gives the code its own namespaces, a file system that holds the interpreter and an empty scratch folder, no
-network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes; limits end what
-takes too much. The kernel's limits hold for one process; a tree's processor time, memory and number are added up here,
-at short intervals, from /proc. What runs inside before the code does is `main.py`. See docs/tasks.md for what
-the sandbox promises.
+bubblewrap gives the code new namespaces, a file system that holds the interpreter and an empty scratch folder, no
+network and no rights; a filter (`seccomp.py`) refuses the system calls that a calculation never makes. The kernel's
+limits hold for one process, so a tree's processor time, memory and number are added up here, at short intervals, from
+/proc. `main.py` starts the code. See docs/tasks.md for the sandbox's promises.
 """
 
 from __future__ import annotations
@@ -74,7 +73,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Limits:
-    """What one call may use, over all of its processes."""
+    """Limits of one call, over all of its processes."""
 
     cpu_seconds: float = 5
     """Processor time; of one process alone, rounded up to whole seconds."""
@@ -103,10 +102,10 @@ PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, s
 
 @dataclass(frozen=True)
 class Ran:
-    """What became of the code.
+    """The result of the code.
 
-    `status`: "ok" (exit code 0), "error" (an exception, or any other end), or what it was killed for: "timeout" (of the
-    processor or of the clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
+    `status`: "ok" (exit code 0), "error" (an exception, or another end), or the limit that it was killed for: "timeout"
+    (of processor or clock), "memory", "output", "processes". "memory" is also an uncaught MemoryError.
     """
 
     output: str
@@ -120,7 +119,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Place:
-    """Where code runs: how bubblewrap is called, with what filter and files; without a way, as a plain process."""
+    """Where code runs: bubblewrap with its filter and files; without a way, as a plain process."""
 
     way: Way | None
     bwrap: str = ""
@@ -173,7 +172,6 @@ class Sandbox:
 
 
 def _way_that_works(place: Place) -> Place:
-    """Return `place` with the first way that leads into a sandbox here. Raises UserError if none does."""
     key = (place.bwrap, place.packages, os.geteuid())
     if key in _works:
         return _works[key]
@@ -278,7 +276,7 @@ class Started:
                 self._drop(fd)
 
     def run(self) -> Ran:
-        """Let the code begin, and collect its outputs until it ends or passes one of the limits; end its tree then."""
+        """Start the code, and collect its outputs until it ends or passes one of the limits; end its tree then."""
         kept = {self.process.stdout.fileno(): bytearray(), self.process.stderr.fileno(): bytearray()}
         killed: Status | None = None
         began = looked = time.monotonic()
@@ -328,7 +326,6 @@ class Started:
         return Ran(output, errors, "ok" if exit_code == 0 else "error", exit_code, seconds)
 
     def end(self) -> None:
-        """End the whole tree, and return when it is gone."""
         if self._way is None and self.tree is not None and self.process.code is None:
             self.tree.kill_below()  # also those that have left the group
         gone = True
@@ -343,7 +340,6 @@ class Started:
             raise OSError("the sandbox's processes don't end")
 
     def _await(self) -> None:
-        """Wait until the process stands before the code, and find its tree."""
         ready = readable(self._report, _START_SECONDS) and os.read(self._report, 6) == b"ready\n"
         root = self.process.pid
         if self._status is not None and ready:
@@ -362,15 +358,11 @@ class Started:
                 self._fds.add(self._scratch)
 
     def _withdraw(self) -> None:
-        """Let a process that waits for the word to go, or soon will, see that nobody is there: it ends by itself.
-
-        To kill bubblewrap while it sets up would strand its child.
-        """
+        """Close the pipe that a starting process waits for, so it ends. Killing bubblewrap would strand its child."""
         self._drop(self._go)
         self.process.wait(_BACKSTOP_SECONDS)
 
     def _leave(self) -> None:
-        """End what still runs, and close the pipes."""
         if self.tree is None and self._go in self._fds:  # Ctrl-C came before it was ready
             self._withdraw()
         try:
@@ -382,7 +374,6 @@ class Started:
                 self.tree.close()
 
     def _passed(self, seconds: float) -> Status | None:
-        """Return which limit the tree has passed, if any."""
         assert self.tree is not None
         limits, (cpu_seconds, memory_bytes, tasks) = self._limits, self.tree.usage()
         # The kernel looks at the time of each process, and comes first where there is one.
@@ -401,7 +392,7 @@ class Started:
         return None
 
     def _read(self, source: int, kept: bytearray) -> bool:
-        """Add what is there, as long as it is wanted, to `kept`. Return False at the end."""
+        """Add data to `kept`, up to its limit. Return False at the end."""
         part = os.read(source, 1 << 16)
         kept += part[: max(0, self._limits.output_bytes + 1 - len(kept))]
         return bool(part)
@@ -438,7 +429,7 @@ class Tree:
             self._root = os.pidfd_open(root)
 
     def pids(self) -> list[int]:
-        """Return those that are there now, from the root down."""
+        """Return the current processes, from the root down."""
         found, i = [self.root], 0
         family = None if _KERNEL_KNOWS_CHILDREN else _families()
         while i < len(found):
@@ -455,8 +446,8 @@ class Tree:
     def usage(self) -> tuple[float, int, int]:
         """Return seconds of processor time so far, bytes of memory now, processes and threads now.
 
-        Processor time includes that of processes which ended and were waited for. A page that processes share since a
-        fork counts for each of them (see `memory_bytes`).
+        Processor time includes ended processes that were waited for. A page shared since a fork counts for each process
+        (see `memory_bytes`).
         """
         ticks = kib = tasks = 0
         for pid in self.pids():
@@ -483,7 +474,7 @@ class Tree:
         return kib << 10
 
     def kill_below(self) -> None:
-        """End all but the root, which must be there to take care of those that lose their parent."""
+        """End all but the root, which must stay to reap orphans."""
         deadline = time.monotonic() + GONE_SECONDS
         while (others := self.pids()[1:]) and time.monotonic() < deadline:
             for pid in others:
@@ -492,10 +483,7 @@ class Tree:
             time.sleep(0.002)
 
     def kill_root(self) -> bool:
-        """End the root, and with the first of a namespace of processes all in it, of which it ends last.
-
-        Return False if it takes too long.
-        """
+        """End the root; if it is the first of a namespace, all others end first. Return False if it takes too long."""
         if self._root is None:
             return True
         with contextlib.suppress(ProcessLookupError):
@@ -503,7 +491,6 @@ class Tree:
         return readable(self._root, GONE_SECONDS)
 
     def close(self) -> None:
-        """Let go of the root."""
         if self._root is not None:
             os.close(self._root)
             self._root = None
@@ -511,8 +498,9 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Give what this thread starts in the block its memory at the same addresses each time, so that `print(object())`
-    prints the same. This costs no safety: code in the sandbox may call anything, and needs no addresses for it.
+    """Give processes started in the block fixed memory addresses, so that `print(object())` prints the same each time.
+
+    It costs no safety: code in the sandbox may call anything, and needs no addresses for it.
     """
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
@@ -526,14 +514,14 @@ def _fixed_addresses() -> Iterator[None]:
 
 
 def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> list[str]:
-    """Return the interpreter's arguments. Numbers are of one length, so that they take the same memory each time."""
+    """Return the interpreter's arguments. All numbers have the same length, so they take the same memory each time."""
     words = [f"{key}={value:016d}" for key, value in given.items()]
     return ["-P", "-s", "-S", "-B", "-X", "utf8", "-c", _SOURCE, scratch, name, packages, *words]
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """Compute the kernel's limit (RLIMIT_NPROC) that leaves the code `processes`: it counts what else the user runs,
-    but from Linux 5.14 on only within the user namespace.
+    """Compute RLIMIT_NPROC so that the code gets `processes`: it counts the user's other processes, but from Linux 5.14
+    on only within the user namespace.
     """
     if way is None:
         others = _tasks_of(uid)
@@ -546,7 +534,6 @@ def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
 
 
 def _tasks_of(uid: int) -> int:
-    """Count processes and threads of a user, on the whole machine."""
     total = 0
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
@@ -556,7 +543,6 @@ def _tasks_of(uid: int) -> int:
 
 
 def _families() -> dict[int, list[int]]:
-    """Return the children of each process of the machine, from every process's parent."""
     families: dict[int, list[int]] = {}
     for pid in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", "rb") as file:

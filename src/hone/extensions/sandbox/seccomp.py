@@ -1,9 +1,9 @@
 """The system calls that code in the sandbox may not make, as a filter program for the kernel.
 
 The program is classic BPF over `struct seccomp_data` (number, architecture, instruction pointer, six arguments of 64
-bits), as seccomp(2) describes it. What a calculation never needs is refused with EPERM, calls that are newer than the
-list with ENOSYS, as on an older kernel; those of another architecture kill the process. Numbers are those of the
-kernel's headers asm/unistd_64.h and asm-generic/unistd.h.
+bits), as seccomp(2) describes it. Calls that no calculation needs get EPERM, calls newer than the list ENOSYS, as on an
+older kernel; calls of another architecture kill the process. Numbers come from the kernel's headers asm/unistd_64.h and
+asm-generic/unistd.h.
 """
 
 from __future__ import annotations

@@ -43,7 +43,6 @@ class RLKeys(BaseConfig):
 
     @model_validator(mode="after")
     def _check_teacher(self: Any) -> Any:
-        """Raise UserError where a teacher's logprobs are not comparable, or would not reach their tokens."""
         if self.teacher is None:
             return self
         orch, samplings = self.orchestrator, [one.orchestrator.sampling for one in self.tasks().values()]
