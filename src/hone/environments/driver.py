@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from hone.environments.multi_turn import Answer
 
 CLEANUP_SECONDS = 5.0
-"""Time that what rollouts left behind gets to end, once it is cancelled."""
+"""Time for cancelled leftovers of rollouts to end."""
 TAIL = 4096
 """Characters of a failure that are stored, from its end."""
 BLOCKED_AFTER_SECONDS = 600.0
-"""Time after which an event loop that does not run counts as blocked."""
+"""An event loop that does not run for so long counts as blocked."""
 Tools = list[dict[str, Any]] | None
 
 
@@ -56,7 +56,7 @@ class Model:
     def __init__(self, driver: Driver, index: int, example: Example, sample_id: str) -> None:
         self.driver, self.index, self.example, self.sample_id = driver, index, example, sample_id
         self.asked = 0
-        """Calls of the model that have begun."""
+        """Calls of the model, finished or not."""
 
     def key(self, *purpose: str | int) -> int:
         """Return the key (64 bits) of a random choice of this rollout."""
@@ -128,18 +128,18 @@ class Driver:
         self._asked: list[Waiting] = []
         self._called: list[Waiting] = []
         self._tasks: dict[int, asyncio.Task[Any]] = {}
-        """The rollouts that have begun and not ended."""
+        """The active rollouts."""
         self._results: dict[int, Any] = {}
         self._told: set[int] = set()
-        """The rollouts that have ended, and of those the ones that the caller's thread has been told of."""
+        """Finished rollouts that `finished` has got."""
         self._busy = self._checking = False
         self._timer: asyncio.TimerHandle | None = None
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run_loop, name="rollouts", daemon=True)
         self.stack = contextlib.AsyncExitStack()
-        """What is closed on the loop, once all rollouts have ended."""
+        """Resources that are closed on the loop, once all rollouts have ended."""
         self.endpoint: Any = None
-        """The endpoint that programs call, if there are some."""
+        """The endpoint for programs, if there are some."""
 
     # On the caller's thread.
 

@@ -47,7 +47,7 @@ COLUMNS = ("prompt", "question", "answer", "info")
 Progress = Callable[[str], None]
 """Called with what worker processes do, in words; "" when they are done."""
 Split = Rows[Example]
-"""The examples of one split. Example i is made from row i each time it is asked for; nothing is kept."""
+"""The examples of one split. Example i is made from row i at each access and not stored."""
 
 
 @dataclass(frozen=True)
@@ -106,15 +106,15 @@ class Environment:
     max_turns = 1
     """The most completions of one rollout."""
     patience: float | None = None
-    """Seconds without news after which the sampler no longer waits for rollouts that ask for no turn; None: it does."""
+    """Seconds without news until the sampler stops waiting for rollouts that ask for no turn; None: it always waits."""
     concurrency: int | None = None
     """The most rollouts that run at the same time; None: all of a batch."""
     keeps_state = False
     """True if a rollout has a state, which reward functions may read and no record has."""
     has_own_process = False
-    """True if `inline` functions ask a process of the task's own, as a library's graders do."""
+    """True if `inline` functions ask a separate process of the task, as a library's graders do."""
     why_not_graded = ""
-    """Why a completion has no reward but the one that came with its rollout; "" if it can be graded by itself."""
+    """Why only a rollout can bring a reward; "" if completions can be graded."""
     answer_is_exact = False
     """True if every character of an answer counts, case and punctuation too: an audit then changes none."""
     audit_allows: Mapping[str, str] = MappingProxyType({})
@@ -142,7 +142,7 @@ class Environment:
         self._sources: dict[str, RowSource | None] = {"train": dataset, "eval": eval_dataset}
         self._choices: dict[str, list[Callable[[Split], Sequence[int]]]] = {}
         self.left_out = ""
-        """What a pass-rate profile leaves out of training, in words."""
+        """A pass-rate profile's effect on the training examples, in words."""
         self._rows: dict[str, Rows] = {}
         self._template: Template | None = None
         self.limits = Limits()
@@ -165,7 +165,7 @@ class Environment:
         self._loaded = origin, self.rubric, self.parser
 
     def use_workers(self, config: GradingConfig, deterministic: bool = True) -> None:
-        """Set how many processes run this task's functions, and what they may take; `deterministic` as in Limits."""
+        """Set the number and limits of this task's processes; `deterministic` as in Limits."""
         patience = [func.patience for func in self.rubric.funcs.values() if isinstance(func, Service)]
         self.limits = Limits(config.workers, max(config.timeout, *patience, 0.0), config.memory_gib, deterministic)
 
@@ -369,7 +369,7 @@ class Environment:
         """Grade each (example, completion); return the scores in order.
 
         Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
-        them together, in their order, without rollouts that failed. By default each is a group of its own.
+        them together, in their order, without rollouts that failed. By default each is a separate group.
 
         They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
         environment. Async reward functions of different samples wait at the same time; functions of one sample run one

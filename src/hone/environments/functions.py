@@ -1,11 +1,11 @@
-"""A task made of a data set and reward functions, without a file of its own: the environment `functions`.
+"""A task made of a data set and reward functions, without a task file: the environment `functions`.
 
     rl --reward rewards:exact --data problems.jsonl
 
     def exact(completion, answer):                      # as every reward function of hone: one completion
         return float(completion[-1]["content"].strip() == answer)
 
-    def short(completions, **columns):                  # as those of TRL: a group of them, and a list of each column
+    def short(completions, **columns):                  # as in TRL: a group of them, and a list of each column
         return [float(len(text) == min(map(len, completions))) for text in completions]
 
 Rows have `prompt` (text or messages) or `question`, perhaps `answer`, and any other columns, which functions may ask

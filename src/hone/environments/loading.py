@@ -38,8 +38,8 @@ from hone.extension import Loader, gathered, lacking, load
 def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """Return the environment with this id, built by its module's `load_environment(**kwargs)`.
 
-    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in that of hone's
-    source checkout and in the current directory, then for an installed package. Touches no data and no network.
+    Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in hone's
+    checkout and in the current directory, then for an installed package. Touches no data and no network.
     `LIBRARY:TASK` is a task of a library that an extension can load.
 
     Raises UserError for an unknown id, one that names a module of the standard library, a module without

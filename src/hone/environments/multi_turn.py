@@ -57,7 +57,7 @@ class MultiTurnEnv(Environment):
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
         """Raise UserError if the template cannot go on with a conversation of this task as it was sampled.
 
-        Tried with turns in which the model thought: some templates leave thoughts out of earlier turns.
+        Tried with thoughts in the turns: some templates leave them out of earlier turns.
         """
         turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
         answer = {"role": "user", "content": "c"}

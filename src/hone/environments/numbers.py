@@ -32,7 +32,7 @@ _SPACED = re.compile(rf"(?<![\w.,^/])[0-9]{{1,3}}(?:[\s~][0-9]{{3}})+(?![0-9]|[\
 _ENCLOSED = re.compile(r"\s*(?:<([^<>]*)>|\(([^()]*)\)|\[([^][]*)\])[\s.]*")
 _FRACTION = re.compile(r"(-?)\\[dt]?frac\s*\{\s*(-?[0-9]+)\s*\}\s*\{\s*([0-9]+)\s*\}")
 _DOLLAR = re.compile(r"-\s?\\?\$\s?(?=[0-9.])")
-# What LaTeX and Markdown wrap around a number becomes a space, so that digits never grow together: 4**2 is not 42.
+# LaTeX and Markdown around a number become a space, so that digits never grow together: 4**2 is not 42.
 _WRAPPING = re.compile(
     r"\\(?:boxed|underline|emph|text|text(?:bf|it)|math(?:rm|bf)|displaystyle|left|right|q?quad|implies|therefore"
     r"|[Rr]ightarrow)(?![A-Za-z])"

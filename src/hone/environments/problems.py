@@ -26,7 +26,7 @@ PROBLEMS = (
     (r"How many divisors has 360?", "24"),
     (r"What is $\log_2 32$?", "5"),
 )
-"""Problems of our own: two of three for training, the others for evaluation."""
+"""Built-in problems: two of three for training, the others for evaluation."""
 MATH_HINT = r"Reason step by step, and put your final answer within \boxed{}."
 _LATEX = re.compile(r"\\(?:text\w*|mathrm|mathbf|mbox)\s*\{[^{}]*\}|\\[A-Za-z]+")
 _SYMBOL = re.compile(r"[\d\\+=<>^|π∞√]|\A\W*[^\W\d_]{1,3}\W*\Z")

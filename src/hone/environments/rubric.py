@@ -19,14 +19,14 @@ from hone.rng import stream
 from hone.types import BOUND, LARGEST_REWARD, TOO_LARGE, Example, Message, Outcome, Score
 
 RewardFunc = Callable[..., float | GraderFailure | Awaitable[float | GraderFailure | None] | None]
-"""Gets one completion. One that is marked by `of_group` gets the samples of a group, and returns a list."""
+"""Gets one completion; if marked by `of_group`, gets the samples of a group and returns a list."""
 T = TypeVar("T")
 Func = TypeVar("Func", bound=Callable[..., Any])
 OFFERED = ("completion", "answer", "prompt", "info", "state", "parser", "rng")
 
 
 def inline(func: Func) -> Func:
-    """Mark a function as cheap and pure: it runs in hone's own process, where nothing limits it.
+    """Mark a function as cheap and pure: it runs in hone's process, without limits.
 
     Use it for a reward function that cannot hang on any completion; `env_response` of a task of several turns can be
     marked too. A rubric runs here if all its functions are marked.
@@ -94,9 +94,9 @@ class Rubric:
 
     A reward function is plain or async, takes by name what it needs of `completion` (list of messages), `answer`
     (str), `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see
-    `measure`), `parser` and `rng` (a numpy generator of its own, for graders that draw), and returns a number, or None
-    to abstain. `weights` default to 1. `correctness` names the function, by itself or by its name, that decides whether
-    an answer is right (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the
+    `measure`), `parser` and `rng` (a numpy generator for graders that draw), and returns a number, or None
+    to abstain. `weights` default to 1. `correctness` is the function (or its name) that decides if an answer is right
+    (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the
     range of components by name. `parser` is used unless the environment has its own.
     """
 
@@ -140,11 +140,11 @@ class Rubric:
             )
         self.parser = parser
         self.group_funcs = {name: func for name, func in self.funcs.items() if getattr(func, "of_group", False)}
-        """Functions that are called once for a group; `sample_funcs` once for each completion."""
+        """One call for a group; `sample_funcs` have one for each completion."""
         self.sample_funcs = {name: func for name, func in self.funcs.items() if name not in self.group_funcs}
         self.takes_ids = any(func.takes_ids for func in self.group_funcs.values())  # type: ignore[attr-defined]
         self.needs_ids = next((n for n, func in self.group_funcs.items() if func.needs_ids), None)  # type: ignore[attr-defined]
-        """The name of a function that cannot do without the ids of sampled tokens; None if there is none."""
+        """The name of a function that requires the ids of sampled tokens; None if there is none."""
         self._accepts = {name: _accepted(name, func) for name, func in self.sample_funcs.items()}
         self._any_weight = any(self.weights.values())
 
@@ -181,8 +181,8 @@ class Rubric:
         """Run the functions of one completion, up to the first that fails; `hone.grading.together` drives it.
 
         Each function gets copies of its arguments, but for `state`, which all share: it holds prompt, completion,
-        answer, info, example_id, stop_reason and is_truncated, what the environment kept of a conversation, and what
-        functions add. The `rng` of each is the stream (seed, "grader", example, sample_id, function).
+        answer, info, example_id, stop_reason and is_truncated, the conversation's state, and additions of
+        functions. The `rng` of each is the stream (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
         components: dict[str, float] = {}

@@ -20,7 +20,7 @@ from hone.types import content_hash
 from hone.web import shown_url
 
 VARIABLE = "HONE_JUDGEMENTS"
-"""Names the file of this run's replies to all processes that grade, behind a mode and a colon; see `record_in`."""
+"""Mode and file of this run's replies, for all grading processes: "MODE:FILE", see `record_in`."""
 
 
 class Service:

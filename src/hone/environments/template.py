@@ -3,12 +3,11 @@
     {question = "{problem} Answer with a number.", answer = "{gold}", info = {level = "{meta.level}"}}
 
 Each key is a column of the new row, and the new row has no others. Text may hold placeholders: `{gold}` is the column
-`gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a
-column has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list
-of messages. Text that is one placeholder and nothing else keeps the type of what it stands for: a number, a list, a
-list of messages; but a `prompt`, `question` or `completion` that is a number is written out, for these are text or
-messages. Anywhere else, and in a message's text, the value is written out as well: `true`, `false`, lists and tables
-as JSON.
+`gold`; `{meta.level}` is the value of `level` in the column `meta`, `{choices.0}` the first of a list (unless a column
+has that name); `{{` and `}}` are braces. Lists and tables are made item by item, so `prompt` may be a list of messages.
+Text that is a single placeholder keeps the value's type: a number, a list, a list of messages; but a `prompt`,
+`question` or `completion` that is a number is written out, for these are text or messages. Anywhere else, and in a
+message's text, the value is written out as well: `true`, `false`, lists and tables as JSON.
 
 A list of turns becomes messages by `each`, where the placeholders of `role` and `content` name parts of a turn:
 
@@ -31,7 +30,7 @@ from hone.environments.data import Row, Rows, brief
 from hone.errors import UserError
 
 MESSAGE = {"role", "content"}
-"""Keys of a message, whose values are always text."""
+"""Keys of a message with text values."""
 _EACH = {"each", "roles", "name", *MESSAGE}
 """Keys of a table that makes messages of turns."""
 _TEXTS = {"prompt", "question", "completion"}

@@ -36,7 +36,7 @@ from hone.types import Message, Outcome, content_hash
 ERROR = "error:"
 """The beginning of the answer to a failed call."""
 STATE = "state"
-"""A parameter of this name is not the model's to give: it gets the conversation's state."""
+"""A parameter of this name gets the conversation's state; the model can't set it."""
 _ADDRESS = re.compile(r" at 0x[0-9a-f]{6,}>")
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
@@ -243,7 +243,7 @@ class ToolFunction:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the description, and what the Args section says of each argument."""
+    """Return the description, and the Args section's text for each argument."""
     parts = re.split(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):[ \t]*$", text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     arguments = next((sections[name] for name in ("Args", "Arguments", "Parameters") if name in sections), "")

@@ -81,7 +81,7 @@ class Workers:
         return ones, wholes
 
     def open_round(self) -> AbstractContextManager[Round]:
-        """Return a round for questions about samples and groups, none of whose functions is async: see `put`."""
+        """Return a round for questions about samples and groups, without async functions: see `put`."""
         return self.pool.open_round(*self.limits.seconds(0), "grading")
 
     def respond(

@@ -15,7 +15,7 @@ from hone.runs.metrics import component_means, outcome_shares
 from hone.types import Example, Message, Outcome, Rollout, Score
 
 Place = tuple[int, int]
-"""Which example, and which of its rollouts."""
+"""(example, rollout)"""
 STOPPED = "stopped by Ctrl-C before it ended"
 
 

@@ -36,7 +36,7 @@ class TextServer:
     seed: int
     body_of: Callable[[Place, int], dict[str, Any]]
     more: dict[str, Any] = field(default_factory=dict)
-    """What requests with tools say besides."""
+    """Further keys of requests with tools."""
 
 
 async def attempt(env: Environment, model: TextModel) -> Rollout | Failure:
@@ -55,7 +55,7 @@ class TextModel(Model):
         super().__init__(driver, index, example, "0-{}-{}".format(*place))
         self.place, self.server, self.lost = place, server, ""
         self.replies: list[tuple[str, Rollout]] = []
-        """Who asked, and the conversation with its answer."""
+        """The session that asked, and the conversation with its answer."""
         self._has_room = True
         self._told: list[Message] = []
         """The last conversation as the server has it: without the calls that were read from its text."""
@@ -104,7 +104,7 @@ class TextModel(Model):
 def _with_calls(message: Message, tools: Tools) -> Message:
     if "tool_calls" in message or not tools:
         return message
-    # Whose model it is, the server does not tell: the form in which a call can be read is the right one.
+    # The server does not tell the model's form of calls: the right one is the form that can be read.
     read = [tool_calls(message["content"], form, tools) for form in (HERMES, *FORMATS)]
     calls = next((calls for calls in read if any(call["function"]["name"] for call in calls)), read[0])
     return message | {"tool_calls": calls} if calls else message

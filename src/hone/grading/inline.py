@@ -30,11 +30,11 @@ from hone.types import Outcome
 
 T = TypeVar("T")
 Work = Generator[Awaitable[Any], Any, T]
-"""Something to be run by `together`; what it returns is its result."""
+"""A generator for `together`."""
 
 _NUMBERS = {bool, int, float}
 _NUMBERS |= {np.dtype(code).type for code in ("?", *np.typecodes["AllInteger"], *np.typecodes["Float"])}
-"""What a reward may be, to the very type: float() of any other class is whatever that class says."""
+"""Exact types of a reward: float() of any other class may return anything."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_DETAIL = 4000
 _LATE_SECONDS = 0.1
@@ -162,7 +162,7 @@ def decide_outcome(correctness: float | None, well_formed: bool, truncated: bool
 def _wait(
     awaitables: list[Awaitable[Any]], timeout: float | None, held_up: Callable[[], None]
 ) -> list[Any | GraderFailure]:
-    """Await all; on a thread of its own if an event loop is running already, as in a notebook."""
+    """Await all; on a separate thread if an event loop is running already, as in a notebook."""
 
     async def main() -> list[Any | GraderFailure]:
         results = await asyncio.gather(*(_settle(awaitable, timeout, held_up) for awaitable in awaitables))
@@ -190,7 +190,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
     try:
         return runner.run(main())
     except BaseException:
-        runners.pop(os.getpid()).close()  # with what was left running
+        runners.pop(os.getpid()).close()  # with its leftovers
         raise
 
 

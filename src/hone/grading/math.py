@@ -1,8 +1,8 @@
 r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matrices, words.
 
 math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works on the
-main thread alone and stops no C code, and it turns a timeout into "different". So both work without limits of their own
-where the kernel holds one: in the process that grades, or else in a separate process, which dies alone of an expression
+main thread alone and stops no C code, and it turns a timeout into "different". So both work without these limits where
+the kernel holds one: in the process that grades, or else in a separate process, which dies alone of an expression
 such as \binom{999999999}{499999999}, after 5 seconds of processor time.
 """
 
@@ -23,7 +23,6 @@ from hone.types import Outcome
 LONGEST = 512
 """Characters of an answer; a longer one cannot be read."""
 CPU_SECONDS = 5
-"""Processor time for one comparison."""
 CLOCK_SECONDS = 60.0
 """The backstop by the clock, for a worker that waits instead of working."""
 
@@ -226,4 +225,4 @@ def _check_installed() -> None:
 
 
 if inside():
-    _right_here()  # before the first question, whose time it would take
+    _right_here()  # now, since the first question's time would not suffice

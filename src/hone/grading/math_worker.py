@@ -30,7 +30,7 @@ from sympy.core.relational import Relational
 from hone.grading.decimals import DECIMAL, is_rounded, same_rational
 
 EXACT_DIGITS = 50
-"""Significant digits to which two equal irrational numbers agree."""
+"""Two irrational numbers are equal if so many significant digits agree."""
 _CALL_NAME = re.compile(r"\A\s*\\?[A-Za-z]+\s*\([^()]*=[^()]*\)\s*=")
 """A name such as `P(X=2)` and its equals sign, which the grammar cannot read."""
 _FORMS = [LatexExtractionConfig(boxed_match_priority=0)]
@@ -270,7 +270,7 @@ def _same_values(gold: _Term, answer: _Term) -> bool:
 
 
 def _is_rounding(term: _Term, decimal: Any, value: Any) -> bool:
-    """Return True if `term`, worked out as `decimal`, is a decimal to which the irrational `value` rounds."""
+    """Return True if `term`, worked out as `decimal`, is the irrational `value` rounded."""
     numeral = term.numeral(_fraction(decimal)) if decimal.is_Rational and value.is_number else ""
     number = value.evalf(len(numeral) + EXACT_DIGITS) if numeral else None
     return isinstance(number, sympy.Float) and is_rounded(

@@ -41,29 +41,29 @@ from hone.types import Outcome
 
 MEMORY_BYTES = 4 * 2**30
 START_SECONDS = 600.0
-"""How long a process may take until it is ready: what it loads may have to be downloaded."""
+"""Time for a process to get ready, perhaps with downloads."""
 OnAnswer = Callable[[int, Any], None]
 """Called with the number of questions answered, and the latest answer."""
 _MAIN = str(Path(__file__).with_name("process_main.py"))
 _LONGEST = 17 * 2**20
 """Bytes of an answer's line, which `process_main` keeps shorter."""
 _WORDS = 2**16
-"""Bytes of what a process wrote on stderr that are looked at."""
+"""Last bytes of a process's stderr that are read."""
 _CLOSING_SECONDS = 10.0
-"""How long a process that has closed its output may live on: one that is ending has closed it too."""
+"""Time for a process to end after it has closed its output."""
 _END_SECONDS = 10.0
-"""How long the keeper is given to end what it keeps, before it is ended itself."""
+"""Time for the keeper to end its processes, before it is killed."""
 _MOST_STARVED = 10
-"""For waits for a core a question gets at most this many times its seconds by the clock more: it may start so many
-processes that each of them waits nearly all the time."""
+"""Most extra time by the clock for waits for a core, in multiples of a question's limit. There is a bound because code
+may start so many processes that each of them waits nearly all the time."""
 _AGAIN, _AGAIN_KEEPER = 1, 3
-"""How often a question is asked again whose process, or its keeper, was killed from outside; an earlier question's code
-may have killed the keeper."""
+"""Retries of a question after its process, or its keeper, was killed from outside. An earlier question's code may have
+killed the keeper."""
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "MALLOC_ARENA_MAX": "2"}
 _ENVIRONMENT |= {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR")}
-"""One thread each, for there is a process per core, and threads take address space that is limited."""
+"""One thread each: there is a process per core, and threads take limited address space."""
 _OUTSIDE = {signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
-"""Signals that a user or the system (short of memory) ends a process by; others come of what it does itself."""
+"""Signals of a user or the system (short of memory); the code itself causes others."""
 
 
 class StartFailure(Halt):
@@ -120,9 +120,9 @@ class Process:
     """One process, started at once. It ends with this object, with all that it started."""
 
     ahead: Any = None
-    """The next question and its seconds: a far process is sent it before it has answered the one that is asked."""
+    """The next question and its limits: a far process gets it before it has answered the current one."""
     is_far = False
-    """True if a question takes longer to come there than many a one to answer."""
+    """True if sending a question may take longer than answering it."""
 
     def __init__(
         self, python: str, script: Path, arguments: Sequence[Any], memory_bytes: int, environment: Mapping[str, str]
@@ -328,7 +328,7 @@ class Pool:
         """End the processes. The next question starts others."""
         with self._lock:
             processes = [process for process in self._processes if process is not None]
-            self._processes = [None] * self.workers  # none is known any more if this is interrupted
+            self._processes = [None] * self.workers  # first, in case this is interrupted
             for process in processes:
                 with contextlib.suppress(OSError):
                     process.let_go()
@@ -484,7 +484,7 @@ class Round:
                 if not ended.killed or self._killed_at_start > self.pool.workers:
                     error = ended.failure("starting", None).detail
             if error is not None:
-                # Of a UserError's traceback its own words are enough.
+                # A UserError's message is enough, without its traceback.
                 reason = error.strip().rpartition(f"\n{UserError.__module__}.UserError: ")[2]
                 raise StartFailure(f"the process for {self.doing} could not start: {reason}")
 

@@ -31,17 +31,16 @@ import time
 import traceback
 
 IS_HONE_WORKER = True
-"""What `hone.grading.inline.inside` looks for."""
+"""Checked by `hone.grading.inline.inside`."""
 MAX_ANSWER = 16 * 2**20
 """Bytes of an answer."""
 PAUSES = (0.001, 0.004, 0.02, 0.05)
-"""Seconds after which it is looked again whether a process that code has left behind has ended, as one that was killed
-does, or a thread."""
+"""Seconds between checks that leftover processes and threads have ended, as killed ones do."""
 _SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF, signal.SIGXCPU, signal.SIGCHLD]
-"""Signals whose handlers are put back between questions."""
+"""Their handlers are restored between questions."""
 _IDLE = {"threading", "queue", "selectors", "multiprocessing.pool"}
 _IDLE |= {"concurrent.futures.thread", "concurrent.futures._base"}
-"""Modules in which a thread waits for something to do."""
+"""Modules of idle threads."""
 _DEATH_SIGNAL, _SUBREAPER = 1, 36
 """PR_SET_PDEATHSIG and PR_SET_CHILD_SUBREAPER of prctl(2)."""
 

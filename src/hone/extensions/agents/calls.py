@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 ROLLOUT_ENDED = "this rollout has ended: its key takes no more calls"
 LONGEST_TOKEN = 16
-"""Characters that a token has on average at most: a longer prompt does not fit, and is not tokenised."""
+"""Most characters per token on average: a longer prompt can't fit, and is not tokenised."""
 Reply = tuple[str, Message, str, dict[str, int]]
 """The id of an answer, its message, why it ended, and its usage."""
 
@@ -41,10 +41,10 @@ class ModelCalls:
         self.api_key = f"hone-{model.sample_id}-{secrets.token_hex(16)}"  # no other program can guess it
         self.sampled = self.refused = 0
         self.limit = ""
-        """The bound that a call was refused for, in words."""
+        """The limit that a call was refused for, in words."""
         self.closed = False
         self.entering = asyncio.Lock()
-        """Held until a call is begun: calls begin in the order in which they came, and one after another."""
+        """Held until a call has started: calls start one after another, in their order."""
 
     async def url(self) -> str:
         return await self._host.url()
@@ -53,7 +53,7 @@ class ModelCalls:
         return self._host.client(self.api_key)
 
     async def begin(self, body: ChatRequest, session: str, again: bool) -> Coroutine[Any, Any, Reply]:
-        """Begin a call, or find the one that is sent `again`; return an awaitable answer. Raises ApiError."""
+        """Begin a call, or find a repeated one (`again`); return an awaitable answer. Raises ApiError."""
         raise NotImplementedError
 
     def close(self, untrained: frozenset[str]) -> int:

@@ -39,7 +39,7 @@ POLL_SECONDS = 0.02
 MAX_OUTPUT = 64 * 2**20
 """Bytes that a command may print, or write to its standard error."""
 GAVE_UP = Rewarded({"reward": 0.0}, gave_up=True)
-"""The rewards of a program that ended with the error of a call that was refused for a limit: the model used it up."""
+"""Rewards of a program that ended with the error of a call beyond a limit, which the model used up."""
 
 
 async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
@@ -60,7 +60,7 @@ async def roll_out(env: AgentEnv, model: Model, example: Example) -> Rollout:
             if isinstance(error, ProgramFailed):
                 failure = failed(str(error), error.outcome)
                 rewarded = Rewarded({}, untrained=error.untrained)
-            # What a command says of an error need not name its cause.
+            # A command's error message may not name its cause.
             if calls.limit and (env.command is not None or _tells(error, calls.limit)):
                 rewarded, failure = replace(GAVE_UP, untrained=rewarded.untrained), None
     finally:

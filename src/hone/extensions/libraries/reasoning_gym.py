@@ -37,7 +37,7 @@ FORMAT_HINT = "\nGive the final answer, and nothing else, in <answer> tags."
 HELD_OUT = 10
 """One of this many questions belongs to evaluation, by its hash."""
 STRIDE = 1_000_000
-"""How far away the next row is looked for where one belongs to the other split; a split has no more rows."""
+"""Distance to the next candidate if a row belongs to the other split; also the most rows of a split."""
 ATTEMPTS = 300
 Size = Annotated[int, Field(ge=1, le=STRIDE)]
 SCORE_SECONDS, MAKE_SECONDS, CLOCK_SECONDS = 5, 60, 120.0
@@ -62,7 +62,6 @@ _BY_REASON = {
     "its score fails on any answer that is not a product of numbers, instead of giving it 0": "prime_factorization",
 }
 REFUSED = {task: reason for reason, tasks in _BY_REASON.items() for task in tasks.split()}
-"""The tasks that are refused, and the reasons in words."""
 
 _SCORED = """
 ab acre advanced_geometry aiw arc_1d arc_agi base_conversion basic_arithmetic bf binary_alternation

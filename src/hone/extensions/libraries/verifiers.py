@@ -50,7 +50,7 @@ class Served:
     """
 
     worker = Path(__file__).with_name("verifiers_worker.py")
-    driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a process of its own
+    driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a separate process
 
     def __init__(
         self, env_id: str, python: Path, config: dict[str, Any], limit: int, env: dict[str, Any] | None
@@ -61,7 +61,7 @@ class Served:
         self._keys: list[str] | None = None
         reply = self._admitted(["describe"])
         self.weights: dict[str, float] = reply.get("weights", {})
-        """Of each reward function, in the order they run; none where verifiers makes the rollouts."""
+        """Weights of the reward functions, in the order they run; empty where verifiers makes the rollouts."""
         self.env: dict[str, Any] | None = reply.get("env")
         """The config of the environment that makes them."""
         self.sources: dict[str, str] = reply["sources"]
@@ -232,7 +232,7 @@ def load(
     }
     if served.env is not None:
         limits = AgentLimits.of(agent_limits)
-        if "concurrency" not in (agent_limits or {}):  # each agent is a process with an interpreter of its own
+        if "concurrency" not in (agent_limits or {}):  # each agent is a separate Python process
             limits = replace(limits, concurrency=max(4, 2 * (os.cpu_count() or 1)))
         return Episodes(served, correctness, limits, **data)
     if agent_limits is not None:

@@ -23,17 +23,17 @@ from pathlib import Path
 from typing import Any
 
 POLICY_URL = "http://policy.invalid/v1"
-"""Stands for the policy's endpoint, which is another in each step: `policy_client` knows those of all episodes."""
+"""A placeholder for the policy's endpoint, which changes with each step: `policy_client` has all."""
 
 
 def main() -> None:
     told = json.loads(sys.argv[1])
-    # What libraries start has neither the orders, with their keys, nor the answers.
+    # Children of libraries get neither the orders, with their keys, nor the answers.
     orders, out = os.fdopen(os.dup(0), "rb", buffering=0), os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     sys.path.append(told["folder"])
-    before = os.environ.get("PYTHONPATH")  # Tool servers import the taskset in processes of their own.
+    before = os.environ.get("PYTHONPATH")  # Tool servers import the taskset in separate processes.
     os.environ["PYTHONPATH"] = os.pathsep.join([*([before] if before else []), told["folder"]])
     asyncio.run(serve(told, orders, out))
 

@@ -1,4 +1,4 @@
-"""The process in which verifiers makes episodes (`verifiers_driver.py`), and its end.
+"""The process that makes episodes by verifiers (`verifiers_driver.py`), and its end.
 
 found = await Driver(python, script, order, "verifiers:my-taskset").episode({"index": 7, "task": key, "url": …, …})
 """
@@ -28,9 +28,9 @@ from hone.web import without_local_proxy
 LOAD_CLOCK = 3600.0
 """Seconds that loading a taskset may take by the clock: a download may take long."""
 END_SECONDS = 10.0
-"""What verifiers gets to end what it started."""
+"""Time for verifiers to end its children."""
 CONFIRM_SECONDS = 5.0
-"""Time in which it confirms that it gives up an episode; if it does not, something blocks it."""
+"""Time to confirm that an episode is cancelled; after that the process counts as blocked."""
 
 BLOCKED = "a reward, a tool or a hook that waits must `await`"
 
@@ -81,11 +81,10 @@ class DriverProcess:
             command, env=env, mark="HONE_VERIFIERS", stdin=pipe, stdout=pipe, stderr=self._words
         )
         self.end = weakref.finalize(self, _end, process)
-        """Ends it, and all that it started."""
         self._sending = threading.Lock()
         self._open: dict[int, Future[dict[str, Any]]] = {}
         self._given_up: dict[int, threading.Event] = {}
-        """Episodes that it has not yet confirmed to give up."""
+        """Cancelled episodes without its confirmation."""
         self._is_over = self._is_blocked = False
         if not (readable(process.stdout.fileno(), LOAD_CLOCK) and process.stdout.readline()):
             self.end()

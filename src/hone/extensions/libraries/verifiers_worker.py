@@ -51,7 +51,7 @@ class Served:
         self.tasks: list[Any] = []
         self.episodes: str | None = None
         self.here: list[str] = []
-        """The agents that run on this machine, in no container, where verifiers makes the rollouts."""
+        """Agents of episodes that run on this machine without a container."""
 
     def describe(self) -> dict[str, Any]:
         try:

@@ -62,13 +62,13 @@ _FIRST_USER = int.from_bytes(os.urandom(4), "big")
 
 @dataclass(frozen=True)
 class Way:
-    """How the sandbox is made: by root, who can mount without a user namespace, or in a user namespace."""
+    """A way to make the sandbox: by root, who can mount without a user namespace, or in a user namespace."""
 
     user_namespace: bool
     disable_userns: bool = False
-    """Whether bubblewrap has the kernel refuse further user namespaces; the filter of system calls does in any case."""
+    """True: bubblewrap has the kernel refuse further user namespaces; the filter of system calls always does."""
     become_nobody: bool = False
-    """Whether root becomes nobody before bubblewrap starts."""
+    """True: root becomes nobody before bubblewrap starts."""
 
 
 def ways() -> tuple[Way, ...]:
@@ -77,7 +77,7 @@ def ways() -> tuple[Way, ...]:
     if os.geteuid() != 0:
         return own
     as_nobody = (Way(True, True, True), Way(True, False, True))
-    is_machine_root = _uid_map()[:2] == [0, 0]  # not that of a container of some user's
+    is_machine_root = _uid_map()[:2] == [0, 0]  # and not a user's container
     return (Way(False), *as_nobody, *(() if is_machine_root else own))
 
 
@@ -96,13 +96,13 @@ def command(
     bwrap: str, way: Way, mounts: Readable, scratch_bytes: int, filter_fd: int, status_fd: int, inside: Sequence[str]
 ) -> list[str]:
     # Root keeps its rights up to `main.py`, which gives them all up by becoming another user: where bubblewrap
-    # takes some of them, the kernel also forgets that addresses are to be the same each time.
+    # takes some of them, the kernel no longer gives the same addresses each time.
     words = [bwrap, "--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
     if way.user_namespace:
         words += ["--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
         words += ["--disable-userns"] if way.disable_userns else []
     # Not --die-with-parent: killed while it sets up, bubblewrap leaves its child waiting for ever. `main.py`,
-    # as process 1, sees by itself when hone is gone.
+    # as process 1, notices when hone is gone.
     words += ["--as-pid-1", "--new-session", "--hostname", "sandbox", "--clearenv"]
     for name, value in environment("/scratch").items():
         words += ["--setenv", name, value]

@@ -11,10 +11,10 @@ comes from an open file, so no list of processes shows it.
 
 def _prepare(given):
     import os
-    import resource  # noqa: F401 - `_supervise` will need it, when the code has files of its own
+    import resource  # noqa: F401 - for `_supervise`, when the code may have replaced files
 
     uid = given["uid"]
-    if uid:  # from here on nothing is left of the rights with which the file system was made
+    if uid:  # drop the rights that made the file system
         os.setgroups([])
         os.setresgid(uid, uid, uid)
         os.setresuid(uid, uid, uid)
@@ -80,7 +80,7 @@ def _supervise(given, child, ready):
     os.close(ready)
     try:
         while True:
-            pid, status, used = os.wait3(0)  # also of those that lost their parent
+            pid, status, used = os.wait3(0)  # orphans too
             if pid == child:
                 code = os.waitstatus_to_exitcode(status)
                 if code == -_signal.SIGKILL and used.ru_utime + used.ru_stime >= given["cpu"]:

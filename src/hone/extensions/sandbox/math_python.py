@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 SYSTEM_PROMPT = "You may run Python with the tool `python`, and will see what it prints."
 CPU_SECONDS, CLOCK_SECONDS = 5, 8
-"""Limits of a call. The clock's is below the deadline of a turn (`grading.timeout`), so that the model is told why."""
+"""Limits of a call. The clock's is below the deadline of a turn (`grading.timeout`), so the model learns the reason."""
 TRACEBACK_LINES = 8
 
 # Runs in the sandbox: the code, and if its last line is an expression, prints that one's value, as a notebook does.
@@ -161,7 +161,7 @@ def answer_of_run(ran: Ran) -> str:
 
 
 def _traceback(errors: str) -> str:
-    """Return the last lines of a traceback, without those of the runner."""
+    """Return the last lines of a traceback, without the runner's."""
     lines = errors.rstrip().splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('  File "code.py"')), len(lines) - 1)
     return "\n".join(lines[max(first, len(lines) - TRACEBACK_LINES) :]).strip()

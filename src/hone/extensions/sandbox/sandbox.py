@@ -50,11 +50,11 @@ OWN_TASKS = 3
 INTERVAL = 0.05
 """Seconds between two looks at what a tree uses."""
 GONE_SECONDS = 10.0
-"""How long the kernel is given to end a killed tree, and bubblewrap to end after its child."""
+"""Time for the kernel to end a killed tree, and for bubblewrap to end after its child."""
 _START_SECONDS = 60.0
-"""How long a sandbox may take to be made, on a machine that is busy."""
+"""Time to make a sandbox on a busy machine."""
 _BACKSTOP_SECONDS = 5
-"""How long after its deadline code ends by itself, where hone is gone and nobody noticed."""
+"""Time after its deadline when code ends without hone."""
 _INODES = 16384
 """Files and folders in the scratch folder: the kernel's memory for them is nobody else's limit."""
 _SOURCE = Path(__file__).with_name("main.py").read_text(encoding="utf-8")
@@ -66,7 +66,7 @@ _PROPORTIONAL = ("Pss_Anon:", "Pss_Shmem:", "SwapPss:")
 _KERNEL_KNOWS_CHILDREN = os.path.exists(f"/proc/self/task/{threading.get_native_id()}/children")
 """Built in by all large distributions (CONFIG_PROC_CHILDREN), not by every kernel."""
 _works: dict[tuple[str, tuple[str, ...], int], Place] = {}
-"""How a sandbox was made here before, by bubblewrap, packages and user."""
+"""Places that worked before, by bubblewrap, packages and user."""
 _warned = threading.Event()
 _numbers = itertools.count()
 
@@ -78,15 +78,14 @@ class Limits:
     cpu_seconds: float = 5
     """Processor time; of one process alone, rounded up to whole seconds."""
     clock_seconds: float = 15
-    """Time of the clock."""
     memory_mib: int = 512
-    """Memory; also the address space of each process."""
+    """Also the address space of each process."""
     processes: int = 16
     """Processes and threads at one time."""
     output_bytes: int = 65536
-    """Of the standard output, and of the standard error."""
+    """Each of standard output and standard error."""
     scratch_mib: int = 64
-    """The scratch folder; also the size of one file."""
+    """Also the size of one file."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -97,7 +96,7 @@ class Limits:
 
 
 PROBE = Limits(cpu_seconds=30, clock_seconds=30, memory_mib=2048, processes=4, scratch_mib=1)
-"""Limits of a sandbox that is made to see if it can be."""
+"""Limits of a trial sandbox."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +118,7 @@ class Ran:
 
 @dataclass(frozen=True)
 class Place:
-    """Where code runs: bubblewrap with its filter and files; without a way, as a plain process."""
+    """A place for code: bubblewrap with its filter and files; without a way, a plain process."""
 
     way: Way | None
     bwrap: str = ""
@@ -317,7 +316,7 @@ class Started:
             killed = "timeout"
         if killed is not None:
             return Ran(output, errors, killed, None, seconds)
-        if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may end with this number by itself
+        if exit_code == NO_MEMORY and "MemoryError" in errors:  # code may exit with this number
             return Ran(output, errors, "memory", 1, seconds)
         if exit_code is None:
             errors += "\nended from outside\n"
@@ -327,7 +326,7 @@ class Started:
 
     def end(self) -> None:
         if self._way is None and self.tree is not None and self.process.code is None:
-            self.tree.kill_below()  # also those that have left the group
+            self.tree.kill_below()  # also outside the group
         gone = True
         if self.tree is not None:
             gone = self.tree.kill_root()
@@ -350,7 +349,7 @@ class Started:
             text = (self.process.stderr.read() or b"").decode("utf-8", "replace").strip()
             raise OSError(NOT_STARTED + (text[-1000:] or f"it took more than {_START_SECONDS:.0f} seconds"))
         self.tree = Tree(root)
-        with contextlib.suppress(OSError):  # if the machine runs out of memory, the kernel is to end this, not hone
+        with contextlib.suppress(OSError):  # if memory runs out, the kernel ends this, not hone
             Path(f"/proc/{root}/oom_score_adj").write_text("1000")
         if self._way is not None:
             with contextlib.suppress(OSError):
@@ -392,7 +391,7 @@ class Started:
         return None
 
     def _read(self, source: int, kept: bytearray) -> bool:
-        """Add data to `kept`, up to its limit. Return False at the end."""
+        """Append output up to its limit. Return False at the end."""
         part = os.read(source, 1 << 16)
         kept += part[: max(0, self._limits.output_bytes + 1 - len(kept))]
         return bool(part)

@@ -58,9 +58,8 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
 
 CLONE, CLONE3, IOCTL, SIGACTION = (56, 220), (435, 435), (16, 29), (13, 134)
 LAST = 450
-"""The newest call that is known here (set_mempolicy_home_node, Linux 5.17). Higher numbers are later calls or, with bit
-30 set on x86_64, those of the x32 ABI.
-"""
+"""The newest call that is known here (set_mempolicy_home_node, Linux 5.17). Higher numbers are later calls or,
+with bit 30 set on x86_64, calls of the x32 ABI."""
 NEW_NAMESPACES = 0x7E020000
 """CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET; NEWTIME is for clone3 and unshare alone."""
 TERMINAL_INPUT = (0x5412, 0x541C)

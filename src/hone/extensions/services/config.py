@@ -36,7 +36,7 @@ class TeacherConfig(AskedConfig):
 
 
 class RLKeys(BaseConfig):
-    """What `hone rl` has of it."""
+    """The keys of `hone rl`."""
 
     teacher: TeacherConfig | None = None
     """A teacher to distill; off unless given."""

@@ -32,7 +32,6 @@ from hone.web import MIB, TooLarge, shown_url
 
 OPENAI = "https://api.openai.com/v1"
 LARGEST_ANSWER = MIB
-"""Bytes of an answer."""
 _FIELDS = re.compile(r"\{(prompt|completion|answer)\}")
 _OUT_OF = re.compile(r"\d\W*\b(?:out\s+)?of\s*\Z", re.IGNORECASE)
 
