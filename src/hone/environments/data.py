@@ -115,11 +115,7 @@ def load_rows(source: str | Path | Rows, split: str = "train") -> Rows:
 
 
 def given_rows(dataset: Any, name: str) -> str | Rows | None:
-    """Return the rows that a program gives as `name`, as JSON has them, or the path or hub id to read them from.
-
-    A list of dicts, a table of pandas, or anything with `to_list`, such as `datasets.Dataset`; else UserError. A value
-    is read as `load_rows` reads it from a file.
-    """
+    """Return a program's rows as JSON has them, or the path or hub id to read. Raises UserError for other values."""
     if dataset is None or isinstance(dataset, str | Path | Rows):
         return str(dataset) if isinstance(dataset, Path) else dataset
     rows = dataset.to_list() if hasattr(dataset, "to_list") else dataset
@@ -167,8 +163,7 @@ def to_jsonl(rows: Rows) -> str:
 def hold_out(rows: Rows, key: Callable[[Row], str], fraction: float = 0.1) -> tuple[Rows, Rows]:
     """Return (train, eval). Eval gets the `fraction` of distinct `key(row)` with the smallest hashes, at least one.
 
-    Equal keys stay on one side. Order and seed don't matter. Eval is empty if there is only one key.
-    A KeyError of `key` is reported as the missing column.
+    So order and seed don't matter. Eval is empty if there is only one key. A KeyError of `key` is a missing column.
     """
     digests = []
     for i, row in enumerate(rows):
@@ -275,8 +270,8 @@ def find_overlap(
 ) -> Overlap:
     """Find the training examples, of these indices, with the same prompt as a held-out one, with any answer.
 
-    If most prompts are alike (a game that always begins with the same words), whole examples are compared. Rows that
-    make no example are skipped. `advance` gets the number of examples done.
+    If most prompts are alike (a game that always begins with the same words), whole examples are compared. `advance`
+    gets the number of examples done.
     """
     others = list(_examples(held_out, held_out_indices))
     ids = {example.id: index for index, example in reversed(others)}
@@ -346,9 +341,9 @@ def _read_files(files: list[Path], source: Path) -> Rows:
 
 
 def _json_rows(file: Path) -> Iterator[tuple[str, Row]]:
-    """Yield the place and the row of each line that is not blank; of a `.json` file, of each element of its one array.
+    """Yield the place and the row of each line, or of each element of a `.json` file's array.
 
-    Read here and not through `datasets`, which would give every row the union of all rows' `info` keys.
+    Not through `datasets`, which would give every row the union of all rows' `info` keys.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")  # with a byte order mark or without

@@ -336,10 +336,9 @@ def given_task(
     agent: Callable[..., Any] | str | None = None,
     reference: Reference | None = None,
 ) -> Given:
-    """Return the task of these functions on these rows; what is missing comes from `args`. `folder`: the run's.
+    """Return the task of these functions, or this `agent`, on these rows; what is missing comes from `args`.
 
-    `agent` is a program instead of reward functions. A data set is a path, a hub id, or rows for `given_rows`.
-    Raises UserError if these are no functions or rows.
+    A data set is a path, a hub id, or rows for `given_rows`. `folder` is the run's.
     """
     reward_funcs = reward_funcs or ()
     funcs = [reward_funcs] if isinstance(reward_funcs, str) or callable(reward_funcs) else list(reward_funcs)
@@ -395,7 +394,7 @@ def given_task(
 def place_of(func: Callable[..., Any]) -> str | None:
     """Return where a worker process finds the function; None if it is in a notebook, a script or another function.
 
-    An object, a bound method or a partial is found if it is a global variable of the module of its class or function.
+    An object, a bound method or a partial must be a global variable of the module of its class or function.
     """
     home, names = unwrapped(func).__module__, [component_name(func)]
     if not inspect.isfunction(inspect.unwrap(func)) and home in sys.modules:

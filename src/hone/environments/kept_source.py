@@ -26,9 +26,7 @@ HEAD = '"""Functions of this run and what they use, as they were when it began."
 
 
 def kept_name(function: Callable[..., Any]) -> str:
-    """Return a function's name in the file. A partial, a bound method or an object gets `reward_` in front, because its
-    function or class is defined there under that name.
-    """
+    """Return a function's name in the file. An object gets `reward_` in front: its class is defined under its name."""
     name = component_name(function)
     is_named = isinstance(function, Service) or isinstance(inspect.unwrap(function), FunctionType)
     return name if is_named else f"reward_{name}"
@@ -75,10 +73,7 @@ class _Writer:
         elif isinstance(value, Service):
             self._imports.add("import hone")
             self._pieces.append(f"{name} = {value.source}")
-        elif isinstance(value, functools.partial):
-            self._imports.add("import functools")
-            self._define_made(name, value, module)
-        elif isinstance(value, MethodType):
+        elif isinstance(value, functools.partial | MethodType):
             self._define_made(name, value, module)
         elif isinstance(value, re.Pattern):
             self._imports.add("import re")
@@ -100,6 +95,7 @@ class _Writer:
 
     def _define_made(self, name: str, value: Any, module: Mapping[str, Any]) -> None:
         if isinstance(value, functools.partial):
+            self._imports.add("import functools")
             parts = [self._part(f"{name}_{i}", part, module) for i, part in enumerate((value.func, *value.args))]
             parts += [f"{key}={self._part(f'{name}_{key}', part, module)}" for key, part in value.keywords.items()]
             source = f"functools.partial({', '.join(parts)})"

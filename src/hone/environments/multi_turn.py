@@ -55,10 +55,7 @@ class MultiTurnEnv(Environment):
         return replace(model.rollout(), state=state, failure=failure, late=late, killed=killed)
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the template cannot go on with a conversation of this task as it was sampled.
-
-        Tried with thoughts in the turns: some templates leave them out of earlier turns.
-        """
+        """Raise UserError if the template can't continue a sampled conversation, such as one with thoughts."""
         turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
         answer = {"role": "user", "content": "c"}
         if self.tool_schemas:  # Mistral's templates want ids of nine characters
@@ -71,9 +68,7 @@ class MultiTurnEnv(Environment):
                 raise UserError(f"{self.id} is a task of several turns, but {error}") from None
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
-        """Return the `state` of the first turn: prompt, answer, info and example_id of the example, and `seed`, a
-        number of this rollout's own, for environments that draw. It is JSON: dates in `info`, for instance, are text.
-        """
+        """Return the `state` of the first turn as JSON: dates in `info`, say, are text. `seed` is for random draws."""
         return {
             "prompt": [dict(message) for message in example.prompt],
             "answer": example.answer,

@@ -80,18 +80,13 @@ _BEFORE_REMARK = re.compile(r"\s*(?:[A-Za-z%°/²³]+\s*){0,3}")
 
 
 def read_number(text: str, *, percent: bool = False) -> Fraction | None:
-    """Return the one number that `text` states, perhaps with a unit or a remark in brackets; None if there
-    is none, or it may mean two. `42%` reads 42, or with `percent` 42/100.
-    """
+    """Return the number that `text` states; None if it has none or may mean two. With `percent` `42%` is 42/100."""
     stated = _stated(text)
     return stated and stated.read(percent)
 
 
 def same_number(given: str | None, gold: str) -> bool:
-    """Return True if `given` and `gold` state the same number by the rule of `hone.grading.decimals`.
-
-    Percent signs count if `gold` has one.
-    """
+    """Compare two numbers by the rule of `hone.grading.decimals`. Percent signs count if `gold` has one."""
     one, other = _stated(given or ""), _stated(gold)
     if one is None or other is None:
         return False

@@ -86,8 +86,7 @@ def own_problems(split: str) -> Rows:
 class MathParser(AnswerParser[str]):
     r"""The answer is the last `\boxed{…}`, `<answer>` pair or `ANSWER:` that math-verify may be able to read.
 
-    After `ANSWER:` mathematics is expected: prose there is read only if there is no other answer, and so is mathematics
-    after `the answer is`.
+    Prose after `ANSWER:`, and mathematics after `the answer is`, is read only if there is no other answer.
     """
 
     def __init__(self) -> None:
@@ -121,10 +120,7 @@ def _is_formula(text: str) -> bool:
 
 
 def correctness(completion: list[Message], answer: str, parser: MathParser) -> float | GraderFailure:
-    """Return 1 for an answer equal to the right one (a number may have a unit or a remark), else 0.
-
-    A failure if the comparison takes too long.
-    """
+    """Return 1 for an answer equal to the right one, else 0; a failure if the comparison takes too long."""
     given = parser.parse_answer(completion)
     bare = not re.search(r"[^\W\d_]", re.sub(r"\\[A-Za-z]+", "", answer))
     if bare and same_number(given, answer):

@@ -58,10 +58,7 @@ class Range:
 
 @dataclass(frozen=True)
 class Sample:
-    """A reward function's input: a completion of an example, and the environment's state of it.
-
-    `completion_ids` are its sampled tokens, if a function of a group takes them, and they are known.
-    """
+    """A completion of an example, and its state. `completion_ids` are sampled tokens, if a function needs them."""
 
     example: Example
     completion: list[Message]
@@ -74,10 +71,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Measured:
-    """The results of the task's code for a completion.
-
-    `answer` is what its parser found, as text to show (None: nothing); `seconds` is wall time.
-    """
+    """Results of the task's code. `answer` is the parser's, as text to show (None: nothing); `seconds` is wall time."""
 
     components: dict[str, float]
     answer: str | None
@@ -92,12 +86,12 @@ class Measured:
 class Rubric:
     """Reward = sum of weight x value over the reward functions.
 
-    A reward function is plain or async, takes by name what it needs of `completion` (list of messages), `answer`
-    (str), `prompt` (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see
-    `measure`), `parser` and `rng` (a numpy generator for graders that draw), and returns a number, or None
-    to abstain. `weights` default to 1. `correctness` is the function (or its name) that decides if an answer is right
-    (it returned ≥ 1.0): the first unless given. It may have the weight 0. `ranges` declares the
-    range of components by name. `parser` is used unless the environment has its own.
+    A reward function is plain or async, takes by name some of `completion` (list of messages), `answer` (str), `prompt`
+    (list of messages), `info` (dict), `state` (dict, shared by the functions of one grading; see `measure`), `parser`
+    and `rng` (a numpy generator for graders that draw), and returns a number, or None to abstain. `weights` default to
+    1. `correctness` is the function (or its name) that decides if an answer is right (it returned ≥ 1.0): the first
+    unless given. It may have the weight 0. `ranges` declares the range of components by name. `parser` is used unless
+    the environment has its own.
     """
 
     def __init__(
@@ -180,9 +174,9 @@ class Rubric:
     def measure(self, sample: Sample, parser: Parser) -> Work[Measured]:
         """Run the functions of one completion, up to the first that fails; `hone.grading.together` drives it.
 
-        Each function gets copies of its arguments, but for `state`, which all share: it holds prompt, completion,
-        answer, info, example_id, stop_reason and is_truncated, the conversation's state, and additions of
-        functions. The `rng` of each is the stream (seed, "grader", example, sample_id, function).
+        Each function gets copies of its arguments, but all share `state`: prompt, completion, answer, info, example_id,
+        stop_reason and is_truncated, the conversation's state, and additions of functions. The `rng` of each is the
+        stream (seed, "grader", example, sample_id, function).
         """
         started = time.perf_counter()
         components: dict[str, float] = {}
@@ -204,10 +198,7 @@ class Rubric:
         return Measured(components, found, failure, time.perf_counter() - started)
 
     def measure_group(self, samples: Sequence[Sample]) -> Work[list[Measured]]:
-        """Run the functions of a group on its completions, up to the first that fails as a whole.
-
-        Then each completion fails. A value that is not a finite number fails its own completion alone.
-        """
+        """Run the functions of a group on its completions. If one fails as a whole, all completions fail."""
         started = time.perf_counter()
         components: list[dict[str, float]] = [{} for _ in samples]
         failures: list[GraderFailure | None] = [None] * len(samples)
@@ -262,7 +253,6 @@ def answer_rubric(correctness: RewardFunc) -> Rubric:
 
 
 def component_name(func: RewardFunc) -> str:
-    """Return the name of a reward function: its own, its partial's function's, or its class's."""
     func = unwrapped(func)
     return getattr(func, "__name__", type(func).__name__)
 

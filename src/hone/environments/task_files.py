@@ -45,7 +45,6 @@ def is_taken(name: str) -> str | None:
 
 
 def find_file(name: str) -> Path | None:
-    """Return the local file of the task with this module name, if there is one."""
     for folder in folders():
         for path in (folder / f"{name}.py", folder / name / "__init__.py", folder / name / f"{name}.py"):
             if path.is_file():
@@ -99,9 +98,9 @@ def text_digest(source: bytes, beside: Sequence[Path]) -> str:
 
 
 def neighbours(source: bytes, beside: Sequence[Path]) -> list[Path]:
-    """Return the files in the folders `beside` that a source imports, itself or through them, sorted.
+    """Return the files in the folders `beside` that a source imports, directly or not, sorted.
 
-    An installed package goes before a file of the same name. Folders of installed tasks, or of hone's own, have none.
+    An installed package goes before a file of the same name. Folders of installed tasks, or of hone's, have none.
     """
     folders = [folder for folder in beside if folder not in _own_folders() and "site-packages" not in folder.parts]
     found: set[Path] = set()
@@ -141,10 +140,10 @@ def _origin(name: str) -> Path | None:
 
 
 def import_file(name: str, path: Path) -> ModuleType:
-    """Import the module at `path`, once per file and process. It may import modules that lie beside it.
+    """Import the module at `path`, once per file and process. It may import modules beside it.
 
-    It goes into `sys.modules` under its own name, unless an installed package has that name already: a task file called
-    `datasets.py` must not stand in for the package. Nor must files beside it, so their folder comes last on the path.
+    If an installed package has its name, it gets another in `sys.modules`: a task file `datasets.py` must not replace
+    the package. Nor must files beside it, so their folder comes last on the path.
     """
     path = path.resolve()
     for alias in (name, f"hone_environment_{name}"):
@@ -189,10 +188,10 @@ def mistake(path: Path, error: Exception) -> UserError:
 
 
 def find_function(place: str) -> tuple[Callable[..., Any], Path | None]:
-    """Import the function that `MODULE:NAME` or `FILE.py:NAME` names; return it and its file, if that is known.
+    """Import the function of `MODULE:NAME` or `FILE.py:NAME`; return it and its file, if that is known.
 
-    A module is looked for in the current folder, then where Python finds it. Raises UserError if there is no such
-    function, its module can't be imported, or `hone.trust` refuses it.
+    Looks for modules in the current folder first. Raises UserError if there is no such function, its module can't be
+    imported, or `hone.trust` refuses it.
     """
     trust.check_function(place)
     module_name, _, name = place.rpartition(":")

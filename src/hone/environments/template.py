@@ -46,9 +46,7 @@ class Template:
         self._columns = {str(column): (value, f"{name}.{column}") for column, value in columns.items()}
 
     def row(self, row: Row, where: str) -> Row:
-        """Return the new row. Raises UserError, naming the row by `where`, if it lacks a column that the template
-        wants, and for a bad placeholder: Python's conversions and formats (`{a!r}`, `{a:>5}`), brackets.
-        """
+        """Return the new row. Raises UserError for a missing column or a bad placeholder; `where` names the row."""
         made = {column: _fill(value, name, row, where) for column, (value, name) in self._columns.items()}
         for column in _TEXTS & made.keys():
             if isinstance(made[column], numbers.Number) and not isinstance(made[column], bool):

@@ -84,10 +84,7 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def hears_last(self) -> bool:
-        """True if a tool, or an `env_response` of a subclass, may leave something in the state.
-
-        Otherwise the calls of a last message are not run, for nobody would see their answers.
-        """
+        """True if a last message's calls must run: a tool, or a subclass's `env_response`, may change the state."""
         return type(self).env_response is not ToolEnv.env_response or any(t.takes_state for t in self.tools.values())
 
     def env_response(self, messages: list[Message], state: dict[str, Any]) -> list[Message] | Awaitable[list[Message]]:
@@ -111,10 +108,7 @@ class ToolEnv(MultiTurnEnv):
         return [message, *answer[0]]
 
     def failed_response(self, messages: list[Message], failure: GraderFailure) -> list[Message] | None:
-        """Return an error for the model if a tool was killed at its deadline or ended its process.
-
-        Returns None for other failures, such as an exception that left `env_response`: the sample fails.
-        """
+        """Return an error for the model if a tool was killed or ended its process; else None: the sample fails."""
         calls = calls_of(messages[-1])
         late = failure.outcome is Outcome.GRADER_TIMEOUT
         if not calls or not (late or failure.lost):
@@ -169,9 +163,8 @@ class ToolEnv(MultiTurnEnv):
 
 
 def calls_of(message: Message) -> list[dict[str, Any]]:
-    """Return the tool calls of a message of the assistant, in OpenAI's form. A malformed one has the name "".
-
-    They are its `tool_calls`; of a message without these, the calls in its text (`<tool_call>{…}</tool_call>`).
+    """Return an assistant message's `tool_calls`, or the calls in its text, in OpenAI's form. A malformed one has no
+    name.
     """
     if message.get("role") != "assistant":
         return []
@@ -243,7 +236,6 @@ class ToolFunction:
 
 
 def read_docstring(text: str) -> tuple[str, dict[str, str]]:
-    """Return the description, and the Args section's text for each argument."""
     parts = re.split(r"^(Args|Arguments|Parameters|Returns|Raises|Yields|Examples?):[ \t]*$", text, flags=re.MULTILINE)
     sections = dict(zip(parts[1::2], parts[2::2], strict=True))
     arguments = next((sections[name] for name in ("Args", "Arguments", "Parameters") if name in sections), "")

@@ -20,7 +20,7 @@ from hone.types import Outcome
 def start(
     env_id: str, kwargs: dict[str, Any], folder: str, path: list[str], sources: dict[str, str], timeout: float
 ) -> Callable[[list[Any]], list[Any]]:
-    """Load the environment in a process of `hone.grading.pool` as hone's process loaded it, without its data.
+    """Load the environment as hone's process loaded it, without its data.
 
     Return the function that answers `["grade", "group" or "respond", items]`. Raises UserError if a task file has
     changed since hone loaded it.

@@ -56,7 +56,6 @@ class Workers:
     def grade(
         self, samples: Sequence[Sample], groups: Sequence[Sequence[Sample]], rubric: Rubric
     ) -> tuple[list[Measured], list[list[Measured]]]:
-        """Run the functions of one completion on each sample, and the functions of a group on each group."""
         ones = self._ask("grade", samples, rubric.num_async(of_groups=False), "grading")
         wholes = self._ask("group", groups, rubric.num_async(of_groups=True), "grading") if groups else []
         return (
@@ -90,7 +89,7 @@ class Workers:
         return [_responded(answer) for answer in self._ask("respond", turns, int(waits), "answering the model")]
 
     def _ask(self, kind: str, items: Sequence[Any], waits: int, doing: str) -> list[Any]:
-        """Return the answers about the items: one question each, or many in one where functions wait.
+        """Return the answers about the items. If async functions wait, one question has many.
 
         If a chunk gets no answer, each of its items is asked about alone, so that only the guilty one fails.
         """

@@ -42,10 +42,7 @@ class ChatClient(Client):
         self._root = endpoint.url.rstrip("/")
 
     async def served(self, model: str | None) -> dict[str, str]:
-        """Return {model id: owner} as the server lists them; empty if it has no list.
-
-        Raises UserError if none answers or it wants a key.
-        """
+        """Return {model id: owner}; empty without a list. Raises UserError if none answers or it wants a key."""
         try:
             return {entry["id"]: entry.get("owned_by") or "" for entry in (await self._list()).json()["data"]}
         except Refused as error:
@@ -66,10 +63,7 @@ class ChatClient(Client):
     async def complete(
         self, model: str, messages: list[Message], body: dict[str, Any], sample_id: str
     ) -> Rollout | Failure:
-        """Return the completion, after as many tries as it takes. UserError: see the top of this module.
-
-        `body` holds everything but model and messages: `max_tokens`, `temperature`, …
-        """
+        """Return the completion, after retries. `body` holds everything but model and messages."""
         before, whole = self.succeeded, {"messages": messages, "model": model, **body}
         try:
             answer = await self.request("POST", f"{self._root}/chat/completions", whole, sample_id)

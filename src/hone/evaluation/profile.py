@@ -24,7 +24,6 @@ from hone.types import Outcome
 
 
 def pass_rates(result: EvalResult) -> list[dict[str, Any]]:
-    """Return a row for each example that has a graded completion."""
     rows = []
     for samples in filter(None, result.by_example):
         graded, correct = len(samples), sum(sample.score.outcome is Outcome.CORRECT for sample in samples)

@@ -98,10 +98,7 @@ def evaluate_url(
 
 
 def find_model(endpoint: Endpoint, model: str | None) -> tuple[str, bool]:
-    """Return the model to ask for, and True if hone's server serves it. Raises UserError if nothing answers.
-
-    Without a name it is the only one that the server lists.
-    """
+    """Return the model, by default the only one listed, and True if hone serves it. UserError if nothing answers."""
 
     async def ask() -> dict[str, str]:
         async with ChatClient(endpoint) as client:

@@ -36,12 +36,11 @@ def show_sample(console: Console, sample: EvalSample) -> None:
     _title(console, f"One completion (example {sample.index})")
     messages, score = sample.trajectory.messages, sample.score
     left = len(messages) - 2 * _MESSAGES
-    for message in messages if left <= 0 else messages[:_MESSAGES]:
-        console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+    shown: list[Padding | Text] = [Padding(_message(one), (0, 0, 0, 2), expand=False) for one in messages]
     if left > 0:
-        console.print(Text(f"  … {left} more messages", "dim"))
-        for message in messages[-_MESSAGES:]:
-            console.print(Padding(_message(message), (0, 0, 0, 2), expand=False))
+        shown[_MESSAGES:-_MESSAGES] = [Text(f"  … {left} more messages", "dim")]
+    for part in shown:
+        console.print(part)
     outcome = Text(str(score.outcome), OUTCOME_STYLES[score.outcome])
     if score.outcome.is_failure:  # why grading failed is shown once, below the result
         console.print(Text("  reward: none, ").append(outcome))
@@ -82,7 +81,6 @@ def show_result(console: Console, result: EvalResult) -> None:
 
 
 def _message(message: Message) -> Text:
-    """Return a message after its role; tool calls that its text lacks get a line each."""
     text = message_text(message)
     lines = [text] if text else []
     for call in message.get("tool_calls") or []:

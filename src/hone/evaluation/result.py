@@ -103,7 +103,6 @@ class RequestStats:
     concurrency: int
 
     def summary(self) -> dict[str, float]:
-        """Return mean, median, 95th percentile and maximum in seconds; empty without an answer."""
         if not self.seconds:
             return {}
         median, p95 = (float(value) for value in np.quantile(self.seconds, (0.5, 0.95)))

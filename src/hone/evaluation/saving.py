@@ -37,10 +37,7 @@ def results_folder(config: EvalConfig) -> Path:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create the folder of results; return the folders made, the innermost first.
-
-    Raises UserError if nothing can be written there: call it before sampling for hours.
-    """
+    """Create the folder of results; return the folders made, the innermost first. UserError if it can't be written."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -66,10 +66,7 @@ def inside() -> bool:
 
 
 def accepted_names(func: Callable[..., Any], offered: tuple[str, ...]) -> tuple[str, ...]:
-    """Return which `offered` keyword arguments `func` takes: the names of its parameters, or all with `**kwargs`.
-
-    Raises ValueError naming a parameter without default that is not offered.
-    """
+    """Return which `offered` arguments `func` takes, all with `**kwargs`. ValueError names one that is not offered."""
     names: list[str] = []
     for parameter in inspect.signature(func).parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
@@ -93,10 +90,7 @@ def attempt(func: Callable[..., Any], *args: Any, **kwargs: Any) -> Work[Any | G
 
 
 def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[float | GraderFailure | None]:
-    """Call a reward function and return its number, or None if it abstains.
-
-    An exception, a value that is no bool, int, float or numpy number, NaN and infinity are failures.
-    """
+    """Return a reward function's number, None if it abstains, or a failure."""
     value = yield from attempt(func, **kwargs)
     if value is None or isinstance(value, GraderFailure):
         return value
@@ -182,9 +176,7 @@ def _wait(
 
 
 def _run(main: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run like asyncio.run, but always in the same event loop of this thread: clients and locks of a reward function
-    belong to the loop in which they were first used.
-    """
+    """Run in the same event loop of this thread each time: clients and locks of a reward function belong to it."""
     runners: dict[int, asyncio.Runner] = vars(_of_thread).setdefault("runners", {})
     runner = runners.setdefault(os.getpid(), asyncio.Runner())
     try:

@@ -84,9 +84,7 @@ def same(answer: str, gold: str) -> bool | GraderFailure | None:
 
 
 def _same_ratio(answer: str, gold: str) -> bool | None:
-    """Compare ratios by their quotients, and other texts as they are. A ratio equals only a ratio of as many terms,
-    or the quotient if the gold answer is a ratio of two.
-    """
+    """Compare ratios by their quotients, other texts as they are. The quotient may stand for a gold ratio of two."""
     terms, gold_terms = (
         [] if match is None else match[1].split(":") for match in map(_RATIO.fullmatch, (answer, gold))
     )
@@ -140,9 +138,7 @@ def balanced(text: str) -> bool:
 
 
 def tidy(text: str) -> str:
-    """Strip `text` of math delimiters, bold, spacing commands, white space (also between groups of three digits), and
-    a trailing full stop.
-    """
+    """Strip `text` of delimiters, bold, spacing commands, spaces between words and in numbers, and a last full stop."""
     text = text.replace("−", "-").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])", "", text)
     text = _THOUSANDS.sub(lambda match: re.sub(r"\D", "", match[0]), text)
@@ -190,7 +186,6 @@ def _is_prose(text: str) -> bool:
 
 
 def _plain(text: str) -> str:
-    """Strip `text` of the commands and brackets around words."""
     return " ".join(_TEXT.sub(r"\1", text).strip(" ()").split())
 
 

@@ -103,9 +103,7 @@ class Ended:
         return self.code is None or -self.code in _OUTSIDE
 
     def failure(self, doing: str, seconds: float | None) -> GraderFailure:
-        """Return the failure of a question that ended a process while `doing`; `seconds` of processor time were
-        allowed.
-        """
+        """Return the failure of a question that ended a process while `doing`, with its limit of processor time."""
         if self.code in (-signal.SIGPROF, -signal.SIGXCPU):
             detail = f"{doing} took {seconds:g} seconds of processor time" if seconds else f"{doing} took too long"
             return GraderFailure(Outcome.GRADER_TIMEOUT, detail)
@@ -368,10 +366,7 @@ class Round:
         self._stop, self._stopped = os.pipe()
 
     def put(self, *questions: Any, at_once: bool = True, times: Sequence[int] = ()) -> None:
-        """Ask these questions after those that wait: in threads, or else when their answers are wanted.
-
-        `times` are the factors of the round's limits for each; by default 1.
-        """
+        """Ask these questions after the waiting ones: in threads, or else in `answers`. `times` multiplies limits."""
         timed = zip(questions, times or [1] * len(questions), strict=True)
         with self._changed:
             first = len(self._questions)
@@ -385,10 +380,7 @@ class Round:
             self._threads[-1].start()
 
     def answers(self, on_answer: OnAnswer = lambda done, answer: None) -> list[Any | GraderFailure]:
-        """Return the answers in the order of the questions, once all are there. No more questions may come.
-
-        StartFailure if a process does not become ready.
-        """
+        """Return all answers in the order of the questions. StartFailure if a process does not become ready."""
         self._end()
         if not self._threads:
             self._serve(0)
@@ -423,24 +415,22 @@ class Round:
             self._changed.notify_all()
 
     def _serve(self, place: int) -> None:
-        """Ask the process at this place until all questions are answered, and no more come."""
-        with contextlib.suppress(Stopped):
-            try:
-                while place in self._ahead or self._one_waits():
-                    process = self._ready(place)
-                    with self._changed:
-                        if place not in self._ahead and not self._waiting:  # another took the last one meanwhile
-                            continue
-                        index = self._ahead.pop(place) if place in self._ahead else self._waiting.popleft()
-                        # Not the last ones: behind one that hangs they would wait while other processes are free.
-                        if process.is_far and len(self._waiting) >= 2 * self.pool.workers:
-                            self._ahead[place] = self._waiting.popleft()
-                    process.ahead = self._questions[self._ahead[place]] if place in self._ahead else None
-                    self._ask(place, process, index)
-            except Exception as error:
-                if isinstance(error, Stopped):
-                    raise
-                self._answered.put((-1, error))
+        try:
+            while place in self._ahead or self._one_waits():
+                process = self._ready(place)
+                with self._changed:
+                    if place not in self._ahead and not self._waiting:  # another took the last one meanwhile
+                        continue
+                    index = self._ahead.pop(place) if place in self._ahead else self._waiting.popleft()
+                    # Not the last ones: behind one that hangs they would wait while other processes are free.
+                    if process.is_far and len(self._waiting) >= 2 * self.pool.workers:
+                        self._ahead[place] = self._waiting.popleft()
+                process.ahead = self._questions[self._ahead[place]] if place in self._ahead else None
+                self._ask(place, process, index)
+        except Stopped:
+            pass
+        except Exception as error:
+            self._answered.put((-1, error))
 
     def _one_waits(self) -> bool:
         """Wait for a question; return False if no more come. One that has lost its process may wait again."""
@@ -519,10 +509,7 @@ class Round:
 
 
 class Worker:
-    """A process for a library that may hang or die: a pool of one, asked one question at a time.
-
-    It starts with the first question and ends with this object. `doing` is as in Pool: "comparing the answer".
-    """
+    """A process for a library that may hang or die: a pool of one, started with the first question."""
 
     def __init__(self, script: Path, arguments: Sequence[Any], doing: str, python: str = sys.executable) -> None:
         self._pool = Pool(script, arguments, doing, python=python)

@@ -182,7 +182,6 @@ def _limit_time(seconds: float | None) -> None:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit the address space to `size` bytes beyond its current size; allow no core dumps."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     size += taken()
     with contextlib.suppress(OSError, ValueError):  # a system without this limit

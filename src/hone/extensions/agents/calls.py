@@ -141,7 +141,6 @@ class ProgramCalls(ModelCalls):
         return found[-1] if found and not self.closed else None
 
     def _commit(self, call: Call, turn: Segment) -> None:
-        """Record the sampled turn of a call, just before its program gets it."""
         if self.closed:
             raise ApiError(410, ROLLOUT_ENDED)
         self.sampled += turn.num_sampled - call.request.max_tokens

@@ -18,10 +18,7 @@ MOST_REWARDS = 64
 
 @dataclass(frozen=True)
 class AgentLimits:
-    """The bounds of one rollout, and how many run at the same time.
-
-    `max_calls` of the model, `max_tokens` sampled in all of them (None: any number), `timeout` in seconds.
-    """
+    """Limits of one rollout (`max_tokens` in all calls, None: any; `timeout` in seconds), and rollouts at a time."""
 
     max_calls: int = 64
     max_tokens: int | None = None

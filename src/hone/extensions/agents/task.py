@@ -25,8 +25,6 @@ def agent_task(source: Source | None, command: str | None, limits: Any, *data: A
 
 
 class AgentTask(AgentEnv, FunctionTask):
-    """Examples for the program `run` or `command`."""
-
     def __init__(
         self,
         source: Source | None,

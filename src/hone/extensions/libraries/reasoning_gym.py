@@ -196,10 +196,7 @@ def load(
     system_prompt: str = "",
     **config: Any,
 ) -> ReasoningGym:
-    """Return the task `name` of reasoning-gym; `config` are arguments of its configuration.
-
-    UserError without reasoning-gym, and for a task that is refused or unknown.
-    """
+    """Load the task `name` with this configuration. UserError without reasoning-gym, or for an unsuitable task."""
     task = name.replace("-", "_")
     if task in REFUSED:
         raise UserError(f"reasoning-gym:{name} is refused: {REFUSED[task]}")

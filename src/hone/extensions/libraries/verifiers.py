@@ -45,9 +45,7 @@ SCORE_CLOCK = 60.0
 
 
 class Served:
-    """A taskset in its process: it is loaded when its tasks are needed, and again when a new process replaces a dead
-    one. Raises UserError for a taskset that is refused.
-    """
+    """A taskset in its process, which loads it again after a restart. Raises UserError for a refused taskset."""
 
     worker = Path(__file__).with_name("verifiers_worker.py")
     driver = Path(__file__).with_name("verifiers_driver.py")  # makes rollouts, in a separate process
@@ -90,7 +88,6 @@ class Served:
             return nothing.failure
 
     def _about_tasks(self, ask: Callable[[], Any]) -> Any:
-        """Return the answer to a question about the tasks. If it is null, load them and ask again."""
         answer = ask()
         if answer is None:
             self.keys()
@@ -168,7 +165,6 @@ class Episodes(AgentEnv, Tasks):
         self._driver = Driver(served.python, served.driver, order, served.env_id)
 
     def check_rollouts(self) -> None:
-        """Raise UserError if verifiers does not get ready."""
         self._driver.start()
 
     async def program(self, calls: Any, example: Example) -> Rewarded:

@@ -39,7 +39,6 @@ def main() -> None:
 
 
 async def serve(told: dict[str, Any], orders: Any, out: Any) -> None:
-    """Make the episodes of `orders`, side by side, until it ends."""
     running: dict[int, asyncio.Task[None]] = {}
 
     async def episode(order: dict[str, Any]) -> None:

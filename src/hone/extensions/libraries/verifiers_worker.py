@@ -31,11 +31,7 @@ def start(
     """
     sys.path.append(folder)
     served = Served(taskset_id, config, env)
-
-    def answer(question: list[Any]) -> Any:
-        return getattr(served, question[0])(*question[1:])
-
-    return answer
+    return lambda question: getattr(served, question[0])(*question[1:])
 
 
 IMAGES = "a prompt of more than text, which hone's models don't read"
@@ -149,11 +145,7 @@ class Served:
         return {fn.__name__: float(getattr(fn, "_vf_weight", 1.0)) for fn in rewards}
 
     def _episodes(self) -> dict[str, Any]:
-        """Return the config of the environment that makes the rollouts.
-
-        By default nothing of a model runs on this machine: agents chat, with the task's tools (`null`), as local
-        processes.
-        """
+        """Return the config of the environment that makes the rollouts. Its defaults run no code of a model here."""
         from pydantic import ValidationError
         from verifiers.v1.configs.agent import agent_config_fields  # pyright: ignore[reportMissingImports]
         from verifiers.v1.utils import loaders  # pyright: ignore[reportMissingImports]

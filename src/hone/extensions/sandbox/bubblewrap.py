@@ -72,7 +72,6 @@ class Way:
 
 
 def ways() -> tuple[Way, ...]:
-    """Return the ways to try here, best first."""
     own = (Way(True, True), Way(True, False))
     if os.geteuid() != 0:
         return own
@@ -169,10 +168,7 @@ def _uid_map() -> list[int]:
 
 
 def own_user(number: int) -> int:
-    """Return a user id for sandbox `number` of this process, of the last quarter, which nobody else uses.
-
-    It is nobody's where there are few ids.
-    """
+    """Return a user id for sandbox `number` that nobody else uses, of the last quarter; nobody's if there are few."""
     first, _, count = _uid_map()
     if first != 0 or count < 2**16:
         return NOBODY
@@ -197,10 +193,7 @@ def base_executable() -> str:
 
 @functools.cache
 def readable(packages: tuple[str, ...] = ()) -> Readable:
-    """Return what the interpreter and `packages` (import names) need. Found once, in about 0.1 s.
-
-    Raises UserError for a package that is not installed.
-    """
+    """Return the files of the interpreter and `packages` (import names). UserError for a missing package."""
     roots = package_roots(packages)
     extensions = [str(file) for root in roots for file in root.rglob("*.so*")] if roots else []
     executable = base_executable()

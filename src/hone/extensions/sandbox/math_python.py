@@ -73,10 +73,7 @@ def tool_syntax(completion: list[Message]) -> float:
 
 
 def tool_use(completion: list[Message]) -> float:
-    """1 if a well-formed call was answered by the tool with something other than an error, else 0.
-
-    The tool's messages count; what the model wrote in their likeness does not.
-    """
+    """1 if a well-formed call got an answer of the tool (not the model's imitation) without an error, else 0."""
     called = False
     for message in completion:
         if message.get("role") == "tool":
@@ -113,7 +110,6 @@ class MathPython(ToolEnv):
         return Sandbox(Limits(cpu_seconds=CPU_SECONDS, clock_seconds=CLOCK_SECONDS), self.isolation, self.packages)
 
     def check_rollouts(self) -> None:
-        """Raise UserError where there is no sandbox to run the tool in."""
         assert self.sandbox is not None
 
     def python(self, code: str) -> str:
@@ -141,10 +137,7 @@ class MathPython(ToolEnv):
 
 
 def answer_of_run(ran: Ran) -> str:
-    """Return the model's message about a run: the output, or the error and the output before it.
-
-    Without memory addresses, so that running it again gives the same.
-    """
+    """Return the model's message about a run, without memory addresses, so that running it again gives the same."""
     printed = _ADDRESS.sub(" at 0x…>", ran.output.rstrip())
     if ran.status == "ok":
         return printed or "(it printed nothing)"
@@ -161,7 +154,6 @@ def answer_of_run(ran: Ran) -> str:
 
 
 def _traceback(errors: str) -> str:
-    """Return the last lines of a traceback, without the runner's."""
     lines = errors.rstrip().splitlines()
     first = next((i for i, line in enumerate(lines) if line.startswith('  File "code.py"')), len(lines) - 1)
     return "\n".join(lines[max(first, len(lines) - TRACEBACK_LINES) :]).strip()

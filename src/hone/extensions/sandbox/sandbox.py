@@ -159,8 +159,7 @@ class Sandbox:
     def run(self, code: str, stdin: str = "") -> Ran:
         """Run `code` as the main module of a fresh interpreter, with `stdin` to read. Blocks; any thread may call.
 
-        Raises OSError if the process can't be started (the machine is out of memory, say), which says nothing about
-        the code, and UserError if `code` or `stdin` is not text.
+        Raises OSError if the process can't be started, whatever the code, and UserError for a value that is not text.
         """
         for name, text in (("code", code), ("stdin", stdin)):
             if not isinstance(text, str):
@@ -187,9 +186,9 @@ def _way_that_works(place: Place) -> Place:
 
 
 class Started:
-    """A process that stands right before the code; `run` lets it begin, and leaving the context ends all of its tree.
+    """A process right before the code; `run` starts the code, and leaving the context ends the tree.
 
-    Raises OSError, with its stderr, if it didn't come that far; UserError where no process can be waited for.
+    Raises OSError, with its stderr, if it can't start; UserError where no process can be waited for.
     """
 
     def __init__(self, place: Place, limits: Limits, code: bytes, stdin: bytes) -> None:
@@ -497,10 +496,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Give processes started in the block fixed memory addresses, so that `print(object())` prints the same each time.
-
-    It costs no safety: code in the sandbox may call anything, and needs no addresses for it.
-    """
+    """Give processes of the block fixed addresses, so `print(object())` repeats. Code there may call anything as is."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:
@@ -519,9 +515,7 @@ def _inside(given: dict[str, int], scratch: str, name: str, packages: str) -> li
 
 
 def _most_tasks(way: Way | None, uid: int, processes: int) -> int:
-    """Compute RLIMIT_NPROC so that the code gets `processes`: it counts the user's other processes, but from Linux 5.14
-    on only within the user namespace.
-    """
+    """Compute RLIMIT_NPROC: it counts the user's other processes, but from Linux 5.14 on only within the namespace."""
     if way is None:
         others = _tasks_of(uid)
     elif not way.user_namespace:

@@ -74,10 +74,7 @@ _NUMBER, _ARCH, _ARGUMENT_0, _ARGUMENT_1 = 0, 4, 16, 24  # offsets; of an argume
 
 
 def program(machine: str | None = None) -> bytes:
-    """Return the filter for `machine` ("x86_64" or "aarch64"; default: this one), as an array of `struct sock_filter`.
-
-    Raises UserError for any other architecture.
-    """
+    """Return the filter for a machine (default: this one) as an array of `struct sock_filter`. UserError for others."""
     machine = machine or platform.machine()
     if machine not in MACHINES:
         raise UserError(
