@@ -188,9 +188,8 @@ def train_and_eval(
 ) -> dict[str, DataSource]:
     """Return the arguments `dataset` and `eval_dataset` of an Environment, as functions that read.
 
-    Each names a file, a folder or a hub id, or is the rows. `halve` divides a `dataset` that comes without an
-    `eval_dataset`; `own` makes the rows of "train" or "eval" that neither names. Templates change rows before they
-    are halved.
+    `halve` divides a `dataset` without an `eval_dataset`, after templates. `own` makes rows of "train" or "eval" if
+    neither names a source.
     """
 
     @functools.cache

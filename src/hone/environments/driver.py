@@ -107,11 +107,10 @@ class Waiting(NamedTuple):
 
 
 class Driver:
-    """Runs a batch of rollouts of `env`.
+    """Runs a batch of rollouts of `env`, at most min(`concurrency`, `env.concurrency`) at a time.
 
-    `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). `alone`:
-    no rollout waits for others. At most min(`concurrency`, `env.concurrency`) rollouts run at a time. After
-    `env.patience` seconds without news, the waiting ones are answered.
+    `sample` gets the items of `ask_turn`, and a function that gives turns before it returns: (index, turn). Waiting
+    rollouts are answered after `env.patience` seconds without news, or at once if they run `alone`.
     """
 
     def __init__(

@@ -55,8 +55,7 @@ class Limits:
     """The number of processes, and the limits of a sample.
 
     `timeout` is processor time if `deterministic`, so that no busy machine changes a verdict, with `backstop` times as
-    much by the clock; else time of the clock, which counts no waiting for a core. `hash_seed` is PYTHONHASHSEED, which
-    decides the order of sets.
+    much by the clock; else time by the clock without waits for a core. `hash_seed` decides the order of sets.
     """
 
     workers: int | None = None
@@ -371,9 +370,9 @@ class Environment:
         Completions of one example with the same key in `groups` are one group: a reward function of `completions` gets
         them together, in their order, without rollouts that failed. By default each is a separate group.
 
-        They are graded side by side in worker processes, or here if the rubric is `inline` or no worker can load this
-        environment. Async reward functions of different samples wait at the same time; functions of one sample run one
-        after another, for they share `state`.
+        Functions run in worker processes, or here if the rubric is `inline` or no worker can load this environment.
+        Async functions of different samples wait at the same time; functions of one sample share `state`, so they run
+        in order.
         """
         scores: list[Score | None] = []
         samples: list[Sample] = []

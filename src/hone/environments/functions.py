@@ -309,9 +309,8 @@ def check_agent(agent: Any, command: Any, rewards: Sequence[Any]) -> None:
 class Given:
     """A task that a program gives; `load` makes it.
 
-    `args` are `load_environment`'s and name the files of the run; `files` are their texts by name. `graded_here` names
-    functions that no other process can import, so all run in this one. `not_kept` is why `rewards.py` can't be
-    imported alone, "" if it can.
+    `args` name the files of the run; `files` are their texts. `graded_here` names functions that no other process can
+    import, so all run here. `not_kept` is why `rewards.py` can't be imported alone, "" if it can.
     """
 
     args: dict[str, Any]

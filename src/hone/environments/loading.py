@@ -39,11 +39,10 @@ def load_environment(env_id: str, **kwargs: Any) -> Environment:
     """Return the environment with this id, built by its module's `load_environment(**kwargs)`.
 
     Looks for `<module>.py`, `<module>/__init__.py` or `<module>/<module>.py` in `environments/` here, in hone's
-    checkout and in the current directory, then for an installed package. Touches no data and no network.
-    `LIBRARY:TASK` is a task of a library that an extension can load.
+    checkout and in the current directory, then for an installed package. Touches no data and no network. `LIBRARY:TASK`
+    is a task of a library that an extension can load.
 
-    Raises UserError for an unknown id, one that names a module of the standard library, a module without
-    `load_environment`, arguments that do not fit its signature and type hints, and code that `hone.trust` refuses.
+    Raises UserError for an unknown id, an invalid module, wrong arguments, and code that `hone.trust` refuses.
     """
     given = copy.deepcopy(kwargs)
     env = _adapted(env_id, kwargs) if ":" in env_id else _built(env_id, kwargs)

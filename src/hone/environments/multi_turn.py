@@ -55,7 +55,7 @@ class MultiTurnEnv(Environment):
         return replace(model.rollout(), state=state, failure=failure, late=late, killed=killed)
 
     def check_template(self, renderer: ChatRenderer, example: Example) -> None:
-        """Raise UserError if the template can't continue a sampled conversation, such as one with thoughts."""
+        """Raise UserError if the model's chat template can't continue a conversation, such as one with thoughts."""
         turn = {"role": "assistant", "content": f"{renderer.opened_by_template or '<think>'}a</think>b"}
         answer = {"role": "user", "content": "c"}
         if self.tool_schemas:  # Mistral's templates want ids of nine characters
@@ -68,7 +68,7 @@ class MultiTurnEnv(Environment):
                 raise UserError(f"{self.id} is a task of several turns, but {error}") from None
 
     def initial_state(self, example: Example, seed: int) -> dict[str, Any]:
-        """Return the `state` of the first turn as JSON: dates in `info`, say, are text. `seed` is for random draws."""
+        """Return the first `state`: prompt, answer, info, example_id, and `seed` for draws. Dates in it are text."""
         return {
             "prompt": [dict(message) for message in example.prompt],
             "answer": example.answer,
@@ -115,9 +115,8 @@ class MultiTurnEnv(Environment):
     def respond_many(self, turns: Sequence[tuple[list[Message], dict[str, Any]]]) -> list[Answer]:
         """Return the environment's messages to each conversation (messages, state), and its state then; in order.
 
-        `env_response` runs in worker processes, as reward functions do, unless it is marked `inline` or no worker can
-        load this environment. An exception in it, or a deadline, is a failure. Neither messages nor state are changed;
-        a state that goes to workers must be JSON.
+        `env_response` runs in workers (then state must be JSON), unless it is marked `inline` or no worker can load
+        this environment. An exception in it, or a deadline, is a failure. Arguments are not changed.
         """
         workers = self._workers_for(self.responds_inline)
         if workers is None:
@@ -125,6 +124,7 @@ class MultiTurnEnv(Environment):
         return workers.respond(turns, self.responds_async)
 
     def responding(self, messages: list[Message], state: dict[str, Any]) -> Work[Answer]:
+        """Answer one conversation of `respond_many`, in this process."""
         copied = yield from attempt(copy.deepcopy, (messages, state))
         if isinstance(copied, GraderFailure):
             return copied

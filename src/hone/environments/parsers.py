@@ -117,6 +117,7 @@ class TagParser(Parser):
         return next(filter(None, reversed(answers)), None)
 
     def wrap(self, answer: str) -> str:
+        """Return `answer` between the tags."""
         return f"{self.opening}{answer}{self.closing}"
 
 
@@ -168,6 +169,7 @@ class AnswerParser(Parser, Generic[T]):
         self.read_line = read_line
 
     def parse(self, text: str) -> str | None:
+        """Return the text of the answer, without surrounding whitespace."""
         found = self._find(text)
         return None if found is None else found[0]
 
@@ -177,6 +179,7 @@ class AnswerParser(Parser, Generic[T]):
         return None if found is None else found[1]
 
     def wrap(self, answer: str) -> str:
+        """Return `answer` in the first of the forms."""
         return {"tag": f"<answer>{answer}</answer>", "boxed": f"\\boxed{{{answer}}}", "marker": f"ANSWER: {answer}"}[
             self.forms[0]
         ]

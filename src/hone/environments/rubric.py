@@ -153,6 +153,7 @@ class Rubric:
 
     @property
     def inline(self) -> bool:
+        """True if all reward functions are marked as cheap and pure."""
         return all(is_inline(func) for func in self.funcs.values())
 
     def num_async(self, of_groups: bool) -> int:

@@ -3,9 +3,8 @@
     async with ChatClient(Endpoint("http://localhost:8000/v1")) as client:
         reply = await client.complete(model, messages, {"max_tokens": 100}, sample_id)
 
-Temporary errors are retried, as `hone.client` says. Other refusals, and too many errors, are a `Failure`. A wrong key
-or a missing model ends all (UserError) as long as nothing has succeeded. Once a server has gone for good, later
-requests fail at once.
+Temporary errors are retried, as `hone.client` says. Other errors are a `Failure`. A wrong key or a missing model ends
+all (UserError) as long as nothing has succeeded. Once a server has gone for good, later requests fail at once.
 """
 
 from __future__ import annotations

@@ -43,12 +43,11 @@ def evaluate(
     progress: Callable[[int, int], None] = lambda done, total: None,
     keeps_ended: bool = False,
 ) -> EvalResult:
-    """Evaluate on the first `num_examples` of the eval split, or of another one (all of it, if it has fewer).
+    """Evaluate on the first `num_examples` of a split (all of it, if it has fewer).
 
     A completion gets min(`max_tokens`, `seq_len` minus its prompt) tokens; its randomness is keyed by (seed, "eval",
     policy version, example, rollout). `progress(done, total)` counts examples, after each batch. With `keeps_ended`
-    Ctrl-C leaves a result of the rollouts that have ended, if there are some. Raises UserError if the environment has
-    no such split, or a prompt leaves no room.
+    Ctrl-C leaves a result of the rollouts that have ended. Raises UserError without such a split, or room for a prompt.
     """
     split = env.split(split_name)
     count, stopped = min(num_examples, len(split)), False

@@ -47,12 +47,11 @@ def evaluate_url(
 ) -> EvalResult:
     """Evaluate as `evaluate` does, on the same examples, with the completions of `model` behind `endpoint`.
 
-    Each rollout is a request with `body` and a `seed` (31 bits, of (`seed`, "eval", 0, example, rollout)). A
-    conversation is a request for each turn, with the turn's number in later seeds. A key that is None in `body` is
-    left out, `seed` too. With `exact_keys` a request carries all 64 bits as `key` instead of a seed: then hone's
-    server makes the same completions as `evaluate` with the same weights. `progress(done, total)` counts rollouts.
-    Raises UserError if the environment has no such split, or no request can succeed. `EvalResult.failed` has rollouts
-    that fail alone, and those that Ctrl-C leaves undone, if anything has ended by then.
+    Each turn is a request with `body` and a `seed` (31 bits, of (`seed`, "eval", 0, example, rollout) and the number of
+    a later turn). A key that is None in `body` is left out, `seed` too. With `exact_keys` a request carries all 64 bits
+    as `key` instead of a seed: then hone's server makes the same completions as `evaluate` with the same weights.
+    `progress(done, total)` counts rollouts. Raises UserError without such a split, or if no request can succeed.
+    `EvalResult.failed` has rollouts that fail alone, or that Ctrl-C leaves undone.
     """
     check_body(body)
     if (name := env.rubric.needs_ids) is not None:

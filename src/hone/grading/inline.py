@@ -100,11 +100,10 @@ def run_reward(func: Callable[..., Any], kwargs: Mapping[str, Any]) -> Work[floa
 def together(
     works: Sequence[Work[T]], timeout: float | None = None, held_up: Callable[[], None] = lambda: None
 ) -> list[T]:
-    """Return the results, in the order of `works`. Their awaitables are awaited concurrently.
+    """Return the results, in the order of `works`. Their awaitables are awaited concurrently, up to `timeout` seconds.
 
-    One that takes longer than `timeout` seconds by the clock is a failure. `held_up` is called if its deadline was
-    noticed late: something blocked the event loop, so others may have missed theirs. Between the waits they run one
-    after another, in order, so no result depends on which awaitable is done first.
+    `held_up` is called if a deadline was noticed late: something blocked the event loop, so others may have missed
+    theirs. Between the waits they run in order, so no result depends on which awaitable is done first.
     """
     results: dict[int, T] = {}
     sent: dict[int, Any] = dict.fromkeys(range(len(works)))

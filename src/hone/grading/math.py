@@ -1,9 +1,8 @@
 r"""Compare two pieces of mathematics: LaTeX, fractions, sets, intervals, matrices, words.
 
-math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works on the
-main thread alone and stops no C code, and it turns a timeout into "different". So both work without these limits where
-the kernel holds one: in the process that grades, or else in a separate process, which dies alone of an expression
-such as \binom{999999999}{499999999}, after 5 seconds of processor time.
+math-verify reads them and `math_worker.py` compares them. math-verify limits its time by SIGALRM, which works only on
+the main thread and stops no C code, and a timeout means "different". So the kernel limits the time: in the process that
+grades, or in a separate one, which dies of \binom{999999999}{499999999} after 5 seconds of processor time.
 """
 
 from __future__ import annotations
@@ -220,4 +219,4 @@ def _check_installed() -> None:
 
 
 if inside():
-    _right_here()  # now, since the first question's time would not suffice
+    _right_here()  # the import must not cost the first question's time

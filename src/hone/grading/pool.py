@@ -242,10 +242,10 @@ class Process:
 class Pool:
     """At most `workers` processes that answer with the function that `start(*arguments)` of the file `script` returns.
 
-    They run with the interpreter `python` (which needs nothing of hone), and may take `memory_bytes` beyond what they
-    have when they are ready. They start with the first questions, and end with the pool. Questions, answers and
-    `arguments` are JSON. `environment` adds variables. `doing` names the work in a failure: "grading". Safe to use from
-    several threads, one after another; a forked process has none of them and starts others.
+    They run with the interpreter `python` (which needs nothing of hone), may take `memory_bytes` once they are ready,
+    start with the first questions, and end with the pool. Questions, answers and `arguments` are JSON. `environment`
+    adds variables. `doing` names the work in a failure: "grading". Several threads may use it, one after another; a
+    forked process starts other processes.
     """
 
     def __init__(
@@ -303,12 +303,11 @@ class Pool:
 
     @contextlib.contextmanager
     def open_round(self, cpu_seconds: float | None, clock_seconds: float, doing: str | None = None) -> Iterator[Round]:
-        """Yield a round of questions, each of which is asked as soon as a process is free, while the block goes on.
+        """Yield a round of questions. Each is asked as soon as a process is free, while the block goes on.
 
         A question that raises, or exceeds a limit, gets a failure as its answer. `cpu_seconds` of processor time (None:
-        no limit) do not depend on how busy the machine is; `clock_seconds` are the backstop for a process that waits
-        for something else than a core. An exception in the block, as by Ctrl-C, ends all processes. Until the block
-        ends this thread opens no other round, and other threads wait for theirs.
+        no limit) ignore other load; `clock_seconds` are the backstop for waits. An exception in the block, as by
+        Ctrl-C, ends all processes. Other threads wait until the block ends.
         """
         with self._lock:
             assert not self._round_is_open, "two rounds would take each other's answers"

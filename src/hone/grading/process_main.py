@@ -2,12 +2,12 @@
 
     python -P process_main.py STATUS_FD
 
-It forks at once. The *keeper* starts nothing and imports little: it waits until the worker has ended or hone is gone,
-kills all that the worker started, also in another process group or session, and writes the worker's exit code to
-STATUS_FD. The *worker* reads `{"script", "arguments", "memory", "number"}` from the standard input: `start(*arguments)`
-of the file `script` returns the function that answers. Then each line `[number, seconds, question]` is answered by a
-line `[number, last, answer, error]`: `error` is a traceback or null. After an answer with `last` true the worker ends,
-because it left something behind. The number of the first line says that it is ready.
+It forks at once. The *keeper* imports little: it waits until the worker has ended or hone is gone, kills all that the
+worker started, also in another process group or session, and writes the worker's exit code to STATUS_FD. The *worker*
+reads `{"script", "arguments", "memory", "number"}` from the standard input: `start(*arguments)` of the file `script`
+returns the function that answers. A line with the `number` says that it is ready. Then each line `[number, seconds,
+question]` is answered by a line `[number, last, answer, error]`: `error` is a traceback or null. If code left something
+behind, `last` is true and the worker ends.
 
 The kernel ends a worker if a question takes more than `seconds` of processor time (null: no limit). Prints of code are
 dropped, its standard input is empty, and a process that it forks answers nothing.

@@ -2,12 +2,11 @@
 
     hone eval verifiers:my-taskset -m hone/tiny -n 20 -a '{"split": "train"}'
 
-- **Text**: a taskset of a prompt and an answer is scored by its `task.score(trace)`, on a trace of both. Each reward
-  function is a component with its weight. verifiers and the taskset run in a separate process, without network once the
-  tasks are loaded and under a limit of processor time.
-- **Episodes**: verifiers runs any other taskset, with tools, a user, a judge, hooks or an environment
-  (`verifiers_driver.py`). Its agents call the policy as programs do: see `hone.extensions.agents`. Rewards are
-  components, metrics are components without weight.
+- **Text**: a taskset of a prompt and an answer is scored by its `task.score(trace)`. Each reward function is a
+  component with its weight. verifiers and the taskset run in a separate process, without network once the tasks are
+  loaded and under a limit of processor time.
+- **Episodes**: verifiers runs any other taskset (`verifiers_driver.py`). Its agents call the policy as programs do: see
+  `hone.extensions.agents`. Rewards are components, metrics are components without weight.
 
 Both run in hone's environment or in `.venv-verifiers`.
 """
@@ -203,10 +202,10 @@ def load(
     """Load the taskset `name` of verifiers; `config` are fields of its configuration.
 
     `correctness` names the reward function that decides if an answer is right (≥ 1), by default the one with the
-    largest weight. `held_out` is the share of the prompts, by content, for evaluation. An endless taskset gives its
-    first `max_tasks` tasks. With `env`, the config of an environment of verifiers (`{}` for the taskset's), verifiers
-    makes the rollouts, within `agent_limits`; so it does where text alone can't be scored. UserError without verifiers,
-    and for a taskset that is refused.
+    largest weight. `held_out` is the share of the prompts, by content, for evaluation. `max_tasks` limits an endless
+    taskset. With `env`, the config of an environment of verifiers (`{}` for the taskset's), or where text alone can't
+    be scored, verifiers makes the rollouts, within `agent_limits`. UserError without verifiers, and for a refused
+    taskset.
     """
     env_id = f"verifiers:{name}"
     if not 0 < held_out < 1:

@@ -1,10 +1,9 @@
 r"""math-python: mathematics with a Python tool. The model may call the tool, sees what it printed, and then answers.
 
 The reward is 1 for a right answer (in `\boxed{}`, compared as mathematics), 0.1 for calls that are all well-formed and
-0.1 for one that ran. These are paid once, not by the call, and together they must stay below the answer: otherwise a
-policy learns to call the tool on every problem and to leave the problem alone.
+0.1 for one that ran, once each. If they paid as much as the answer, a policy would learn to call the tool only.
 
-The tool runs what a model wrote, each call in a fresh sandbox (docs/tasks.md). Conversations can be graded without.
+The tool runs each call in a fresh sandbox (docs/tasks.md). Grading needs no sandbox.
 
     rl @ examples/math_python/rl.toml
 """

@@ -496,7 +496,7 @@ class Tree:
 
 @contextlib.contextmanager
 def _fixed_addresses() -> Iterator[None]:
-    """Give processes of the block fixed addresses, so `print(object())` repeats. Code there may call anything as is."""
+    """Give processes of the block fixed addresses, so `print(object())` repeats. The code is untrusted anyway."""
     libc = ctypes.CDLL(None)
     before = libc.personality(_ASK)
     if before != -1:

@@ -2,8 +2,7 @@
 
 The program is classic BPF over `struct seccomp_data` (number, architecture, instruction pointer, six arguments of 64
 bits), as seccomp(2) describes it. Calls that no calculation needs get EPERM, calls newer than the list ENOSYS, as on an
-older kernel; calls of another architecture kill the process. Numbers come from the kernel's headers asm/unistd_64.h and
-asm-generic/unistd.h.
+older kernel; calls of another architecture kill the process. Numbers: asm/unistd_64.h and asm-generic/unistd.h.
 """
 
 from __future__ import annotations
