@@ -92,7 +92,7 @@ def enter() -> None:
 
 
 def hand_over(folder: Path, kind: str) -> None:
-    """Send output and its earlier lines to a file in the run directory; report to the foreground process, which ends."""
+    """Send output and its earlier lines to a file in the run directory; then the foreground process ends."""
     if not in_background():
         return
     from hone.runs.view import PROCESS_LOGS  # `hone doctor` may have no packages
