@@ -22,10 +22,10 @@ LARGEST_ANSWER = 1024 * MIB
 
 @dataclass(frozen=True)
 class Served:
-    """A model that a server lists: `owner` is who made the server, `policy_path` the folder of the last update,
-    `parameters` how many numbers the weights are. `instance` is another one for each process that serves.
+    """A model that a server lists. None: the server does not say, or there was no update.
 
-    None: the server does not say; there was no update.
+    `owner` made the server, `policy_path` is the folder of the last update, `parameters` counts the weights' numbers,
+    and each process that serves has another `instance`.
     """
 
     id: str
@@ -45,7 +45,6 @@ class ServerClient(Client):
         self._root, self._requests = endpoint.url.rstrip("/").removesuffix("/v1"), 0
 
     async def models(self) -> list[Served]:
-        """Return what the server lists; raises as `post` does."""
         page = await self._send("GET", "/v1/models", None)
         try:
             return [

@@ -1,4 +1,4 @@
-"""The canary: a few tokens on whose logprobs sampler and trainer must agree, after every publication of weights.
+"""The canary: after every publication of weights, sampler and trainer must agree on the logprobs of a few tokens.
 
 Both score a fixed sequence of the run's first prompts, without a cache. And a few completions are sampled as in
 training, through the sampler's caches. It is short because every step pays for it; a resumed run measures the same.

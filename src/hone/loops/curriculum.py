@@ -6,8 +6,8 @@ next; what its groups show then comes too late for that order. An example that t
 over, and the draw is `retired` in the ledger.
 
 - The pass rate of an example is solved / graded completions of its last `window` draws.
-- Order `difficulty` goes by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there, and
-  with it the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; equals come as shuffled.
+- Order `difficulty` sorts by |pass rate - 1/2|, least first: the variance p(1 - p) of a 0/1 reward is largest there,
+  and with it the gradient (as in DOTS, arXiv:2506.05316). Unmeasured examples count as 1/2; equals come as shuffled.
 - An example is retired when its pass rate is `retire_at` or more (ScaleRL, arXiv:2510.13786: 0.9), and parked while its
   last `park_after` draws had nothing solved; a parked one is drawn again `retry_parked` epochs after its last draw.
 - When the pool has no example left, all come back, and all measurements are forgotten.

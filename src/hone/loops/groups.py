@@ -1,7 +1,7 @@
 """From examples to scored groups: draw, sample, grade, advantage; and from groups to the step's batch and metrics.
 
 With `refill` (dynamic sampling, DAPO, arXiv:2503.14476) a step has rounds: each draws further prompts for the groups
-that are missing. What a step keeps follows from draws and rewards, never from time.
+that are missing. Draws and rewards decide which groups a step retains, never time.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from hone.types import Counts, Example, Group, Outcome, Rollout, Score, Segment,
 Advantages = Callable[[np.ndarray, np.ndarray], Any]
 """(rewards `[P, G]` float64, NaN where grading failed, valid `[P, G]` bool) -> advantages `[P, G]`.
 
-If a program rewards its calls, it is called again, for the calls: `[P, C]`, NaN also behind a group's last call.
+If a program rewards its calls, it runs again, for the calls: `[P, C]`, NaN also behind a group's last call.
 """
 
 
@@ -159,7 +159,7 @@ def with_advantages(groups: Sequence[Group], config: RLConfig, own_advantages: A
 
 
 def with_advantages_among(groups: Sequence[Group], config: RLConfig, own: Advantages | None = None) -> list[Group]:
-    """Return the groups with their advantages, and those of their calls, as if they were the step."""
+    """Return the groups with their advantages, also of their calls, as if they were the step."""
     if not groups:
         return []
     found = step_advantages([g.scores for g in groups], [g.rollouts for g in groups], config, own)

@@ -129,12 +129,12 @@ def fitted(
     turns: int = 1,
     ranks: int = 1,
 ) -> Config:
-    """Return the config with what it leaves open of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes
-    on the device. The other arguments are those of `memory`.
+    """Return the config with open settings of `checkpointing`, `cuda_graphs` and `kv_gib` chosen for `room` bytes on
+    the device. The other arguments are as in `memory`.
 
-    - Checkpointing is the first of none, selective and layer with which a train step fits. Beside the step there must
-      be room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
-    - Graphs are for a GPU, whose KV cache then keeps its memory while the trainer works. They are tried first, with
+    - Checkpointing is the first of none, selective and layer that lets a train step fit. Beside the step there must be
+      room for the KV cache (the config's, else 4 GiB), or for the server that the run starts.
+    - Graphs are for a GPU. The KV cache then has its memory while the trainer works, too. They are tried first, with
       each kind of checkpointing; then without graphs. If nothing fits: `layer`, without graphs.
     - The KV cache has 4 GiB on a CPU. On a GPU it has what a train step leaves, or 4 GiB if that is more, and at most
       what the run can use; then it shrinks until sampling (and with graphs the train step) fits.

@@ -195,7 +195,7 @@ def task_given(
 
 
 def task_of(config: RLConfig, given: Given | None = None) -> Environment:
-    """Make the config's task, or the one that a program gave. Touches no data."""
+    """Make the config's task, or the task of a program. Touches no data."""
     task = config.orchestrator.env
     if given is None:
         env = configured(task.id, task.args, task.template, "orchestrator.env.template")
@@ -268,7 +268,7 @@ def model_files(config: RLConfig | SFTConfig) -> list[str | None]:
 
 
 def local_sources(names: Iterable[object], task_args: Mapping[str, Any] | None = None) -> list[Path]:
-    """Return the local paths among names and arguments of a task. Of "FILE.py:FUNCTION" the file counts."""
+    """Return the local paths among names and arguments of a task; "FILE.py:FUNCTION" counts as the file."""
     values = [item for value in (task_args or {}).values() for item in (value if isinstance(value, list) else [value])]
     files = [v.rpartition(":")[0] if isinstance(v, str) and ".py:" in v else v for v in values]
     # A chat template given as text may be longer than any path, or hold what no path can.

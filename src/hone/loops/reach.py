@@ -86,10 +86,10 @@ def reach(
     patience: float = 0.0,
     named: bool = True,
 ) -> Server:
-    """Return the server at `endpoint`, if it serves what is trained. Else raises UserError.
+    """Return the server at `endpoint`, if it serves the model that is trained. Else raises UserError.
 
-    That is `model` with `parameters`, the tokenizer of `renderer` (None: not known yet), room for `tokens`, and weights
-    from below `spool`. An answer is awaited for `patience` seconds, with a line every 30 s.
+    It must have `model` with `parameters`, the tokenizer of `renderer` (None: not known yet), room for `tokens`, and
+    weights from below `spool`. An answer is awaited for `patience` seconds, with a line every 30 s.
     `named`: the user has named it by --orchestrator.client.base-url; else the run has started it.
     """
 

@@ -52,7 +52,7 @@ class RunRecorder:
     def record(self, step: int, metrics: dict[str, float], groups: list[Group], update: Update) -> None:
         """Write a step with all its metrics, and the update that it made.
 
-        Its rollouts come first: a step whose metrics are on disk has its samples on disk. Raises Halt if too many
+        Its rollouts come first: a step with metrics on disk has its samples on disk. Raises Halt if too many
         completions could not be graded (UserError if all of the first step), or sampler and trainer are too far apart.
         """
         rollouts = [rollout for group in groups for rollout in group.rollouts]

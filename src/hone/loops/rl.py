@@ -64,12 +64,15 @@ class Processes(Protocol):
 
     def load(self, rl: RL) -> DecoderConfig:
         """Return the shape of the model, and load it if it is needed here. Raises UserError for unfit settings."""
+        ...
 
     def connect(self, rl: RL) -> dict[str, Any]:
         """Connect to servers and trainer; return digests and further arguments of `RunWriter.start`."""
+        ...
 
     def start(self, rl: RL, stack: ExitStack) -> tuple[Policy, Updates]:
         """Make policy and trainer of the open run, from its checkpoint if there is one; `stack` closes them."""
+        ...
 
 
 class OneProcess:

@@ -61,7 +61,7 @@ def scratch_folder(kind: str) -> Iterator[Path]:
 
 
 def _sweep(root: Path, prefix: str) -> None:
-    """Remove the folders of this prefix whose processes were killed."""
+    """Remove the folders of this prefix that killed processes left."""
     for left in root.glob(f"{prefix}*"):
         with suppress(OSError):  # its process lives, or it is not ours
             lock = _locked(left)
@@ -110,7 +110,7 @@ def disk_message(reason: str) -> str:
 
 
 def shortage(folder: Path, size: int, versions: int) -> str | None:
-    """Return why so many versions of a model, of `size` bytes each, have no room in `folder`; None if they have."""
+    """Return why `versions` of a model, of `size` bytes each, have no room in `folder`; None if they have."""
     stats = os.statvfs(folder)
     free, needed = min(stats.f_bavail * stats.f_frsize, ram()[1]), versions * size
     if free >= needed:

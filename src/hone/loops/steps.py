@@ -2,8 +2,8 @@
 
 Step N draws prompts, samples a group of completions per prompt from policy version N, grades them, takes each reward
 minus its group's mean as the advantage, and makes one update of the token-level clipped loss: version N + 1. Groups
-whose rewards are all equal carry no gradient and are dropped; if none is left, the weights stay as they are, and the
-counter and the schedule go on. No value network, no KL by default, one update per batch, no replay.
+of equal rewards carry no gradient and are dropped; without any group the weights stay as they are, and the counter and
+the schedule go on. No value network, no KL by default, one update per batch, no replay.
 """
 
 from __future__ import annotations
