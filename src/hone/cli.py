@@ -119,7 +119,7 @@ def _run(name: str, argv: list[str], prog: str) -> int:
         return command.load(f"commands.{command.bare}")(argv)
     detach.end_with_launcher()
     _check_text(argv)
-    config_class = command.load(f"config.{command.config_class}")
+    config_class = command.config()
     config = parse(config_class, argv, prog)
     if name == "rl" and "model" not in config.model_fields_set and not any(word.startswith("@") for word in argv):
         from hone.config.help import render

@@ -67,10 +67,11 @@ class Halt(UserError):
 
 
 class AlarmStop(Halt):
-    """The alarm `name` ends the run after a step, as the config wants it: stopped, not failed."""
+    """The alarm or observer `name` ends the run after a step: stopped, not failed. `remedy`: how an alarm does not."""
 
     def __init__(self, step: int, name: str, remedy: str) -> None:
-        super().__init__(f"stopped at step {step} by the alarm {name} ({remedy.format(name.replace('_', '-'))})")
+        how = f"the alarm {name} ({remedy.format(name.replace('_', '-'))})" if remedy else name
+        super().__init__(f"stopped at step {step} by {how}")
         self.name = name
 
 

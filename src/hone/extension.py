@@ -50,6 +50,10 @@ class Command(NamedTuple):
         """Import what the path, beside the module, names."""
         return load(self.module, path)
 
+    def config(self) -> type[Any]:
+        """Import the config's class."""
+        return self.load(f"config.{self.config_class}")
+
 
 class Function(NamedTuple):
     """A function beside the `module`, which is imported when it is called."""
@@ -66,19 +70,21 @@ class Watch(NamedTuple):
     Observer or None.
 
     Observers are told of a run by `place`: the core's display has 0, the first lines 30, what is done last 70. At the
-    end they are told in reverse.
+    end they are told in reverse. `always`: it watches also a run whose program chose the observers itself, last.
     """
 
     place: int
     function: str
     module: str
+    always: bool = False
 
 
 class Key(NamedTuple):
     """A key of a config, by its place: `run.report` is one of `hone sft` and `hone rl`.
 
-    `kind` is "bool", "list[str]", or the class of a section, in `config` beside the `module`. A section whose default
-    is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments of the field's `Meta`.
+    `kind` is "bool", "int", "float", "str", "list[str]", or the class of a section, in `config` beside the `module`. A
+    section whose default is None is off unless it is given; `{}` stands for its own defaults. `meta` are the arguments
+    of the field's `Meta`.
     """
 
     kind: str

@@ -1,6 +1,7 @@
 """What a run is asked for by an alarm, when it is told again, and what a resume knows of it."""
 
 import json
+from unittest import mock
 
 import pytest
 
@@ -9,7 +10,7 @@ from hone.config.shared import ResumeConfig
 from hone.errors import AlarmStop
 from hone.runs import Run
 from hone.runs.alarms import Alarms
-from hone.runs.observer import Finding
+from hone.runs.observer import Action, Finding, Observer
 from hone.runs.writer import RunWriter
 
 
@@ -72,3 +73,24 @@ def test_a_pause_that_was_killed_is_over_when_the_run_is_resumed(tmp_path):
     run.finish("stopped")
     RunWriter.start(config(tmp_path, resume=ResumeConfig()), "rl", []).finish("done")
     assert not (tmp_path / "paused.json").exists()
+
+
+class AtStepOne(Observer):
+    def after_step(self, step, metrics, timings) -> Action | None:
+        return "stop" if step == 1 else None
+
+
+def test_an_observer_stops_the_run_once_its_step_is_written(tmp_path):
+    run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
+    with pytest.raises(AlarmStop, match=r"stopped at step 1 by AtStepOne$"), run:
+        for step in range(3):
+            run.log_step(step, {"reward/mean": 0.5})
+    assert [line["step"] for line in Run(tmp_path).metrics().to_pylist()] == [0, 1]
+
+
+@pytest.mark.parametrize("action", ["checkpoint", "pause"])
+def test_an_observer_asks_for_a_checkpoint(tmp_path, action):
+    run = RunWriter.start(config(tmp_path), "rl", [], observers=[AtStepOne()])
+    with run, mock.patch.object(AtStepOne, "after_step", lambda *_: action):
+        run.log_step(0, {"reward/mean": 0.5})
+    assert (run.alarms.asked, run.alarms.cause, run.alarms.saves) == (action, "AtStepOne", True)

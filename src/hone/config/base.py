@@ -74,7 +74,7 @@ class Meta:
         return replace(self, common=common, place=self.place or section.place, decides=decides)
 
 
-_KINDS = {"bool": bool, "list[str]": list[str]}
+_KINDS = {"bool": bool, "int": int, "float": float, "str": str, "list[str]": list[str]}
 """Of an extension's key, besides sections."""
 
 

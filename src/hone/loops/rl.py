@@ -163,7 +163,7 @@ class RL(Training):
         task = dataset, eval_dataset, reward_funcs, reward_weights, correct, agent, reference
         self.given, values = parts.task_given(parsed, *task)
         self.config = changed(parsed, {"mode": parsed.mode or "colocated"} | named | values)
-        self.observers, self.processes = checked_observers(observers), processes or OneProcess()
+        self.observers, self.processes = checked_observers(observers, self.config), processes or OneProcess()
         self._drawn: list[int] = []
         self.envs = {name: parts.task_of(one, self.given) for name, one in self.config.tasks().items()}
         self.eval_envs = parts.eval_envs(self.config, self.envs)

@@ -171,7 +171,7 @@ class SFT(Training):
         parsed, self.rows = with_dataset(config, dataset, settings, ranks)
         check_metrics(parsed)
         device = device_of(parsed.model.device)
-        self.observers, self.ranks = checked_observers(observers), ranks
+        self.observers, self.ranks = checked_observers(observers, parsed), ranks
 
         def resolved() -> tuple[SFTConfig, str]:
             for observer in self.observers:

@@ -39,7 +39,7 @@ class Alarms:
         self.asked = "off"
         """The strongest thing that is asked for and not done yet: checkpoint, pause or stop; else off."""
         self.cause = ""
-        """The alarm that asked for it."""
+        """The alarm or observer that asked for it."""
         self.active: dict[str, int] = {}
         """The alarms that are raised and not over, with the step at which each was found last."""
         self.times: Counter[str] = Counter()
@@ -67,10 +67,14 @@ class Alarms:
         if known:
             return None
         self.times[name] += 1
-        if ORDER.index(action) > ORDER.index(self.asked):
-            self.asked, self.cause = action, name
+        self.ask(action, name)
         value = finding.value if math.isfinite(finding.value) else str(finding.value)
         return {"step": step, "name": name, "action": action} | asdict(finding) | {"value": value}
+
+    def ask(self, action: str, cause: str) -> None:
+        """Ask for an action of `ORDER`, unless a stronger one is asked for."""
+        if ORDER.index(action) > ORDER.index(self.asked):
+            self.asked, self.cause = action, cause
 
     def done(self) -> None:
         """Forget the requested action: it is done."""

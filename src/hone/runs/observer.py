@@ -11,12 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hone.errors import UserError
+from hone.extension import gathered, load
 
 if TYPE_CHECKING:
     from hone.runs.writer import RunWriter
+
+Action = Literal["checkpoint", "pause", "stop"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +44,10 @@ class Observer:
     def before_start(self, run: RunWriter) -> None:
         """Called when the run directory is open, before the first step (of this process: `run.start_step`)."""
 
-    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> None:
-        """Called with the lines of metrics.jsonl and timings.jsonl, after they were written."""
+    def after_step(self, step: int, metrics: Mapping[str, Any], timings: Mapping[str, Any]) -> Action | None:
+        """Called with the lines of metrics.jsonl and timings.jsonl, after they were written. May return an action:
+        "checkpoint" saves the version, "pause" saves it and pauses the run, "stop" ends the run.
+        """
 
     def at_end(self, status: str) -> None:
         """Called when run.json has the run's last status, in reverse order: the first observer is told last."""
@@ -52,8 +57,10 @@ class Observer:
         return ""
 
 
-def checked_observers(observers: Sequence[Observer]) -> list[Observer]:
-    """Return the observers. Raises UserError if they are not a list of Observer."""
+def checked_observers(observers: Sequence[Observer], config: Any) -> list[Observer]:
+    """Return the observers, with those that watch every run. Raises UserError if they are not a list of Observer."""
     if not isinstance(observers, Sequence) or not all(isinstance(one, Observer) for one in observers):
         raise UserError("observers must be a list of hone.runs.observer.Observer: make a class of it, with after_step")
-    return list(observers)
+    watches = [one for one in gathered("OBSERVERS", {}).values() if one.always]
+    more = [load(one.module, one.function)(config, True) for one in watches]
+    return [*observers, *(one for one in more if one is not None and type(one) not in map(type, observers))]

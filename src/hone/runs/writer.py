@@ -198,11 +198,12 @@ class RunWriter:
             self.look_for_target(step, lines[0])
         if lines:  # after all is written: what an observer raises ends the run, and loses nothing of it
             for observer in self.observers:
-                observer.after_step(step, *lines)
+                if action := observer.after_step(step, *lines):
+                    self.alarms.ask(action, type(observer).__name__)
         if self.alarms.asked == "stop" and took_step(metrics):
             cause = self.alarms.cause
             self.alarms.done()
-            raise AlarmStop(step, cause, self.alarms.remedy)
+            raise AlarmStop(step, cause, self.alarms.remedy if cause in self.alarms.actions else "")
 
     def look_for_target(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Set `target`, here and in run.json, if these metrics of version `step` are the first that come to it."""
