@@ -128,9 +128,18 @@ class Batch:
         return emitted
 
     def compact(self) -> None:
-        alive = np.flatnonzero(self.left)
-        if len(alive) <= COMPACT_AT * len(self):
-            self._keep(alive)
+        rows = np.flatnonzero(self.left)
+        if len(rows) > COMPACT_AT * len(self):
+            return
+        self.tickets = [self.tickets[row] for row in rows]
+        if not self.tickets:
+            return
+        self.left = [self.left[row] for row in rows]
+        self.cache.keep(rows)
+        index = upload(rows, self.logits.device)
+        for name in _BY_ROW:
+            setattr(self, name, getattr(self, name).index_select(0, index))
+        self._group()
 
     def moved(self, logits_BV: Tensor) -> None:
         positions = self.positions + 1
@@ -144,17 +153,6 @@ class Batch:
                 self.left[row] = 0
                 return True
         return False
-
-    def _keep(self, rows: np.ndarray) -> None:
-        self.tickets = [self.tickets[row] for row in rows]
-        if not self.tickets:
-            return
-        self.left = [self.left[row] for row in rows]
-        self.cache.keep(rows)
-        index = upload(rows, self.logits.device)
-        for name in _BY_ROW:
-            setattr(self, name, getattr(self, name).index_select(0, index))
-        self._group()
 
     def join(self, other: Batch) -> None:
         self.cache.join(other.cache, max(self.room, other.room))

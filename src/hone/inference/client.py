@@ -7,8 +7,6 @@ async with ServerClient(Endpoint("http://localhost:8000/v1")) as client:
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -40,8 +38,8 @@ class Served:
 class ServerClient(Client):
     """A client that does not ask again for an answer that is late: it would take as long again."""
 
-    def __init__(self, endpoint: Endpoint, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
-        super().__init__(endpoint, LARGEST_ANSWER, sleep, asks_late_again=False)
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__(endpoint, LARGEST_ANSWER, asks_late_again=False)
         self._root, self._requests = endpoint.url.rstrip("/").removesuffix("/v1"), 0
 
     async def models(self) -> list[Served]:

@@ -86,7 +86,9 @@ class GraphRunner(Runner):
         states = [_cache(batch).state or self._place(_cache(batch)) for batch in batches]
         for batch, state in zip(batches, states, strict=True):
             state.load(batch)
-            params = self._recorded_params(batch)
+            params = batch.common_params
+            if params is not None and self._asked.get(params.transform, 0) < 2:
+                params = None  # it is sampled behind the step
             tokens = max(GRANULE, _power_of_two(_cache(batch).longest + 1))
             shape = min(_power_of_two(len(batch)), state.slots), min(tokens, state.tokens)
             key = *shape, params and params.transform
@@ -96,11 +98,6 @@ class GraphRunner(Runner):
                 del state.graphs[next(iter(state.graphs))]
             graph()
             state.moved(batch, sampled=params is not None)
-
-    def _recorded_params(self, batch: Batch) -> SamplingParams | None:
-        """Return what a step samples the batch by; None if it is sampled behind the step."""
-        params = batch.common_params
-        return None if params is None or self._asked.get(params.transform, 0) < 2 else params
 
     def _record(self, state: SlotState, slots: int, tokens: int, params: SamplingParams | None) -> Callable[[], object]:
         step = partial(_decode, self.model, state, slots, tokens, params)

@@ -239,10 +239,16 @@ def step_advantages(
 
 
 def shaped_rewards(scores: Sequence[Score], rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the rewards `[G]` that a group's advantages are computed from, less the penalties for length."""
-    if config.orchestrator.truncated != "penalize":
+    """Return the rewards `[G]` for a group's advantages, less the penalties for the length of the last turn."""
+    orch = config.orchestrator
+    if orch.truncated != "penalize":
         return rewards(scores)
-    return rewards(scores) - _penalties(rollouts, config)
+    group = [rollout.first for rollout in rollouts]
+    lengths = np.array([np.logical_and.accumulate(one.sampled_mask[::-1]).sum() for one in group])
+    room = config.seq_len - np.array([len(one) for one in group]) + lengths
+    limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
+    lengths = np.where([one.truncated for one in group], limits, np.minimum(lengths, limits - 1))
+    return rewards(scores) - overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 
 
 def _call_tokens(rollout: Rollout, config: RLConfig) -> np.ndarray:
@@ -281,17 +287,6 @@ def _checked(found: Any, valid_PG: np.ndarray, name: str) -> np.ndarray:
             + ("" if found_PG.shape != valid_PG.shape else " with values that are not finite")
         )
     return np.where(valid_PG, found_PG, np.float32(0))
-
-
-def _penalties(rollouts: Sequence[Rollout], config: RLConfig) -> np.ndarray:
-    """Return the penalties for length of a group's completions, `[G]` float64. The last turn counts."""
-    orch = config.orchestrator
-    group = [rollout.first for rollout in rollouts]
-    lengths = np.array([np.logical_and.accumulate(one.sampled_mask[::-1]).sum() for one in group])
-    room = config.seq_len - np.array([len(one) for one in group]) + lengths
-    limits = np.minimum(room, orch.sampling.max_tokens or config.seq_len)
-    lengths = np.where([one.truncated for one in group], limits, np.minimum(lengths, limits - 1))
-    return overlong_penalty(lengths, limits, orch.overlong_buffer, orch.overlong_penalty)
 
 
 def check_prompts(

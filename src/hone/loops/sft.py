@@ -196,7 +196,7 @@ class SFT(Training):
         config, trainer, world = self.config, self.trainer, self.ranks.world
         stack.enter_context(trainer)  # the other ranks end when this one does, however it does
         stack.callback(lambda: setattr(trainer, "code", self.exit_code))
-        self.configure()
+        configure_run(config, self.model, self.ranks)
         self.renderer = load_renderer(self.source, config.model.chat_template, config.model.special_tokens)
         self.data = load_data(config, self.renderer, self.model, self.rows)
         kept = {DATA: to_jsonl(self.rows)} if self.rows else {}
@@ -237,13 +237,10 @@ class SFT(Training):
         source, validation = self.data.source, self.data.validation
         self.steps = SFTSteps(config, source, validation, trainer, progress, run, self.saver)
 
-    def configure(self) -> None:
-        configure_run(self.config, self.model, self.ranks)
-
 
 def follow(sft: SFT) -> int:
     """Take part in what rank 0 does, on another rank; returns rank 0's exit code."""
-    sft.configure()
+    configure_run(sft.config, sft.model, sft.ranks)
     return sft.trainer.follow()
 
 

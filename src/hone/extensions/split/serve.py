@@ -33,8 +33,8 @@ SAY_AFTER = 60.0
 class TrainerLoop:
     """Serves sessions until a run has come to its end.
 
-    `trainer.start(temperature, lag, rollouts, advantage)` makes the trainer of the initial model. `place` says in words
-    where `config` comes from; `say` gets a line of progress.
+    `trainer.start(temperature, lag, rollouts, advantage)` makes the trainer of the initial model. `say` gets a line of
+    progress.
     """
 
     def __init__(
@@ -42,11 +42,9 @@ class TrainerLoop:
         config: RLConfig,
         transport: FileTransport,
         trainer: RankedTrainer,
-        place: str = "this trainer's config",
         say: Callable[[str], None] = print,
     ) -> None:
-        self.config, self.transport, self.trainer = config, transport, trainer
-        self.place, self.say = place, say
+        self.config, self.transport, self.trainer, self.say = config, transport, trainer, say
         self._waits_for("the orchestrator")
         transport.interrupt = self._look
 
@@ -77,7 +75,7 @@ class TrainerLoop:
             self._waits = what, began, 2 * after
 
     def _begin(self, session: Session) -> None:
-        check_agreement(self.config, session, self.place)
+        check_agreement(self.config, session, "this trainer's config")
         checkpoint = checkpoint_of(session)
         self.trainer.start(session.temperature, session.lag, session.rollouts, session.advantage)
         if checkpoint is not None:
