@@ -145,10 +145,7 @@ class Token(NamedTuple):
 
 @dataclass(frozen=True)
 class Failure:
-    """The end of the job with this ticket, which the engine dropped: the reason, and the lines of code that led to it.
-
-    `lines` are the last few calls, the innermost last; "" without an exception: the model's logits were not finite.
-    """
+    """The end of a job that the engine dropped: the reason, and the last calls before it, if it was an exception."""
 
     ticket: int
     reason: str

@@ -132,10 +132,7 @@ class Canary:
 
 
 class GapWatch:
-    """Judges every publication by the canary, and every step's own samples.
-
-    Shows a verdict when it changes; `stop` raises Halt, unless `action` is "warn".
-    """
+    """Judges every publication by the canary, and every step's samples; shows a verdict when it changes."""
 
     def __init__(self, band: Band, action: str, run: RunWriter) -> None:
         self.band, self.action, self.run = band, action, run

@@ -116,11 +116,7 @@ def segment_of(
 
 
 class LocalTrainer(Updates):
-    """Trains on a batch as soon as it is put.
-
-    A micro-batch has at most `micro_batch_tokens` tokens (None: as suits the device); completions of a group share
-    its prompt, which is computed once.
-    """
+    """Trains on a batch as soon as it is put, in micro-batches of `micro_batch_tokens` (None: as suits the device)."""
 
     ready = True
 

@@ -188,10 +188,7 @@ def load_weights(
     special_tokens: bool = False,
     **more: Any,
 ) -> EnginePolicy:
-    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads.
-
-    `seed` and `more` go to `load_model`. The engine has `kv_gib` for keys and values (None: as suits the device).
-    """
+    """Load the policy of a model folder or hub id, on the GPU if there is one. Sets this process's threads."""
     model = load_model(name, device=device_of("auto"), precision=precision, seed=seed, **more)
     if more.get("lora") is not None:
         start_adapter(model, seed)

@@ -46,10 +46,7 @@ If a program rewards its calls, it runs again, for the calls: `[P, C]`, NaN also
 
 
 class GroupSampler:
-    """Makes the groups of a step: draws examples, samples a group of completions each, grades them, takes advantages.
-
-    A group is a function of (config, draw, step, weights of `policy`), so it can be made again.
-    """
+    """Makes the groups of a step. A group is a function of (config, draw, step, weights of `policy`)."""
 
     def __init__(
         self,
@@ -299,10 +296,7 @@ def check_prompts(
     advance: Callable[[int], None] = lambda done: None,
     tools: list[dict[str, Any]] | None = None,
 ) -> None:
-    """Raise UserError, naming the row, if an example leaves no room for a completion in `seq_len` tokens.
-
-    `limit` is the user's name for `seq_len`; `advance` gets the number of checked rows. 64 generated ones are enough.
-    """
+    """Raise UserError, naming the row, if an example leaves no room for a completion; 64 generated ones are enough."""
     for done, index in enumerate(indices[:64] if split.generated else indices):
         advance(done)
         example = split[index]

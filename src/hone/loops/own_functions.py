@@ -23,10 +23,7 @@ KEYS = {"loss": "trainer.loss.function", "advantages": "orchestrator.advantage.f
 
 @dataclass
 class OwnFunctions:
-    """The user's functions of a run (`loss`, `advantages`), with digests, and the file that stores them.
-
-    `not_kept` says why that file can't be imported without the program, "" if it can.
-    """
+    """The user's functions of a run, digests, and their file; `not_kept` is why that can't be imported alone."""
 
     functions: dict[str, Callable[..., Any]] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)

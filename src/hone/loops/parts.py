@@ -292,10 +292,7 @@ def slow_work(what: str, total: int, display: str) -> Callable[[int], None]:
 def check_lengths(
     config: RLConfig, env: Environment, renderer: ChatRenderer, model: DecoderConfig, curriculum: Curriculum | None
 ) -> None:
-    """Raise UserError if `seq_len` exceeds the model's context, or a prompt that the run will use leaves no room in it.
-
-    `curriculum` None: the task is only evaluated on.
-    """
+    """Raise UserError if `seq_len` or a prompt that the run will use is too long. No `curriculum`: evaluation alone."""
     limit = model.max_position_embeddings
     if config.seq_len > limit:
         raise UserError(f"seq_len = {config.seq_len} exceeds the model's {model.context}; set --seq-len {limit}")

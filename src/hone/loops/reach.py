@@ -54,10 +54,7 @@ class NoServer(UserError):
 
 
 def scores(answer: Any, prompts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Return the logprobs of the tokens of the prompts but the first, as an answer to `Server.scoring` has them.
-
-    Raises KeyError, IndexError, TypeError or ValueError if it has none.
-    """
+    """Return the logprobs of the prompts' tokens but the first, from an answer to `Server.scoring`."""
     entries = [choice["prompt_logprobs"][1:] for choice in answer["choices"]]
     return [
         [float(entry[str(token)]["logprob"]) for token, entry in zip(ids[1:], row, strict=True)]

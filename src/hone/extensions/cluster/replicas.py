@@ -30,10 +30,7 @@ RESTARTS = 3
 
 
 class Replicas:
-    """Servers on a cluster: `commands` by role, with the variables `env`. One that is killed is started again.
-
-    Entered once one of them listens. Raises UserError if one exits before, or none comes up.
-    """
+    """Servers on a cluster, `commands` by role; a killed one is started again. Entered once one of them listens."""
 
     def __init__(
         self,

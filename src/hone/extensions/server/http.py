@@ -108,10 +108,7 @@ def answer(head: dict[str, Any], choices: Sequence[dict[str, Any]], used: dict[s
 
 
 class EventStream(StreamingResponse):
-    """Choices as server-sent events; with their usage in the end, if it was asked for. An error ends them.
-
-    Calls `close` when all is sent, or the client has left, or sending failed.
-    """
+    """Choices as server-sent events, and usage if asked for. An error ends them. Calls `close` in any case."""
 
     media_type = "text/event-stream"
 

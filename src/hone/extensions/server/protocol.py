@@ -294,10 +294,7 @@ class TokensSampling(Sampling):
 
 
 class TokensRequest(Strict):
-    """`POST /inference/v1/generate`, vLLM's way to continue token ids.
-
-    `cache_salt` has no effect: what is kept of prompts changes no sample, and is dropped with the weights.
-    """
+    """`POST /inference/v1/generate`, vLLM's way to continue token ids. `cache_salt` changes no sample."""
 
     token_ids: list[Count] = Field(min_length=1)
     sampling_params: TokensSampling

@@ -117,10 +117,7 @@ class Service:
         return future
 
     def submit(self, jobs: Sequence[Job], sink: Sink, whole: bool) -> Future[list[int]]:
-        """Queue the jobs of one request, all or none; the future has their tickets, or the engine's UserError.
-
-        `whole`: each sample is handed on once, when it is complete; else token by token.
-        """
+        """Queue a request's jobs, all or none; the future has tickets or a UserError. `whole`: samples come whole."""
 
         def add() -> list[int]:
             tickets: list[int] = []

@@ -41,11 +41,7 @@ FAREWELL = 10.0
 
 @dataclass(frozen=True)
 class Published:
-    """A version that the trainer has made: its result, and the result of loading it on the server.
-
-    `scores` are each server's logprobs of the canary, None if no server got the weights; `seconds` is the update's
-    time; `error` is the failure of the server.
-    """
+    """A version of the trainer: its result, the servers' logprobs of the canary, seconds and error of the update."""
 
     result: Result
     scores: Sequence[Sequence[float]] | None = None

@@ -31,11 +31,7 @@ SAY_AFTER = 60.0
 
 
 class TrainerLoop:
-    """Serves sessions until a run has come to its end.
-
-    `trainer.start(temperature, lag, rollouts, advantage)` makes the trainer of the initial model. `say` gets a line of
-    progress.
-    """
+    """Serves sessions until a run has come to its end. `trainer.start` makes the trainer of the initial model."""
 
     def __init__(
         self,

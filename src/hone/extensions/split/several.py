@@ -47,10 +47,7 @@ HELLO_SECONDS = 1.0
 
 
 class SeveralProcesses:
-    """Servers sample, and a trainer in other processes makes the updates; this one draws, grades and hands on.
-
-    `launched`: the launcher watches the trainer. `hello` and `servers` are set by `connect`.
-    """
+    """Servers sample, and a trainer in other processes makes the updates. `launched`: the launcher watches it."""
 
     def __init__(self, launched: bool) -> None:
         self.launched = launched

@@ -282,10 +282,7 @@ class FileTransport:
 
     @contextmanager
     def weights_dir(self, version: int, reserve: Callable[[Path], None] | None = None) -> Iterator[tuple[Path, bool]]:
-        """Yield (folder to write the weights of `version` to, True if it is in memory); others see it after the block.
-
-        It is in memory if the session has such a folder and `reserve` finds room there.
-        """
+        """Yield a folder for the weights of `version`, seen after the block; and if it is in memory, by `reserve`."""
         name, memory = f"{NEW_PREFIX}step_{version}", self._memory
         fresh = self._disk / name
         try:
